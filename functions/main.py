@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from knafka.dispatcher.function import Dispatcher
 from knafka.hosted import Hosted
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 from knafka.sensor.function import SensorFunction
 from knafka.serving import Receive, Scope, Send
 
@@ -31,7 +31,7 @@ class _Handled(Response):
         await self._hosted.handle(scope, receive, send)
 
 
-_RECEIVER = Hosted(Receiver())
+_RECEIVER = Hosted(ReceiverFunction())
 _DISPATCHER = Hosted(Dispatcher())
 _SENSOR = Hosted(SensorFunction())
 

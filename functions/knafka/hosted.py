@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Final
 
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka.serving import Function, Receive, Scope, Send, start_profiling
+from knafka.serving import Receive, Scope, Send, ServedFunction, start_profiling
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ TARGET: Final = "FUNCTION_TARGET"
 class Hosted:
     """A function under a foreign server, as func's contract has it (FN-2)."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: ServedFunction) -> None:
         self._function = function
         self._starting: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -114,9 +114,9 @@ def new() -> Hosted:
     """
     match os.environ.get(TARGET) or "receive":
         case "receive":
-            from knafka.receiver.function import Receiver
+            from knafka.receiver.function import ReceiverFunction
 
-            return Hosted(Receiver())
+            return Hosted(ReceiverFunction())
         case "dispatch":
             from knafka.dispatcher.function import Dispatcher
 

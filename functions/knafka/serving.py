@@ -47,7 +47,7 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Function(Protocol):
+class ServedFunction(Protocol):
     """func's contract (FN-2), as far as serving needs it."""
 
     async def start(self, environment: Mapping[str, str]) -> None: ...
@@ -76,7 +76,7 @@ class Function(Protocol):
         ...
 
 
-def asgi(function: Function, environment: Mapping[str, str]) -> Any:
+def asgi(function: ServedFunction, environment: Mapping[str, str]) -> Any:
     """The function as an ASGI application with a lifespan."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +89,7 @@ def asgi(function: Function, environment: Mapping[str, str]) -> Any:
 
 
 async def _lifespan(
-    function: Function,
+    function: ServedFunction,
     environment: Mapping[str, str],
     scope: Scope,
     receive: Receive,
@@ -124,7 +124,7 @@ def start_profiling(environment: Mapping[str, str]) -> None:
 
 
 def serve(
-    function: Function,
+    function: ServedFunction,
     *,
     protocol: type[asyncio.Protocol] | None = None,
     encrypted: type[asyncio.Protocol] | None = None,
@@ -161,7 +161,7 @@ def serve(
         timeout_graceful_shutdown=GRACEFUL_TIMEOUT,
     )
     if tls is None or encrypted is None:
-        server = _Server(config, function)
+        server = _FunctionServer(config, function)
     else:
         server = _TlsServer(config, function, tls, encrypted)
     server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
@@ -169,14 +169,14 @@ def serve(
         sys.exit(3)
 
 
-class _Server(uvicorn.Server):
+class _FunctionServer(uvicorn.Server):
     """uvicorn's server, which tells the function of a signal before it waits for connections.
 
     It looks about once a second, for the Date header, and ends when it is told to: uvicorn's own
     looks, ten a second, were half of what a dispatcher costs that waits for events.
     """
 
-    def __init__(self, config: uvicorn.Config, function: Function) -> None:
+    def __init__(self, config: uvicorn.Config, function: ServedFunction) -> None:
         super().__init__(config)
         self._function = function
         self._told = asyncio.Event()
@@ -199,13 +199,13 @@ class _Server(uvicorn.Server):
         self._told.set()
 
 
-class _TlsServer(_Server):
-    """A `_Server` with a second port, at which the function ends TLS itself."""
+class _TlsServer(_FunctionServer):
+    """A `_FunctionServer` with a second port, at which the function ends TLS itself."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        function: Function,
+        function: ServedFunction,
         tls: settings.Tls,
         protocol: type[asyncio.Protocol],
     ) -> None:

@@ -39,10 +39,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka.core.caller_tokens import CALLERS, SCRAPERS, Callers
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.caller_tokens import CALLERS, SCRAPERS, Callers
 
 INGRESSES: Final = "KNAFKA_INGRESSES"
 RECEIVER: Final = "KNAFKA_RECEIVER"
@@ -71,7 +71,7 @@ LEAVING: Final = 7.0
 replies that are being written, the group that is left."""
 
 if TYPE_CHECKING:
-    from knafka.core.sensor.contract import Sensor
+    from knafka.core.sensor.contract import SensorContract
 
 Environment = Mapping[str, str]
 
@@ -240,20 +240,20 @@ def shard(environment: Environment) -> Shard | None:
         raise InvalidDocument(SHARD, str(error)) from error
 
 
-def sensor(environment: Environment) -> Sensor:
+def sensor(environment: Environment) -> SensorContract:
     """Return the contract of a Sensor's function. Raises as `egress`."""
     # Here, as it brings time zones, which no other function needs.
-    from knafka.core.sensor.contract import Sensor
+    from knafka.core.sensor.contract import SensorContract
 
     text = _required(environment, SENSOR)
     try:
-        return parse_json(Sensor, text)
+        return parse_json(SensorContract, text)
     except InvalidDocument as error:
         raise InvalidDocument(SENSOR, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Drains:
+class DrainSettings:
     """How a dispatcher comes to drain, and stops."""
 
     service_url: str | None = None
@@ -269,7 +269,7 @@ def service_url(environment: Environment) -> str | None:
     return environment.get(SERVICE_URL) or None
 
 
-def drains(environment: Environment) -> Drains:
+def drains(environment: Environment) -> DrainSettings:
     """Return how the function drains. Raises `InvalidDocument` that names the variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
@@ -278,7 +278,7 @@ def drains(environment: Environment) -> Drains:
     if not grace.isdecimal() or len(grace) > 6 or int(grace) < 10:
         problem = f"invalid value: {grace:.80}: want whole seconds, 10 or more"
         raise InvalidDocument(GRACE_PERIOD, problem)
-    return Drains(service_url(environment), at_start == "true", int(grace) - LEAVING)
+    return DrainSettings(service_url(environment), at_start == "true", int(grace) - LEAVING)
 
 
 def _required(environment: Environment, name: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.core.kafka_oauth import MSK_REGION, MSK_ROLE_ARN, REGION, TOKEN_PROVIDER
+from knafka.core.kafka_settings.kafka_oauth import MSK_REGION, MSK_ROLE_ARN, REGION, TOKEN_PROVIDER
 
 log = logging.getLogger(__name__)
 

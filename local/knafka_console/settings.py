@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from knafka.core.caller_tokens import METRICS_TOKENS, parse_tokens
 from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_tokens
 from knafka.core.trace_url import trace_url
 
 

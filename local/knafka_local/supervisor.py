@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_client.declared.manifests import DeclaredObjects, Manifests

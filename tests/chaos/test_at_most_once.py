@@ -13,7 +13,7 @@ from chaos.test_no_event_is_lost import keep_draining
 from support import functions, traffic
 from support.waiting import until_settled
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Sink
 from knafka.ports.log import Record
 from knafka_local.kafka.kafka_server import KafkaServer

@@ -19,7 +19,7 @@ from support.kafka import Kafka, MakeTopic
 from support.trigger_world import TriggerWorld
 from support.waiting import until
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import origin_of

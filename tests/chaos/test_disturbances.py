@@ -22,7 +22,7 @@ from support.functions import FunctionProcess
 from support.gate import only_chaos
 from support.kafka import fill
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import documents, drain
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest

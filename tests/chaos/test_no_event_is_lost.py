@@ -14,7 +14,7 @@ import pytest
 from support import functions, traffic
 from support.gate import only_chaos
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Order, Sink
 from knafka.core.drain import DrainRequest
 from knafka_local.kafka.kafka_server import KafkaServer

@@ -25,7 +25,7 @@ from support.listener import Answer, Listener
 from support.sensors import Routed, SensorWorld
 from support.waiting import until_found, until_settled
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.drain import DrainRequest
 from knafka.core.sensor.conditions import parse

@@ -15,7 +15,7 @@ from support.sensors import SensorWorld
 
 from knafka.core.drain import DrainRequest
 from knafka.core.sensor.backtest import Backtest
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 
 pytestmark = pytest.mark.kafka
 
@@ -35,7 +35,7 @@ IDLE = 1.0
 """Seconds after which it sleeps."""
 
 
-def backtested(world: SensorWorld, sensor: Sensor) -> list[str]:
+def backtested(world: SensorWorld, sensor: SensorContract) -> list[str]:
     """What `knafka sensor test` says of what is on the bus."""
     fired = Backtest(sensor, lambda kind: None).play(world.past())
     return sorted(

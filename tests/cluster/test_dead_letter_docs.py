@@ -23,7 +23,7 @@ from support.installation import ARRIVAL, Installation, Subscriber
 from support.pages import Shell, block, blocks
 from support.s3 import Bucket
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.ports.log import Record
 from knafka_jobs.lookup.lookup_run import TableFiles

@@ -27,7 +27,7 @@ from support.installation import ARRIVAL, READY, ROOT, Installation, Subscriber
 from support.pages import block, blocks
 from support.secure_kafka import KafkaAccess
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 
 PAGE: Final = "how-to/deploy-with-func.md"
 PREBUILT, FROM_SOURCE = "knafka", "knafka-func"

@@ -13,7 +13,7 @@ from support.cluster import OPERATOR_NAMESPACE
 from support.installation import READY, Installation
 from support.mortal_kafka import MortalKafka
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 
 
 def _events(installed: Installation, namespace: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from support.installation import Installation
 from support.mortal_kafka import MortalKafka
 from support.steady_load import RATE, Load
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 
 OUTAGES = int(os.environ.get("KNAFKA_OUTAGES", "2"))
 LONGEST = 45.0 if OUTAGES > 2 else 12.0  # seconds of the longest outage: beyond every timeout

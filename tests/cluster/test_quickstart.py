@@ -18,7 +18,7 @@ import pytest
 from support.cluster import Cluster
 from support.installation import ARRIVAL, ROOT, Installation, Subscriber
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 

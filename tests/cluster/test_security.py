@@ -19,9 +19,9 @@ from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import READY, ROOT, Installation, Subscriber
 from support.secure_kafka import PASSWORD, KafkaAccess
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 
 KINDS: Final = {
     "PLAIN": "plain",

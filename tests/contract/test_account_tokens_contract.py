@@ -9,7 +9,7 @@ import pytest
 from support.memory.account_tokens import MemoryTokens
 from support.token_requests import giving_tokens, tokens_of
 
-from knafka.core.sink_tokens import EXPIRATION, Account
+from knafka.core.tokens.sink_tokens import EXPIRATION, Account
 from knafka.ports.account_tokens import AccountTokens, TokenUnavailable
 
 MAIL = Account("shop", "mailoidc-eventing.knative.dev-trigger")

@@ -11,7 +11,7 @@ from support.logs import SOON, Log, values
 
 from knafka.core.contract import MAX_EVENT_BYTES
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft
 
 
 async def test_an_append_is_reported_once_when_it_is_durable(log: Log) -> None:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 from support.loopback import LoopbackServer
 
-from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Response, Subscriber, Target
 

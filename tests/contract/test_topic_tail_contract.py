@@ -8,7 +8,7 @@ import pytest
 from support.logs import SOON, Log, values
 from support.memory.tail import MemoryTail
 
-from knafka.clients.kafka_tail import KafkaTail
+from knafka.clients.kafka.consumers.kafka_tail import KafkaTail
 from knafka.ports.log import Record, TopicTail
 
 

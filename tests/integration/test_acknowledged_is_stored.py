@@ -15,11 +15,11 @@ from confluent_kafka import KafkaError, Producer
 from support.fault_proxy import TOPIC, Fault, FaultProxy
 from support.waiting import until
 
-from knafka.clients import kafka_producer, kafka_writer
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers import kafka_producer, kafka_writer
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft
 from knafka_jobs.io.kafka import KafkaConnection
 from knafka_jobs.replay.send import ReplaySender
 from knafka_local.kafka.kafka_distribution import KafkaDistribution

@@ -9,7 +9,7 @@ import pytest
 from support.kafka import Kafka
 from support.letters import DeadLetters
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka_jobs.topic_offsets import BrokerName
 from knafka_operator.scale.dead_letters import UncompactedCounts

@@ -18,11 +18,11 @@ from support.memory.log import MemoryLog
 from support.operator_world import INSTALLATION, OperatorWorld, condition
 from support.waiting import until
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.ports.log import LogWriter
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
 
@@ -38,7 +38,7 @@ class World(OperatorWorld):
         super().__init__()
         self.kafka = kafka.bootstrap_servers
         self.admin = KafkaAdmin({"bootstrap.servers": self.kafka})
-        self.receivers: dict[str, Receiver] = {}
+        self.receivers: dict[str, ReceiverFunction] = {}
         """By namespace."""
         self.revisions: list[str] = []
         """Each that a receiver was started for."""
@@ -73,7 +73,7 @@ class World(OperatorWorld):
 
     async def _start(self, namespace: str, service: Mapping[str, Any]) -> None:
         container = service["spec"]["template"]["spec"]["containers"][0]
-        receiver = Receiver()
+        receiver = ReceiverFunction()
         await receiver.start({each["name"]: each["value"] for each in container["env"]})
         await until(lambda: receiver.ready()[0], within=START_TIMEOUT)
         before, self.receivers[namespace] = self.receivers.get(namespace), receiver

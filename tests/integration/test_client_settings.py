@@ -9,9 +9,9 @@ import pytest
 from support.kafka import Kafka, MakeTopic
 from support.logs import SOON, Owner
 
-from knafka.clients.kafka_connection import consumer_configuration, producer_configuration
-from knafka.clients.kafka_reader import KafkaReader
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.kafka_connection import consumer_configuration, producer_configuration
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import contract
 from knafka.core.errors import LogError
 

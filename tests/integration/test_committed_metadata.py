@@ -19,10 +19,10 @@ from confluent_kafka import (
 )
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients import kafka_group_consumer, kafka_membership
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_reader import KafkaReader
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_membership
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka_local.kafka.kafka_distribution import KafkaDistribution

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.kafka import Kafka
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import contract
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka_operator.decide.desired import Topic

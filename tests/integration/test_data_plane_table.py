@@ -17,7 +17,7 @@ from support.kafka import Kafka
 from support.scripted import CLOSE, Arrival, ScriptedServer, raw
 from support.trigger_world import TriggerWorld, drained
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery
 
 DELIVERED, FAILED, RETRIED = "delivered", "failed at once", "retried"

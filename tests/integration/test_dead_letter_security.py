@@ -20,7 +20,7 @@ from support.gate import only_chaos
 from support.letters import DeadLetters
 from support.secure_kafka import Authority, SecureKafka
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka_jobs import command_options, commands
 from knafka_jobs.command_options import CompactOptions, FailureSelection

@@ -12,9 +12,9 @@ from support.scripted import ScriptedServer, raw
 from support.trigger_world import Held, TriggerWorld, drained
 from support.waiting import until
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import KEPT_FOR_EVER, TopicSettings
-from knafka.core.kafka_binding import read
+from knafka.core.events.kafka_binding import read
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.kafka

@@ -18,7 +18,7 @@ from support.scripted import Arrival, ScriptedServer, raw
 from support.trigger_world import Held, TriggerWorld, drained
 from support.waiting import until
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order, Sink
 from knafka.core.drain import DrainRequest, Ended
 from knafka.settings import DRAIN_AT_START, EGRESS, GRACE_PERIOD

@@ -11,7 +11,7 @@ import pytest
 from support import functions, traffic
 from support.waiting import until
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainRequest
 from knafka_local.kafka.kafka_distribution import KafkaDistribution

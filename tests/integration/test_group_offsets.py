@@ -13,12 +13,12 @@ from confluent_kafka.admin._group import ConsumerGroupDescription
 from support.kafka import Kafka, MakeTopic
 from support.logs import Owner
 
-from knafka.clients import kafka_offsets
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_groups import COPY
-from knafka.clients.kafka_offsets import KafkaOffsets
-from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka.admin import kafka_offsets
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_groups import COPY
+from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import OffsetAndMetadata

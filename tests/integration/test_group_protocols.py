@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.ports.log import Commits, OffsetAndMetadata
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.kafka
 SOON = 30.0
 ASKING = """
 import asyncio, sys
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
 from knafka.core.errors import LogError
 
 async def repeat(ask):

@@ -22,7 +22,7 @@ from support.sensors import SensorWorld
 from support.waiting import until, until_found
 
 from knafka import hosted, settings
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import contract, documents
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Ingress, Sink

@@ -16,8 +16,8 @@ from support.requests import ingress
 from support.second_broker import second_broker
 from support.wire import connected
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 

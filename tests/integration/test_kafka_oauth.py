@@ -22,13 +22,13 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from support.logs import SOON, Owner
 from support.token_issuer import AUDIENCE, TokenIssuer
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection_configuration
-from knafka.clients.kafka_reader import KafkaReader
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.kafka_connection import connection_configuration
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.contract import Kafka
 from knafka.core.errors import LogError
-from knafka.core.kafka_secret import for_java
+from knafka.core.kafka_settings.kafka_secret import for_java
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer

@@ -25,9 +25,9 @@ from support.trigger_world import Held, drained
 from support.waiting import until
 from support.wire import connected
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection_configuration
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_connection import connection_configuration
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError

@@ -12,7 +12,7 @@ from support.kafka import Kafka, MakeTopic
 from support.trigger_world import Held, TriggerWorld
 from support.waiting import until, until_found
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Exact
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.drains import HttpDrains

@@ -16,8 +16,8 @@ from support.kafka import Kafka, MakeTopic
 from typer.testing import CliRunner
 
 from knafka.core import names
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka_cli.command_line import app
 from knafka_client.topics import ranges
 from knafka_operator.model.resources import CORE, EVENTING

@@ -10,8 +10,8 @@ from support.kafka import Kafka, MakeTopic
 from support.waiting import until
 
 from knafka.core.errors import LogError
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka_cli.events import searching
 from knafka_cli.events.searching import TopicSearch, holds_event_with

@@ -20,10 +20,10 @@ from confluent_kafka.admin import AdminClient
 from support.gate import only_chaos
 from support.waiting import until, until_found
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_liveness import SILENCE, Liveness
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_client import Connection
+from knafka.clients.kafka.kafka_liveness import SILENCE, Liveness
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka_client.sockets import free_port
 from knafka_local.kafka.kafka_distribution import KafkaDistribution

@@ -23,7 +23,7 @@ from support.scaling import NoSensors
 from support.second_broker import NODE_ID, second_broker
 from support.waiting import until
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError

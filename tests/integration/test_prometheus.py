@@ -35,7 +35,7 @@ from support.trigger_world import Held, TriggerWorld
 from support.waiting import until
 from support.wire import connected
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import BackoffPolicy, Delivery, Egress
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.core.errors import LogError

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients import kafka_writer
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.producers import kafka_writer
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 
 LINGER_MS = 9_000

@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.ports.log import Commits, OffsetAndMetadata
 
 pytestmark = pytest.mark.kafka

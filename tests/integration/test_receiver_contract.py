@@ -17,7 +17,7 @@ from support.requests import MINIMAL, channel
 from support.waiting import until
 from support.wire import Wire, connected
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.contract import Ingress
 from knafka.core.documents import dump

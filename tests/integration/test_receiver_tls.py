@@ -12,8 +12,8 @@ from support.receivers import running
 from support.waiting import until, until_found
 from support.web_certificates import WebAuthority, write
 
-from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.trust_bundles import TrustBundles
+from knafka.clients.http.http_subscriber import HttpSubscriber
+from knafka.clients.http.trust_bundles import TrustBundles
 from knafka.ports.subscriber import Target
 from knafka.settings import TLS, TLS_PORT
 from knafka_client.sockets import HOST, free_port

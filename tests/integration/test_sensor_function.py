@@ -9,7 +9,7 @@ from support import functions
 from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.drain import DrainRequest, Ended
 
 pytestmark = pytest.mark.kafka

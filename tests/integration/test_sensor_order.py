@@ -12,7 +12,7 @@ from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process, rest
 
 from knafka.core.sensor.backtest import Backtest
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 
 pytestmark = pytest.mark.kafka
 
@@ -29,7 +29,7 @@ TRIGGERS: Final[Sequence[dict[str, Any]]] = (
 )
 
 
-def backtested(world: SensorWorld, sensor: Sensor) -> list[str]:
+def backtested(world: SensorWorld, sensor: SensorContract) -> list[str]:
     """What `knafka sensor test` says of what is on the bus."""
     fired = Backtest(sensor, lambda kind: None).play(world.past())
     return sorted(

@@ -13,7 +13,7 @@ from support.kafka import Kafka
 from support.letters import DeadLetters
 from support.reports import sample_groups, sample_report
 
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core import contract, names
 from knafka_console.model.source import ArchiveName
 from knafka_console.sources.reports import ReportTopics

@@ -19,13 +19,13 @@ from support.functions import FunctionProcess
 from support.kafka import Kafka, MakeTopic, fill
 from support.traffic import Behaviour, CountingSubscriber, succeed
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.contract import Delivery, Egress, Shard, Sink
 from knafka.core.documents import dump
 from knafka.core.drain import ShardProgress
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.settings import DRAIN_AT_START, EGRESS, SHARD
 
 pytestmark = pytest.mark.kafka

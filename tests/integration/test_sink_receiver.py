@@ -10,8 +10,8 @@ from support.kafka import Kafka
 from support.receivers import running
 from support.requests import VALID
 
-from knafka.core.http_binding import record_of
-from knafka.core.kafka_binding import in_structured_mode
+from knafka.core.events.http_binding import record_of
+from knafka.core.events.kafka_binding import in_structured_mode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 

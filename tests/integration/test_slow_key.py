@@ -9,7 +9,7 @@ import pytest
 from support import functions, traffic
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
 from knafka.core.drain import DrainRequest

@@ -9,10 +9,10 @@ from collections import defaultdict
 import pytest
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft
 
 pytestmark = pytest.mark.kafka
 

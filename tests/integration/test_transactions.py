@@ -1,4 +1,4 @@
-"""Transactions on a real Kafka that says no, or nothing: `knafka.clients.kafka_transactions`."""
+"""Transactions on a real Kafka that refuses or is silent: `kafka_transactions`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from support.transactions import (
     wait_until,
 )
 
-from knafka.clients import kafka_bounded_reader, kafka_transactional_producer
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.clients.kafka.consumers import kafka_bounded_reader
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.producers import kafka_transactional_producer
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.errors import LogError
 from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.transactions import Output, Partition, RecordTooLarge, TransactionAborted
@@ -146,7 +147,7 @@ def test_what_is_assigned_waits_for_offsets_of_a_transaction_under_way(
 _KILLED = """
 import sys, time
 from confluent_kafka import Producer
-from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.ports.transactions import Output
 
 class Claims:

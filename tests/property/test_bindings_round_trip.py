@@ -13,10 +13,10 @@ from cloudevents.http import CloudEvent, from_http
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core import json_format
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event, is_uri_reference, key_of, validate
-from knafka.core.http_binding import (
+from knafka.core.events import json_format
+from knafka.core.events.event import Event, is_uri_reference, key_of, validate
+from knafka.core.events.http_binding import (
     HttpHeaders,
     _read_carefully,  # what the fast path must agree with
     decode,
@@ -28,7 +28,7 @@ from knafka.core.http_binding import (
     request_of,
     text_of,
 )
-from knafka.core.kafka_binding import Draft, fits_binary, in_structured_mode, read, to_record
+from knafka.core.events.kafka_binding import Draft, fits_binary, in_structured_mode, read, to_record
 
 legal_text = st.text(st.characters(exclude_categories=("Cc", "Cs", "Cn")), max_size=20)
 plain_text = st.text(

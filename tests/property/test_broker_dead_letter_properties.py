@@ -20,7 +20,7 @@ from support.memory.tail import memory_dead_letters
 from knafka.core.dead_letter import origin_of
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
-from knafka.dispatcher.drain import Drain
+from knafka.dispatcher.engine.drain import Drain
 from knafka.ports.log import Commits
 
 TRIGGERS = 3

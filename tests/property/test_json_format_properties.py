@@ -7,10 +7,10 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from knafka.core import json_format, json_records
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event, is_timestamp, is_valid_1_0, problems_of
-from knafka.core.http_binding import MAX_BATCH, _structured_carefully
+from knafka.core.events import json_format, json_records
+from knafka.core.events.event import Event, is_timestamp, is_valid_1_0, problems_of
+from knafka.core.events.http_binding import MAX_BATCH, _structured_carefully
 
 NAMES = st.sampled_from(
     ["specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema",

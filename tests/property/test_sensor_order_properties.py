@@ -27,7 +27,7 @@ from support.memory_sensors import (
 )
 
 from knafka.core.documents import parse
-from knafka.core.kafka_binding import read
+from knafka.core.events.kafka_binding import read
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import SensorTrigger
 from knafka.core.sensor.duplicates import Seen

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.sensors import event
 
-from knafka.core.sensor.conditions import Condition, parse
+from knafka.core.sensor.conditions import TriggerCondition, parse
 from knafka.core.sensor.held import Held, HeldEvent
 from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule, due, expire, expires, step
@@ -76,7 +76,11 @@ def _event(number: int, each: Came, scale: int = 1) -> HeldEvent:
 
 
 def _brute_force(
-    condition: Condition, means: Predicate, within: int | None, resets: bool, events: list[Came]
+    condition: TriggerCondition,
+    means: Predicate,
+    within: int | None,
+    resets: bool,
+    events: list[Came],
 ) -> list[list[int]]:
     """The numbers of the events of each firing, from the whole history at each event."""
     firings: list[list[int]] = []

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core.sink_tokens import EXPIRATION, LAST_AGAIN, IssuedToken, SinkToken
+from knafka.core.tokens.sink_tokens import EXPIRATION, LAST_AGAIN, IssuedToken, SinkToken
 
 WAITS = st.floats(0.0, 4000.0, allow_nan=False)
 STEPS = st.lists(

@@ -28,11 +28,11 @@ from support.scaling import NoSensors
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
-from knafka.dispatcher.broker_letters import BrokerDeadLetters
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.drain import Drain
+from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.drain import Drain
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.dispatcher.shared.topic import SharedTopic

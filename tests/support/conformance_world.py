@@ -18,7 +18,7 @@ from support.installation import EVENTING
 from support.listener import Listener
 from support.watched import Watched, violations
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.ports.log import Record
 from testcluster import settings
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from knafka.core.event import Event
+from knafka.core.events.event import Event
 from knafka_client.sockets import HOST, listen, port_of
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_client.topics.dead_letters import StoredDeadLetter

@@ -16,12 +16,12 @@ from knafka.core import names
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
-from knafka.core.event import Event
-from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
-from knafka.dispatcher.at_most_once import AtMostOnceDrain
-from knafka.dispatcher.drain import Drain, OpenReader
-from knafka.dispatcher.tracing import EgressTracing
-from knafka.dispatcher.turn_limit import TurnLimit
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read, to_record
+from knafka.dispatcher.engine.at_most_once import AtMostOnceDrain
+from knafka.dispatcher.engine.drain import Drain, OpenReader
+from knafka.dispatcher.engine.tracing import EgressTracing
+from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.ports.log import TopicMaker
 from knafka.ports.subscriber import Response, Target
 from knafka.tracing.spans import Tracer

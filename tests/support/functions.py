@@ -19,7 +19,7 @@ from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Ingress
 from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, SENSOR
 
 
@@ -114,7 +114,7 @@ def dispatcher(egress: Egress, log: Path) -> FunctionProcess:
     return FunctionProcess("knafka.dispatcher", {EGRESS: json.dumps(dump(egress))}, log)
 
 
-def sensor(of: Sensor, log: Path) -> FunctionProcess:
+def sensor(of: SensorContract, log: Path) -> FunctionProcess:
     return FunctionProcess("knafka.sensor", {SENSOR: json.dumps(dump(of))}, log)
 
 

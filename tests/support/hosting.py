@@ -8,13 +8,13 @@ from typing import Any
 from support.memory.log import MemoryLog
 from support.requests import MINIMAL, PATH, Headers
 
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 
 
 class Hosted:
     """A started receiver on a log in memory, and what it sent."""
 
-    def __init__(self, log: MemoryLog, receiver: Receiver) -> None:
+    def __init__(self, log: MemoryLog, receiver: ReceiverFunction) -> None:
         self.log = log
         self.receiver = receiver
         self.sent: list[MutableMapping[str, Any]] = []

@@ -22,8 +22,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.gate import IN_CI
 
-from knafka.core.event import Event
-from knafka.core.kafka_binding import RecordHeaders, to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import RecordHeaders, to_record
 from knafka_local.kafka.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
 from knafka_local.kafka.kafka_server import KafkaServer
 

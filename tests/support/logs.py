@@ -20,15 +20,15 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_member import KafkaMember
-from knafka.clients.kafka_offsets import KafkaOffsets
-from knafka.clients.kafka_positioned import KafkaPositionedReader
-from knafka.clients.kafka_reader import KafkaReader
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_member import KafkaMember
+from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import (

@@ -17,9 +17,9 @@ from support.sensors import Routed, routed_in
 
 from knafka.core.documents import parse
 from knafka.core.errors import LogError
-from knafka.core.event import Event
-from knafka.core.kafka_binding import RecordHeaders, to_record
-from knafka.core.sensor.contract import Sensor
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import RecordHeaders, to_record
+from knafka.core.sensor.contract import SensorContract
 from knafka.sensor.processor import Processor
 from knafka.tracing.spans import Tracer
 
@@ -82,9 +82,9 @@ class Letter(NamedTuple):
         return [each["id"] for each in json.loads(self.value or b"")["events"]]
 
 
-def sensor(generation: int, without: Sequence[str] = (), **more: Any) -> Sensor:
+def sensor(generation: int, without: Sequence[str] = (), **more: Any) -> SensorContract:
     declared = parse(
-        Sensor,
+        SensorContract,
         {
             "namespace": "shop",
             "name": "sensor",

@@ -22,9 +22,9 @@ from support.memory.log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Ingress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Holding, ShardProgress
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.names import CONTRACTS
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.ports.log import LogWriter, Reported
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
@@ -59,7 +59,7 @@ class QuietDrains:
             self.held[trigger_id] -= 1
 
     async def hold_sensor(
-        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+        self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         self.held[sensor_id] += 1
         try:

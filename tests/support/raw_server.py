@@ -16,8 +16,8 @@ import pytest
 import uvloop
 from support.loopback import LoopbackServer
 
-from knafka.clients import http_connection
-from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.http import http_connection
+from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.ports.subscriber import Response, Target
 
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"

@@ -15,7 +15,7 @@ from support.requests import (
 )
 from support.wire import Wire, connected
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.ports.log import Record
 
 LIMIT = 300_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from knafka.core.contract import Ingress, Kafka
-from knafka.core.event import REQUIRED
+from knafka.core.events.event import REQUIRED
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 

@@ -11,7 +11,7 @@ import pytest
 
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.scaler import BUDGET, Scaler
@@ -160,7 +160,7 @@ class NoSensors:
     """What no test here asks for."""
 
     def hold_sensor(
-        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+        self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         raise NotImplementedError
 

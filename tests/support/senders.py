@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from knafka.clients.api_server_keys import parse_keys
+from knafka.clients.kubernetes.api_server_keys import parse_keys
 from knafka.ports.signing_keys import SigningKey
 
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"

@@ -18,15 +18,15 @@ from confluent_kafka import (
 )
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.documents import parse
-from knafka.core.event import Event
-from knafka.core.kafka_binding import read, to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import read, to_record
 from knafka.core.sensor.backtest import PastEvent
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.order import Place
-from knafka.core.sensor.rules import Rule, Step, step
+from knafka.core.sensor.rules import Rule, RuleStep, step
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.sensor.processor import Processor
 
@@ -35,7 +35,7 @@ def event(dependency: str, identity: str, at: int, offset: int) -> HeldEvent:
     return HeldEvent(dependency, identity, at, offset, identity.encode())
 
 
-def played(rule: Rule, events: str) -> Step:
+def played(rule: Rule, events: str) -> RuleStep:
     """What is held and has fired after `a1@3 b1@5`: the dependency's letter and a number, and the
     time; in the order in which they come."""
     held: Held = ()
@@ -45,7 +45,7 @@ def played(rule: Rule, events: str) -> Step:
         after = step(rule, held, event(identity[0], identity, int(at), offset))
         held = after.held
         firings += after.firings
-    return Step(held, tuple(firings))
+    return RuleStep(held, tuple(firings))
 
 
 class Routed(NamedTuple):
@@ -90,7 +90,7 @@ class SensorWorld:
         triggers: Mapping[str, str] | Sequence[Mapping[str, object]],
         dependencies: str = "abcd",
         generation: int = 1,
-    ) -> Sensor:
+    ) -> SensorContract:
         """`triggers`: conditions by name, or whole documents. A dependency is named like the type
         of its events."""
         if isinstance(triggers, Mapping):
@@ -112,9 +112,9 @@ class SensorWorld:
             ],
             "triggers": list(triggers),
         }
-        return parse(Sensor, document)
+        return parse(SensorContract, document)
 
-    def processor(self, sensor: Sensor, transactional_id: str | None = None) -> Processor:
+    def processor(self, sensor: SensorContract, transactional_id: str | None = None) -> Processor:
         """One process's part."""
         identity = transactional_id or f"{self.group}-{uuid.uuid4().hex[:8]}"
 

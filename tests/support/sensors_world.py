@@ -14,9 +14,9 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
-from knafka.core.event import Event
-from knafka.core.kafka_binding import read, to_record
-from knafka.core.sensor.contract import Sensor as SensorContract
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import read, to_record
+from knafka.core.sensor.contract import SensorContract as SensorContract
 from knafka.sensor.processor import Processor
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR

@@ -22,7 +22,7 @@ from support.functions import FunctionProcess
 from support.kafka import fill
 from support.traffic import CountingSubscriber
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.contract import Delivery, Egress, Shard, Sink
 from knafka.core.documents import dump

@@ -16,9 +16,9 @@ from typing import Any
 
 from support.loopback import LoopbackServer
 
-from knafka.clients.api_server import ask_with_credentials, own_audiences
-from knafka.clients.api_server_tokens import ApiServerTokens
-from knafka.core.sink_tokens import Account
+from knafka.clients.kubernetes.api_server import ask_with_credentials, own_audiences
+from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
+from knafka.core.tokens.sink_tokens import Account
 from knafka_operator.runtime.webhooks import make_certificate
 
 NAME = "localhost"

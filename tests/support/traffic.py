@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from support.loopback import LoopbackServer
 
-from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Target
 

@@ -24,8 +24,8 @@ from support.memory.log import MemoryLog
 from support.memory.records import Undecided
 from support.memory.transactions import MemoryTransactions
 
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Claims, Partition, TransactionalLog
 

@@ -12,12 +12,12 @@ from confluent_kafka import Producer
 from support.functions import FunctionProcess, dispatcher, drain
 from support.kafka import Kafka, MakeTopic, transact
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.core.event import Event
-from knafka.core.kafka_binding import RecordHeaders, read, to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import RecordHeaders, read, to_record
 
 SHORT = DrainRequest(idle=1.0)
 LONG = DrainRequest(idle=300.0)

@@ -16,9 +16,9 @@ from support.api_keys import serving_tls
 from support.replacing import replace_in
 from support.senders import EC_KEY, EC_KEY_ID, ISSUER, KEY_ID, KEYS, NOW, RSA_KEY, jwk, jwks
 
-from knafka.clients import api_server_keys
-from knafka.clients.api_server import MAX_BYTES
-from knafka.clients.api_server_keys import (
+from knafka.clients.kubernetes import api_server_keys
+from knafka.clients.kubernetes.api_server import MAX_BYTES
+from knafka.clients.kubernetes.api_server_keys import (
     AGAIN,
     DISCOVERY,
     INTERVAL,
@@ -30,8 +30,8 @@ from knafka.clients.api_server_keys import (
     fetch_with_credentials,
     parse_keys,
 )
-from knafka.core.auth_tokens import LEEWAY
 from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.auth_tokens import LEEWAY
 
 OLD = 0.0
 """When a token was issued, long before the keys were read."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.token_requests import OWN_AUDIENCE, TokenApi, giving_tokens, token_for, tokens_of
 
-from knafka.clients.api_server_tokens import ApiServerTokens
-from knafka.core.sink_tokens import EXPIRATION, Account
+from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
+from knafka.core.tokens.sink_tokens import EXPIRATION, Account
 from knafka.ports.account_tokens import TokenUnavailable
 
 MAIL = Account("shop", "mail")

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from knafka.core import kafka_binding
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import MAX_ATTRIBUTES, REQUIRED
-from knafka.core.http_binding import record_of, reply_of
-from knafka.core.kafka_binding import CONTENT_TYPE
+from knafka.core.events import kafka_binding
+from knafka.core.events.event import MAX_ATTRIBUTES, REQUIRED
+from knafka.core.events.http_binding import record_of, reply_of
+from knafka.core.events.kafka_binding import CONTENT_TYPE
 
 STRUCTURED = "application/cloudevents+json"
 EVENT = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}

@@ -10,12 +10,12 @@ import pytest
 from support.memory.account_tokens import MemoryTokens
 from support.scripted import Arrival, ScriptedServer, raw
 
-from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.errors import InvalidDocument
-from knafka.core.sink_tokens import Account
+from knafka.core.tokens.sink_tokens import Account
 from knafka.dispatcher import connecting
-from knafka.dispatcher.authorizing import AuthorizedSubscriber, SinkTokens
+from knafka.dispatcher.engine.authorizing import AuthorizedSubscriber, SinkTokens
 from knafka.dispatcher.function import sink_tokens
 from knafka.ports.subscriber import Target
 
@@ -68,7 +68,8 @@ def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
         "from pathlib import Path\n"
         "folder = Path('/var/run')\n"
         "assert function.sink_tokens(None, folder) is None\n"
-        "wanted = {'knafka.dispatcher.authorizing', 'knafka.clients.api_server', 'jwt'}\n"
+        "wanted = {'knafka.dispatcher.engine.authorizing',"
+        " 'knafka.clients.kubernetes.api_server', 'jwt'}\n"
         "assert not wanted & sys.modules.keys()\n"
         "assert function.sink_tokens('https://kubernetes.default.svc', folder) is not None\n"
         "assert 'jwt' not in sys.modules\n"

@@ -10,11 +10,11 @@ import pytest
 from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import PATH, ingress
 
-from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, LogError, LogFull
-from knafka.core.event import Event
-from knafka.core.http_binding import MAX_BATCH, record_of
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.http_binding import MAX_BATCH, record_of
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.ports.log import Reported
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler, Limits

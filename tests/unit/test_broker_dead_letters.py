@@ -28,11 +28,15 @@ from knafka.core.dead_letter import Failure, Origin, dead_letter_of, origin_of
 from knafka.core.delivery import Done, Reason, Retry
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import Draft
-from knafka.dispatcher import broker_letters
-from knafka.dispatcher.appending import DeadLetterTopic, append
-from knafka.dispatcher.broker_letters import DELAY_AFTER_OTHERS, TURN_WINDOW, BrokerDeadLetters
-from knafka.dispatcher.drain import Drain
+from knafka.core.events.kafka_binding import Draft
+from knafka.dispatcher.engine import broker_letters
+from knafka.dispatcher.engine.appending import DeadLetterTopic, append
+from knafka.dispatcher.engine.broker_letters import (
+    DELAY_AFTER_OTHERS,
+    TURN_WINDOW,
+    BrokerDeadLetters,
+)
+from knafka.dispatcher.engine.drain import Drain
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.looptime

@@ -17,7 +17,10 @@ from support.memory.log import MemoryLog, MemoryWriter
 from support.scaling import egress
 
 from knafka.contract_topic import Contract
-from knafka.core.caller_tokens import (
+from knafka.core.documents import dump
+from knafka.core.drain import DrainRequest, Ended
+from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.caller_tokens import (
     CALLERS,
     MAX_HEADER_BYTES,
     MAX_VERIFIERS,
@@ -26,9 +29,6 @@ from knafka.core.caller_tokens import (
     token_of,
     verifier_of,
 )
-from knafka.core.documents import dump
-from knafka.core.drain import DrainRequest, Ended
-from knafka.core.errors import InvalidDocument
 from knafka.draining.lease import RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.receiver.answers import Answer

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from knafka.clients import kafka_group_consumer, kafka_producer
-from knafka.clients.kafka_group_consumer import GroupProtocol
-from knafka.clients.kafka_membership import Membership
-from knafka.clients.kafka_producer import ReplaceableProducer
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.consumers import kafka_group_consumer
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_membership import Membership
+from knafka.clients.kafka.producers import kafka_producer
+from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.numbering import Numbering
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from knafka.core.client_settings import (
+from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_settings.client_settings import (
     CONSUMER,
     PRODUCER,
     REFUSED,
@@ -14,7 +15,6 @@ from knafka.core.client_settings import (
     for_librdkafka,
     given,
 )
-from knafka.core.errors import InvalidDocument
 
 GOOD = {
     "client.rack": "eu-west-1a",

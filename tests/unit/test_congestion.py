@@ -11,14 +11,14 @@ from support.drains import DEAD, Request, World, id_of, response, until
 from knafka.core.contract import Delivery
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.errors import DeliveryError
-from knafka.dispatcher.congestion import (
+from knafka.dispatcher.engine.congestion import (
     EVENTS_TO_OPEN,
     FAILURES_TO_OPEN,
     MAX_PACE,
     PROBES,
     CongestionControl,
 )
-from knafka.dispatcher.workers import READY_ENOUGH
+from knafka.dispatcher.engine.workers import READY_ENOUGH
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

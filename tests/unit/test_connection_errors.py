@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from knafka.core.connection_errors import ConnectionErrors
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 
 
 @dataclass(frozen=True)

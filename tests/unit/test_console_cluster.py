@@ -11,11 +11,11 @@ from support.console_cluster import PODS, TOPIC, console_cluster, metrics, ready
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.core import json_format
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import to_record
+from knafka.core.events import json_format
+from knafka.core.events.kafka_binding import to_record
 from knafka.core.names import (
     broker_dead_letter_topic,
     dead_letter_topic,

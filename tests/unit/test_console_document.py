@@ -11,13 +11,13 @@ from support.console import letter, row, subscription, trigger
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.core import json_format
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka.core.documents import parse
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.core.names import replay_topic
 from knafka_client.declared.manifests import DeclaredObjects, Manifests
 from knafka_client.state.installation import RunningState

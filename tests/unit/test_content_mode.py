@@ -13,8 +13,8 @@ from support.waiting import until
 
 from knafka.core.contract import Ingress
 from knafka.core.documents import dump
-from knafka.core.http_binding import record_of
-from knafka.core.kafka_binding import read
+from knafka.core.events.http_binding import record_of
+from knafka.core.events.kafka_binding import read
 from knafka.observability import ingress_labels
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler

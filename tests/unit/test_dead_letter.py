@@ -19,8 +19,8 @@ from knafka.core.dead_letter import (
     logged_attempts,
 )
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.http_binding import record_of, request_of
-from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.events.http_binding import record_of, request_of
+from knafka.core.events.kafka_binding import RecordHeaders, read
 
 ORIGIN = Origin("shop", "default", "orders", "knative-broker-shop-default", 3, 42)
 HEADERS = [

@@ -363,4 +363,4 @@ def test_a_cold_start_imports_no_admin_client() -> None:
     ran = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     modules = set(ran.stdout.split())
     assert "knafka.dispatcher.function" in modules
-    assert not modules & {"knafka.clients.kafka_admin", "confluent_kafka.admin"}
+    assert not modules & {"knafka.clients.kafka.admin.kafka_admin", "confluent_kafka.admin"}

@@ -20,11 +20,11 @@ from support.drains import (
 from support.spans import Recorded
 
 from knafka.core.contract import AttributesFilter, Delivery
-from knafka.dispatcher import sender
+from knafka.dispatcher.engine import sender
 from knafka.observability import RateLimitedFilter
 from knafka.ports.subscriber import Response
 from knafka.tracing.context import decode
-from knafka.tracing.spans import Kind
+from knafka.tracing.spans import SpanKind
 
 pytestmark = pytest.mark.looptime
 
@@ -58,7 +58,7 @@ async def test_an_events_attempt_is_below_its_filter_below_the_receiver() -> Non
     assert recorded.parent_of("filter") == decode(PARENT)
     assert recorded.parent_of("attempt") == "filter"
     attempt = recorded.one("attempt")
-    assert (attempt.kind, attempt.error) == (Kind.CLIENT, None)
+    assert (attempt.kind, attempt.error) == (SpanKind.CLIENT, None)
     assert attempt.attributes == {
         "messaging.system": "knative",
         "messaging.destination": "trigger:trigger.ns",
@@ -140,7 +140,7 @@ async def test_a_dead_letter_in_the_topic_is_below_the_filter() -> None:
     await world.run()
     assert recorded.names == ["filter", "attempt", "dead-letter"]
     assert recorded.parent_of("dead-letter") == "filter"
-    assert recorded.one("dead-letter").kind is Kind.PRODUCER
+    assert recorded.one("dead-letter").kind is SpanKind.PRODUCER
 
 
 async def test_a_dead_letter_to_a_sink_tells_the_sink() -> None:
@@ -149,7 +149,7 @@ async def test_a_dead_letter_to_a_sink_tells_the_sink() -> None:
     world.send("1", passed=TRACE)
     await world.run()
     span = recorded.one("dead-letter")
-    assert (span.kind, span.attributes["url.full"]) == (Kind.CLIENT, SINK)
+    assert (span.kind, span.attributes["url.full"]) == (SpanKind.CLIENT, SINK)
     assert recorded.parent_of("dead-letter") == "filter"
     post = world.subscriber.posts[-1]
     assert decode(post.request.header(b"traceparent")) == span.context

@@ -14,7 +14,7 @@ from support.memory.log import MemoryReader
 from knafka.core.contract import Delivery, Exact, SharedEgress
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
-from knafka.dispatcher.at_most_once import CONFIRM_TIMEOUT, ConfirmedReader
+from knafka.dispatcher.engine.at_most_once import CONFIRM_TIMEOUT, ConfirmedReader
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.subscriber import Response
 

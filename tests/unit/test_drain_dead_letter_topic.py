@@ -12,8 +12,8 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 
 from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, TopicSettings
-from knafka.core.kafka_binding import Draft
-from knafka.dispatcher.appending import DeadLetterTopic, append
+from knafka.core.events.kafka_binding import Draft
+from knafka.dispatcher.engine.appending import DeadLetterTopic, append
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

@@ -12,7 +12,7 @@ from support.memory.log import MemoryReader
 from knafka.core.contract import Delivery
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
-from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT
+from knafka.dispatcher.engine.drain import JOIN_PATIENCE, REVOKE_TIMEOUT
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.subscriber import Response
 

@@ -13,10 +13,10 @@ from support.memory.records import MemoryRecord
 
 from knafka.core.contract import Delivery
 from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, logged_attempts
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.dispatcher import parsing, sender
-from knafka.dispatcher.pending import PendingEvent
+from knafka.dispatcher.engine import parsing, sender
+from knafka.dispatcher.engine.pending import PendingEvent
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

@@ -23,10 +23,10 @@ from support.memory.log import MemoryReader
 
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
-from knafka.dispatcher import drain as drains
-from knafka.dispatcher import workers
-from knafka.dispatcher.drain import REVOKE_TIMEOUT
-from knafka.dispatcher.turn_limit import TurnLimit
+from knafka.dispatcher.engine import drain as drains
+from knafka.dispatcher.engine import workers
+from knafka.dispatcher.engine.drain import REVOKE_TIMEOUT
+from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 

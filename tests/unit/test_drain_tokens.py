@@ -10,8 +10,8 @@ from support.drains import SINK, SUBSCRIBER, Request, World, response
 from support.memory.account_tokens import MemoryTokens
 
 from knafka.core.contract import Delivery, Order, Sink
-from knafka.core.sink_tokens import Account
-from knafka.dispatcher.authorizing import AuthorizedSubscriber, SinkTokens
+from knafka.core.tokens.sink_tokens import Account
+from knafka.dispatcher.engine.authorizing import AuthorizedSubscriber, SinkTokens
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

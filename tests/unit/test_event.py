@@ -3,7 +3,7 @@
 import pytest
 
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import (
+from knafka.core.events.event import (
     Attributes,
     is_timestamp,
     is_uri_reference,

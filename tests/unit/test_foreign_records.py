@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from knafka.core import kafka_binding
 from knafka.core.contract import Conversion
-from knafka.core.foreign_records import RecordPosition, as_event, key_text
-from knafka.core.kafka_binding import Envelope
+from knafka.core.events import kafka_binding
+from knafka.core.events.foreign_records import RecordPosition, as_event, key_text
+from knafka.core.events.kafka_binding import Envelope
 
 SOURCE = "/apis/v1/namespaces/shop/kafkasources/orders"
 MADE = {

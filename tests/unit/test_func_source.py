@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.function import Dispatcher
 from knafka.hosted import TARGET, new
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 from knafka.sensor.function import SensorFunction
 
 ROOT = Path(__file__).parents[2]
@@ -83,8 +83,8 @@ def test_func_needs_no_functions_framework_and_imports_one_function(target: str)
 @pytest.mark.parametrize(
     ("target", "function"),
     [
-        ("", Receiver),
-        ("receive", Receiver),
+        ("", ReceiverFunction),
+        ("receive", ReceiverFunction),
         ("dispatch", Dispatcher),
         ("sense", SensorFunction),
     ],

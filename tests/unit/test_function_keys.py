@@ -11,7 +11,7 @@ from support.operator_world import OperatorWorld, running_operator
 from support.sharing import SERVICE, SHARED, SHOP, declare
 from support.waiting import until
 
-from knafka.core.caller_tokens import CALLERS, Callers
+from knafka.core.tokens.caller_tokens import CALLERS, Callers
 from knafka_operator.decide import rolls, services
 from knafka_operator.model.cluster import ClusterError, decoded_secret
 from knafka_operator.model.resources import CORE, SERVING

@@ -13,11 +13,11 @@ from confluent_kafka import Consumer
 from support.hostile_kafka import hostile_kafka
 from support.operator_world import condition, running_operator
 
-from knafka.clients import kafka_whole_topic
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import ASKING, open_client
-from knafka.clients.kafka_whole_topic import ODD_RECORD_BYTES, read_whole
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers import kafka_whole_topic
+from knafka.clients.kafka.consumers.kafka_whole_topic import ODD_RECORD_BYTES, read_whole
+from knafka.clients.kafka.kafka_client import ASKING, open_client
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decide.kafka_servers import check_servers
 from knafka_operator.decide.status import NotReady
@@ -31,7 +31,7 @@ ENVIRONMENT = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "registry/functions
 PROGRAM = """
 import asyncio, os, resource, sys
 from typing import Any, cast
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.errors import LogError
 from knafka_operator.scale.kafka_clusters import KafkaClusters
 

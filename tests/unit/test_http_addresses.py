@@ -12,8 +12,8 @@ import pytest
 from support.loopback import HOST, LoopbackServer
 from support.scaling import SHARD, egress
 
-from knafka.clients.http_pool import Refusal
-from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.http.http_pool import Refusal
+from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.core import addresses, documents
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.errors import DeliveryError, InvalidDocument

@@ -4,10 +4,10 @@ from typing import Literal
 
 import pytest
 
-from knafka.core import json_format
 from knafka.core.errors import BatchedContent, InvalidEvent, UnsupportedContentMode
-from knafka.core.event import Event
-from knafka.core.http_binding import (
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.http_binding import (
     HttpHeaders,
     decode,
     encode,
@@ -17,7 +17,7 @@ from knafka.core.http_binding import (
     reply_of,
     request_of,
 )
-from knafka.core.kafka_binding import Draft, Envelope, read, to_record
+from knafka.core.events.kafka_binding import Draft, Envelope, read, to_record
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}
 REQUIRED = [

@@ -25,8 +25,8 @@ from support.raw_server import (
     silent,
 )
 
-from knafka.clients import http_connection, http_pool
-from knafka.clients.http_subscriber import about_max_age
+from knafka.clients.http import http_connection, http_pool
+from knafka.clients.http.http_subscriber import about_max_age
 from knafka.core.errors import DeliveryError
 
 pytestmark = pytest.mark.usefixtures("idle_connections_stay")

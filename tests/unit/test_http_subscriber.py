@@ -22,7 +22,7 @@ from support.raw_server import (
     serving,
 )
 
-from knafka.clients.http_connection import MAX_HEAD_BYTES
+from knafka.clients.http.http_connection import MAX_HEAD_BYTES
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Response
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from knafka.core import json_format
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.records import trigger_of

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from knafka.core import json_format
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
 
 VALID = '"specversion":"1.0","id":"1","source":"/a","type":"t"'
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from knafka.clients.kafka_acls import named, needing
-from knafka.clients.kafka_client import log_error_of
+from knafka.clients.kafka.kafka_acls import named, needing
+from knafka.clients.kafka.kafka_client import log_error_of
 from knafka.core.errors import LogError
 
 NEEDS: dict[str, Any] = {

@@ -3,8 +3,16 @@
 import pytest
 
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
-from knafka.core.event import Event
-from knafka.core.kafka_binding import BoundedCache, Draft, Envelope, Mode, mode_of, read, to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import (
+    BoundedCache,
+    Draft,
+    Envelope,
+    Mode,
+    mode_of,
+    read,
+    to_record,
+)
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}
 HEADERS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka.clients.kafka_connection import (
+from knafka.clients.kafka.kafka_connection import (
     connection_configuration,
     consumer_configuration,
     producer_configuration,

@@ -7,7 +7,7 @@ import logging
 import pytest
 from confluent_kafka import KafkaError
 
-from knafka.clients.kafka_client import log_error, log_error_of
+from knafka.clients.kafka.kafka_client import log_error, log_error_of
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,15 @@ from confluent_kafka import TopicPartition
 from support.lookups import only_look_ups
 from support.replacing import replace_in
 
-from knafka.clients import kafka_groups
-from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _CachedEnds, _DescribedTopic
-from knafka.clients.kafka_groups import MAX_REMEMBERED, KafkaGroups, remembered
-from knafka.clients.kafka_requests import AdminCalls
+from knafka.clients.kafka.admin import kafka_groups
+from knafka.clients.kafka.admin.kafka_admin import (
+    ENDS_REMEMBERED,
+    KafkaAdmin,
+    _CachedEnds,
+    _DescribedTopic,
+)
+from knafka.clients.kafka.admin.kafka_groups import MAX_REMEMBERED, KafkaGroups, remembered
+from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 

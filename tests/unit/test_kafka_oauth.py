@@ -11,7 +11,7 @@ from support.replacing import replace_in
 
 from knafka import tokens
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_java, for_librdkafka
 from knafka.tokens import with_tokens
 
 ENDPOINT = "https://login.example.com/token"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from knafka.core.errors import InvalidDocument
-from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_java, for_librdkafka
 
 SCRAM = {
     "protocol": "SASL_SSL",

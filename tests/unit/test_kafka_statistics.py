@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from knafka.clients.kafka_statistics import ClientStatistics
+from knafka.clients.kafka.kafka_statistics import ClientStatistics
 from knafka.observability import Histogram, prometheus_text
 
 
@@ -145,7 +145,7 @@ def test_nothing_is_parsed_before_the_metrics_are_written(monkeypatch: pytest.Mo
     statistics = ClientStatistics(15)
     text = consumer("one", (1, 10))
     decoded = json.loads(text)
-    monkeypatch.setattr("knafka.clients.kafka_statistics.json.loads", loads)
+    monkeypatch.setattr("knafka.clients.kafka.kafka_statistics.json.loads", loads)
     statistics.keep(text)
     found = list(statistics.metrics())
     assert parsed == []

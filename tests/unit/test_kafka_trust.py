@@ -11,7 +11,7 @@ import pytest
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
 
 from knafka.core.errors import InvalidDocument
-from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_java, for_librdkafka
 from knafka_operator.model.kafka_trust import AWS_ROLES, AWS_SERVERS, KafkaTrust, parse_patterns
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings

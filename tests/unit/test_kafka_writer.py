@@ -12,11 +12,11 @@ import pytest
 from support.memory.records import MemoryRecord
 from support.waiting import until
 
-from knafka.clients import kafka_writer
-from knafka.clients.kafka_producer import ReplaceableProducer
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.producers import kafka_writer
+from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError, LogFull
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft
 
 SOON = 10.0
 TOO_LARGE = 3

@@ -11,9 +11,9 @@ from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]  
 
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, headers_for_replay
 from knafka.core.delivery import Reason
-from knafka.core.http_binding import record_of, request_of
-from knafka.core.json_records import MAX_HEAD_BYTES, MAX_HEAD_LINES
-from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
+from knafka.core.events.http_binding import record_of, request_of
+from knafka.core.events.json_records import MAX_HEAD_BYTES, MAX_HEAD_LINES
+from knafka.core.events.kafka_binding import Draft, Envelope, RecordHeaders, read
 
 EVENT = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}
 DATA = b'{"a":  1.10}'

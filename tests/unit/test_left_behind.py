@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from support import left_behind
 from support.left_behind import changed, left_by, running, settings
 
-from knafka.clients import kafka_client
+from knafka.clients.kafka import kafka_client
 
 TESTS: Final = Path(__file__).parents[1]
 SHARED: Final = "time|os|socket|asyncio|threading|subprocess|signal|shutil|random|select|ssl"

@@ -15,8 +15,8 @@ from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import REPLAY, REPLAY_TOPIC, Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
-from knafka.core.event import Event
-from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import Draft, RecordHeaders, to_record
 from knafka.core.names import broker_dead_letter_topic, replay_topic
 from knafka_client.topics.dead_letters import (
     LONGEST_PREVIEW,

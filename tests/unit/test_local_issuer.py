@@ -16,11 +16,15 @@ from support.replacing import replace_in
 from typer.testing import CliRunner
 
 from knafka import settings
-from knafka.clients.api_server import CA, ask_with_credentials, own_audiences
-from knafka.clients.api_server_keys import ApiServerKeys, fetch_with_credentials, parse_keys
-from knafka.clients.api_server_tokens import ApiServerTokens
-from knafka.core import sink_tokens
+from knafka.clients.kubernetes.api_server import CA, ask_with_credentials, own_audiences
+from knafka.clients.kubernetes.api_server_keys import (
+    ApiServerKeys,
+    fetch_with_credentials,
+    parse_keys,
+)
+from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
 from knafka.core.contract import Exact, Ingress, Kafka, Policy
+from knafka.core.tokens import sink_tokens
 from knafka.receiver.authentication import TokenVerifier
 from knafka_cli.command_line import app
 from knafka_cli.events.sending import SendResult, send

@@ -9,8 +9,8 @@ from support.memory.records import MemoryRecord
 from typer.testing import CliRunner
 
 from knafka.core import names
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.core.sensor import letters, records
 from knafka.core.sensor.held import HeldEvent
 from knafka_cli.command_line import app

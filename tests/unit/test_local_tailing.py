@@ -7,8 +7,8 @@ import json
 import pytest
 from support.memory.records import MemoryRecord
 
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka_cli.events.tailing import OutputFormat, line_of, problem_of
 from knafka_cli.shared.event_input import BadInput
 from knafka_cli.shared.moments import START_OF_TOPIC, parse_moment

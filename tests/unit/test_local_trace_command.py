@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.command_line import app
 from knafka_cli.events import searching, trace_command, tracing, zipkin

@@ -14,8 +14,8 @@ from knafka.core import names
 from knafka.core.contract import AttributesFilter, Egress, Exact, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.core.names import replay_topic
 from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
 from knafka.ports.log import Commits, OffsetAndMetadata

@@ -14,9 +14,9 @@ from support.local_world import URL, broker, running_locally, trigger
 from knafka.core.contract import Delivery, Sink
 from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress
-from knafka.core.hops import FIRST_TTL, MAX_HOPS, hops_of, ttl_of
-from knafka.core.http_binding import record_of
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.hops import FIRST_TTL, MAX_HOPS, hops_of, ttl_of
+from knafka.core.events.http_binding import record_of
+from knafka.core.events.kafka_binding import Draft
 from knafka.ports.subscriber import Response
 from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.trigger_conditions import delivering_condition, loop_condition

@@ -13,7 +13,8 @@ from support.drains import World, accept
 from support.operator_world import SETTINGS, OperatorWorld, running_operator
 from support.waiting import until
 
-from knafka.core.caller_tokens import (
+from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.caller_tokens import (
     CALLERS,
     METRICS_TOKENS,
     SCRAPERS,
@@ -21,7 +22,6 @@ from knafka.core.caller_tokens import (
     parse_tokens,
     verifier_of,
 )
-from knafka.core.errors import InvalidDocument
 from knafka.observability import CONTENT_TYPE
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import METRICS, IngestHandler

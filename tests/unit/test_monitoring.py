@@ -14,7 +14,7 @@ from support.prometheus import METRIC, MONITORING, dashboard
 from support.requests import ingress
 from support.scaling import egress
 
-from knafka.clients.kafka_statistics import ClientStatistics
+from knafka.clients.kafka.kafka_statistics import ClientStatistics
 from knafka.dispatcher.served import ServedEgress, egress_metrics
 from knafka.observability import Metric
 from knafka.receiver.ingest import IngestHandler

@@ -21,7 +21,7 @@ from knafka.core.contract import Egress
 from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import compile_trigger
-from knafka.core.sensor.contract import Sensor as SensorContract
+from knafka.core.sensor.contract import SensorContract as SensorContract
 from knafka_operator.decide import sensor_manifests, sensor_topics
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import replay_egress

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, Producer
 
-from knafka.core.client_settings import PRODUCER, REFUSED, SIDES, for_librdkafka
 from knafka.core.contract import Kafka
-from knafka.core.kafka_oauth import MSK_REGION
-from knafka.core.kafka_secret import for_java
-from knafka.core.kafka_secret import for_librdkafka as secret_for_librdkafka
+from knafka.core.kafka_settings.client_settings import PRODUCER, REFUSED, SIDES, for_librdkafka
+from knafka.core.kafka_settings.kafka_oauth import MSK_REGION
+from knafka.core.kafka_settings.kafka_secret import for_java
+from knafka.core.kafka_settings.kafka_secret import for_librdkafka as secret_for_librdkafka
 from knafka_operator.decide import desired
 from knafka_operator.decide.admission import check_trigger
 from knafka_operator.decide.desired import Defaults

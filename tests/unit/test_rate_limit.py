@@ -13,7 +13,7 @@ from support.drains import FAR, World, accept, at_first, response, until
 from knafka.core.contract import Delivery, Exact, RateLimit, RateUnit
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument
-from knafka.dispatcher.rate import AttemptRate
+from knafka.dispatcher.engine.rate import AttemptRate
 from knafka_operator.decide import kafka_settings
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.isolation import Isolation

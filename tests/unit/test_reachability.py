@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from knafka.clients.reachability import ASK_TIMEOUT, RENEW_AFTER, SILENCE, Reachability
+from knafka.clients.kafka.reachability import ASK_TIMEOUT, RENEW_AFTER, SILENCE, Reachability
 from knafka.core.errors import LogError
 
 pytestmark = pytest.mark.looptime

@@ -24,7 +24,7 @@ from knafka.core.documents import dump
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 from knafka.receiver import function
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 from knafka.receiver.protocol import ReceiverProtocol
 
 HOST = b"orders-kn-channel.shop.svc.cluster.local"
@@ -45,7 +45,7 @@ class World:
         monkeypatch.setattr(contract_topic, "restart_after", lambda failures: 0.01)
         monkeypatch.setattr(function, "KafkaWriter", self._writer)
         monkeypatch.setattr(function, "KafkaPositionedReader", self._reader)
-        self.receiver = Receiver()
+        self.receiver = ReceiverFunction()
         self.hosted = Hosted(self.log, self.receiver)
 
     def _writer(self, configuration: object) -> MemoryWriter:
@@ -320,7 +320,7 @@ async def test_metrics_of_a_channel_name_it_and_go_on_through_changes(world: Wor
 
 async def test_without_a_topic_there_is_no_position(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     broker = Ingress(
         namespace="ns", broker="b", topic="events", kafka=Kafka(bootstrap_servers="k:9092")
     )

@@ -16,7 +16,7 @@ from knafka.core.contract import MAX_EVENT_BYTES
 from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.receiver import function
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 from knafka.receiver.ingest import Limits
 
 LIMIT = 1000
@@ -32,7 +32,7 @@ async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
     log = MemoryLog()
     log.create("events")
     monkeypatch.setattr(function, "KafkaWriter", lambda _: MemoryWriter(log))
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start(environment())
     yield Hosted(log, receiver)
     await receiver.stop()
@@ -41,7 +41,7 @@ async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
 @pytest.fixture
 async def small(hosted: Hosted) -> AsyncIterator[Hosted]:
     """With a limit of `LIMIT` bytes an event."""
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start(environment(max_event_bytes=LIMIT))
     yield Hosted(hosted.log, receiver)
     await receiver.stop()
@@ -64,7 +64,7 @@ async def test_each_request_is_answered_and_stored_as_the_table_says(
 async def test_it_tells_of_new_types_where_its_environment_says_so(
     hosted: Hosted, setting: str, status: int
 ) -> None:
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start({**environment(), "KNAFKA_EVENT_TYPES": setting})
     asked = Hosted(hosted.log, receiver)
     assert await asked.ask() == 202
@@ -157,7 +157,7 @@ async def test_an_answer_after_the_request_was_cancelled_harms_nobody(hosted: Ho
 async def test_it_is_ready_once_kafka_has_answered(hosted: Hosted) -> None:
     """UX-3."""
     hosted.log.fail(LogError("away"))
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     assert receiver.alive()[0]
     await receiver.start(environment())
     assert receiver.ready() == (False, "Kafka has not answered yet")
@@ -174,7 +174,7 @@ async def test_it_is_ready_while_kafka_is_known_to_be_away_and_answers_503_at_on
     hosted.log.fail(LogError("nobody listens"))
     writer = MemoryWriter(hosted.log)
     monkeypatch.setattr(function, "KafkaWriter", lambda _: writer)
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start(environment())
     fresh = Hosted(hosted.log, receiver)
     await until(lambda: receiver.ready() == (False, "Kafka has not answered yet: nobody listens"))
@@ -194,7 +194,7 @@ async def test_it_is_alive_until_only_a_new_process_could_store_anything(
     """UX-3."""
     writer = MemoryWriter(hosted.log)
     monkeypatch.setattr(function, "KafkaWriter", lambda _: writer)
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start(environment())
     fresh = Hosted(hosted.log, receiver)
     assert await fresh.ask(method="GET", path="/health/liveness") == 200
@@ -217,7 +217,7 @@ async def test_one_connection_to_kafka_serves_all_brokers_of_it(
     brokers = [ingress().model_copy(update={"broker": name}) for name in ("a", "b")]
     elsewhere = ingress("elsewhere:9092").model_copy(update={"broker": "c"})
     contract = json.dumps([dump(each) for each in (*brokers, elsewhere)])
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start({"KNAFKA_INGRESSES": contract, "KNAFKA_STATISTICS_INTERVAL": "0"})
     assert made == [
         {"bootstrap.servers": "nowhere:9092"},
@@ -243,7 +243,7 @@ async def test_batches_are_no_larger_than_the_smallest_topic_of_a_kafka_takes(
             ("d", "another:9092", 5_000_000),
         )
     ]  # fmt: skip
-    receiver = Receiver()
+    receiver = ReceiverFunction()
     await receiver.start({"KNAFKA_INGRESSES": json.dumps([dump(each) for each in brokers])})
     assert [each.get("batch.size") for each in made] == [100_000, None]
     await receiver.stop()
@@ -255,7 +255,7 @@ async def test_batches_are_no_larger_than_the_smallest_topic_of_a_kafka_takes(
 )
 async def test_a_broken_contract_is_told_by_name(contract: str, told: str) -> None:
     with pytest.raises(InvalidDocument, match=rf"KNAFKA_INGRESSES.*({told})"):
-        await Receiver().start({"KNAFKA_INGRESSES": contract})
+        await ReceiverFunction().start({"KNAFKA_INGRESSES": contract})
 
 
 async def test_stop_waits_for_what_is_in_flight(hosted: Hosted) -> None:

@@ -14,7 +14,7 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler, Limits
 from knafka.receiver.tracing import IngestTracing
 from knafka.tracing.context import SpanContext, decode
-from knafka.tracing.spans import Kind
+from knafka.tracing.spans import SpanKind
 
 START = b"00-11111111111111111111111111111111-2222222222222222-01"
 HOP = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -59,7 +59,7 @@ async def test_an_event_without_a_trace_begins_one_of_receive_and_append() -> No
     assert (await world.send()).status == 202
     assert recorded.names == ["append", "receive"]
     receive = recorded.one("receive")
-    assert (receive.kind, receive.parent, receive.error) == (Kind.SERVER, None, None)
+    assert (receive.kind, receive.parent, receive.error) == (SpanKind.SERVER, None, None)
     assert receive.attributes == {
         "messaging.system": "knative",
         "messaging.protocol": "HTTP",

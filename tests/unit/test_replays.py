@@ -19,7 +19,7 @@ from knafka.core.dead_letter import (
     headers_for_replay,
 )
 from knafka.core.delivery import Reason
-from knafka.core.hops import HOPS
+from knafka.core.events.hops import HOPS
 from knafka_operator.decide.desired import replay_egress
 
 EGRESS = Egress(

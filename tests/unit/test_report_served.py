@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import MADE, sample_group, sample_groups, sample_report
 
-from knafka.core import json_format
+from knafka.core.events import json_format
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.report import announce, served_report
 from knafka_jobs.report.publish import MAX_PROBLEM_CHARACTERS, publish

@@ -10,7 +10,7 @@ import pytest
 from support.drains import Request, World, id_of, key_of, response, until
 
 from knafka.core.contract import Order
-from knafka.dispatcher.reserve import CHECK_INTERVAL, MEMORY_SECONDS, Reserve
+from knafka.dispatcher.engine.reserve import CHECK_INTERVAL, MEMORY_SECONDS, Reserve
 from knafka.observability import Histogram
 from knafka.ports.subscriber import Response
 

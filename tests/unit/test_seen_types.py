@@ -9,8 +9,8 @@ from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import PATH, Headers, attributes, ingress
 from support.waiting import until
 
-from knafka.core.caller_tokens import CALLERS, Callers, verifiers_of
 from knafka.core.errors import LogError
+from knafka.core.tokens.caller_tokens import CALLERS, Callers, verifiers_of
 from knafka.receiver import event_types
 from knafka.receiver.answers import Answer
 from knafka.receiver.event_types import (

@@ -40,8 +40,8 @@ from support.senders import (
     unsigned,
 )
 
-from knafka.core.auth_tokens import LEEWAY, MAX_TOKEN_BYTES, InvalidToken
 from knafka.core.contract import Exact, Ingress, Policy
+from knafka.core.tokens.auth_tokens import LEEWAY, MAX_TOKEN_BYTES, InvalidToken
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import (

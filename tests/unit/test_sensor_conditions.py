@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from knafka.core.errors import InvalidExpression
-from knafka.core.sensor.conditions import Condition, all_of, parse
+from knafka.core.sensor.conditions import TriggerCondition, all_of, parse
 
 
-def holds(condition: Condition, *names: str) -> bool:
+def holds(condition: TriggerCondition, *names: str) -> bool:
     return condition.holds({name: names.count(name) for name in names})
 
 

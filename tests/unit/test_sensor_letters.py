@@ -7,11 +7,11 @@ import json
 
 from support.memory_sensors import TRIGGER, sensor
 
-from knafka.core import json_format
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event
-from knafka.core.kafka_binding import Draft, read
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import Draft, read
 from knafka.core.sensor import letters
 from knafka.core.sensor.held import HeldEvent
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 import pytest
 from support.memory_sensors import ACTION, BUS, CHANGELOG, DEAD, TRIGGER, MemorySensor, Send
 
-from knafka.core import json_format
 from knafka.core.documents import parse
-from knafka.core.event import Event
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.sensor import rules
 from knafka.core.sensor.contract import SensorTrigger
 from knafka.core.sensor.held import Held, HeldEvent
-from knafka.core.sensor.rules import Rule, Step
+from knafka.core.sensor.rules import Rule, RuleStep
 from knafka.ports.transactions import RecordTooLarge
 from knafka.sensor import giving_up, processor
 
@@ -156,7 +156,7 @@ def test_what_only_one_trigger_raises_keeps_the_event_from_no_other(
     world = MemorySensor(1)
     step = rules.step
 
-    def breaking(rule: Rule, held: Held, event: HeldEvent) -> Step:
+    def breaking(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
         if rule.name == "two" and event.identity == "/s a0":
             raise ZeroDivisionError("a bug")
         return step(rule, held, event)
@@ -182,7 +182,7 @@ def test_events_that_are_held_and_raise_are_named_and_let_go_of(
     settle(world)
     step = rules.step
 
-    def breaking(rule: Rule, held: Held, event: HeldEvent) -> Step:
+    def breaking(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
         if rule.name == "two" and any(each.identity == "/s a0" for each in held):
             raise ZeroDivisionError("a bug")
         return step(rule, held, event)

@@ -12,7 +12,7 @@ from knafka.core.sensor import absence
 from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.held import Firing, Held
 from knafka.core.sensor.resets import Reset
-from knafka.core.sensor.rules import Rule, Step, due, expire, expires, step
+from knafka.core.sensor.rules import Rule, RuleStep, due, expire, expires, step
 
 
 def rule(condition: str, within: int | None = None, *resets: Reset) -> Rule:
@@ -80,15 +80,15 @@ def test_what_can_fire_no_more_is_held_no_longer_than_its_window() -> None:
     of = rule("a && b", 10)
     held = played(of, "a1@1").held
     assert expires(of, held) == 12
-    assert expire(of, held, 11) == Step(held)
-    assert expire(of, held, 12) == Step(())
+    assert expire(of, held, 11) == RuleStep(held)
+    assert expire(of, held, 12) == RuleStep(())
 
 
 def test_what_has_no_window_is_held_for_ever() -> None:
     of = rule("a && b")
     held = played(of, "a1@1").held
     assert expires(of, held) is None
-    assert expire(of, held, 2**60) == Step(held)
+    assert expire(of, held, 2**60) == RuleStep(held)
 
 
 # What doesn't come
@@ -204,8 +204,8 @@ def test_what_was_reset_is_held_no_longer() -> None:
     before, at, after = ms(2026, 11, 1, 23, 58), ms(2026, 11, 1, 23, 59), ms(2026, 11, 2, 0, 10)
     held = (event("a", "a1", before, 0), event("a", "a2", at, 1), event("a", "a3", after, 2))
     assert expires(of, held) == at
-    assert expire(of, held, at - 1) == Step(held)
-    assert expire(of, held, at) == Step(held[2:])
+    assert expire(of, held, at - 1) == RuleStep(held)
+    assert expire(of, held, at) == RuleStep(held[2:])
     assert expires(of, held[1:]) == at
     assert expires(of, held[2:]) == ms(2026, 11, 2, 23, 59)
     windowed = rule("a && b", 1000, Reset("59 23 * * *"))

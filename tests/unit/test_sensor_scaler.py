@@ -22,7 +22,7 @@ from knafka.core.drain import (
     Waiting,
 )
 from knafka.core.errors import LogError
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.scaler import Scaler
@@ -91,7 +91,7 @@ class NoTriggers:
 
 @dataclass
 class Drain:
-    sensor: Sensor
+    sensor: SensorContract
     request: DrainRequest
     began: float
     lines: asyncio.Queue[DrainProgress | Exception] = field(default_factory=asyncio.Queue)
@@ -119,7 +119,7 @@ class Drains(NoTriggers):
         return [each.request.slot for each in self.open]
 
     async def hold_sensor(
-        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+        self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         drain = Drain(sensor, request, now())
         self.all.append(drain)

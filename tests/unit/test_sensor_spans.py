@@ -6,7 +6,7 @@ from support.memory.transactions import Interruption
 from support.memory_sensors import ACTION, CHANGELOG, TRIGGER, MemorySensor, Send
 from support.spans import Recorded
 
-from knafka.core.kafka_binding import read
+from knafka.core.events.kafka_binding import read
 from knafka.tracing.context import SpanContext
 
 ONE, OTHER = SpanContext(0xA, 1, True), SpanContext(0xB, 2, True)

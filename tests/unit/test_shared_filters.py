@@ -11,7 +11,7 @@ from support.drains import World, accept, until
 from support.shards import Shard
 
 from knafka.core.contract import Exact
-from knafka.dispatcher.selecting import Selective
+from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.buffer import RECORDS_PER_TURN, PartitionBuffer
 from knafka.dispatcher.shared.reader import MAX_QUIET_COMMITS_PER_SECOND, GroupReader
 from knafka.dispatcher.shared.record import SharedRecord

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from knafka.core.auth_tokens import MAX_TOKEN_BYTES
-from knafka.core.sink_tokens import (
+from knafka.core.tokens.auth_tokens import MAX_TOKEN_BYTES
+from knafka.core.tokens.sink_tokens import (
     FIRST_AGAIN,
     FIRST_REFUSAL_PAUSE,
     LAST_AGAIN,

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from knafka.tracing import starting
 from knafka.tracing.context import SpanContext
 from knafka.tracing.exporter import OpenTelemetryExporter
-from knafka.tracing.spans import Kind, Span
+from knafka.tracing.spans import Span, SpanKind
 
 PATIENCE = 20.0
 """Seconds, on whatever machine."""
@@ -28,7 +28,7 @@ def span(name: str = "attempt", error: str | None = None) -> Span:
     context = SpanContext(PARENT.trace_id, 2, True)
     begun = 1_700_000_000_000 * MS
     attributes: dict[str, str | int | bool] = {"messaging.system": "knative", "tries": 1}
-    return Span(name, Kind.CLIENT, context, PARENT, begun, attributes, begun + 5 * MS, error)
+    return Span(name, SpanKind.CLIENT, context, PARENT, begun, attributes, begun + 5 * MS, error)
 
 
 class Collector(ThreadingHTTPServer):
@@ -120,7 +120,7 @@ async def test_tracing_starts_where_the_environment_wants_it(
     monkeypatch.setenv(OTLP, collector.url)
     tracing = starting.start_tracing({OTLP: collector.url}, "knafka-receiver")
     assert tracing is not None
-    begun = tracing.tracer.start("receive", Kind.SERVER, PARENT)
+    begun = tracing.tracer.start("receive", SpanKind.SERVER, PARENT)
     tracing.tracer.end(begun)
     await tracing.close()
     assert collector.requests

@@ -16,8 +16,8 @@ from knafka.core import times
 from knafka.core.dead_letter import timestamp
 from knafka.core.documents import parse
 from knafka.core.drain import Waiting
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.held import HeldEvent

@@ -13,8 +13,8 @@ from support.raw_server import answering, serving
 from support.scaling import SHARD, egress
 from support.web_certificates import WebAuthority, write
 
-from knafka.clients import trust_bundles
-from knafka.clients.trust_bundles import TlsContext, TrustBundles
+from knafka.clients.http import trust_bundles
+from knafka.clients.http.trust_bundles import TlsContext, TrustBundles
 from knafka.core import documents
 from knafka.core.errors import DeliveryError, InvalidDocument
 from knafka.dispatcher import function

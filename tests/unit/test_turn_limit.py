@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from knafka.dispatcher.turn_limit import TurnLimit
+from knafka.dispatcher.engine.turn_limit import TurnLimit
 
 pytestmark = pytest.mark.looptime
 

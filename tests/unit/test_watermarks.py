@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from knafka.clients.kafka_requests import read_watermarks
+from knafka.clients.kafka.kafka_requests import read_watermarks
 
 
 class JustMade:

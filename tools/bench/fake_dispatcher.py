@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core import drain
 from knafka.core.contract import Kafka
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress

@@ -36,10 +36,10 @@ from typing import Any, Final, cast
 
 from confluent_kafka import Producer
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection_configuration
-from knafka.clients.kafka_groups import KafkaGroups, remembered
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, remembered
+from knafka.clients.kafka.kafka_connection import connection_configuration
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Kafka
 from knafka.observability import prometheus_text

@@ -25,12 +25,12 @@ from bench.results import OURS, Results
 from bench.targets import External
 from bench.usage import Usage
 from bench.world import PYTHON, BenchError, World, listens
-from knafka.core import json_format
 from knafka.core.documents import dump, parse
-from knafka.core.event import Event
-from knafka.core.kafka_binding import read, to_record
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import read, to_record
 from knafka.core.sensor import records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import HeldEvent
 from knafka.ports.log import Record, headers_of
 from knafka.settings import DRAIN_AT_START, SENSOR
@@ -222,7 +222,7 @@ async def _until_held(url: str, child: Child, began: float, keys: int) -> dict[s
 @asynccontextmanager
 async def _declared(
     world: World, bus: str, trigger: Mapping[str, str], keys: int = 0
-) -> AsyncIterator[Sensor]:
+) -> AsyncIterator[SensorContract]:
     """A Sensor with topics of its own, whose changelog holds so many keys."""
     async with (
         world.topic(PARTITIONS) as triggers,
@@ -231,7 +231,7 @@ async def _declared(
     ):
         await asyncio.to_thread(_hold, world, changelog, keys)
         yield parse(
-            Sensor,
+            SensorContract,
             {
                 "namespace": "bench",
                 "name": "sensor",
@@ -253,7 +253,7 @@ async def _declared(
 
 @asynccontextmanager
 async def _process(
-    world: World, sensor: Sensor, *, mortal: bool = False
+    world: World, sensor: SensorContract, *, mortal: bool = False
 ) -> AsyncIterator[tuple[str, Child, float]]:
     """A process that drains from its start: where its metrics are, and when it was started."""
     port = free_port()

@@ -24,7 +24,7 @@ from bench.one_ingest import EVENT_HEADERS
 from bench.results import BEFORE, OURS, Results
 from bench.targets import External
 from bench.world import HERE, World
-from knafka.clients.api_server_keys import JwkKey
+from knafka.clients.kubernetes.api_server_keys import JwkKey
 from knafka.core.contract import Ingress, Kafka
 from knafka.ports.signing_keys import SigningKey
 from knafka.receiver.authentication import (

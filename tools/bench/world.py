@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 from bench.usage import Usage
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka_client.sockets import HOST, free_port, is_port_open
 from knafka_local.kafka.kafka_distribution import obtain

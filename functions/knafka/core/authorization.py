@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from knafka.core.contract import AuthorizationMode, Policy
-from knafka.core.event import Attributes
+from knafka.core.events.event import Attributes
 from knafka.core.filters import Predicate, compile_filter
 
 SERVICE_ACCOUNTS: Final = "system:serviceaccount:"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.event import CORE, REQUIRED, is_attribute_name, is_legal
-from knafka.core.http_binding import HttpHeaders, text_of
-from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
+from knafka.core.events.event import CORE, REQUIRED, is_attribute_name, is_legal
+from knafka.core.events.http_binding import HttpHeaders, text_of
+from knafka.core.events.kafka_binding import Draft, RecordHeaders, read, to_record
 from knafka.core.times import rfc3339
 
 ERROR_DATA_BYTES: Final = 1024

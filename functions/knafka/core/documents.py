@@ -32,7 +32,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from knafka.core.errors import InvalidDocument
-from knafka.core.event import is_uri_reference
+from knafka.core.events.event import is_uri_reference
 
 M = TypeVar("M", bound=BaseModel)
 

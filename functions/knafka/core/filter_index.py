@@ -28,7 +28,7 @@ from knafka.core.contract import (
     Prefix,
     Suffix,
 )
-from knafka.core.event import Attributes
+from knafka.core.events.event import Attributes
 from knafka.core.filters import CountError, Predicate, compile_trigger
 
 T = TypeVar("T")

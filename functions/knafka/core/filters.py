@@ -21,7 +21,7 @@ from knafka.core.contract import (
     Prefix,
     Suffix,
 )
-from knafka.core.event import Attributes
+from knafka.core.events.event import Attributes
 
 Predicate: TypeAlias = Callable[[Attributes], bool]
 

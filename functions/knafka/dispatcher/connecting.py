@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from knafka.clients.http_pool import Refusal
-from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_connection import (
+from knafka.clients.http.http_pool import Refusal
+from knafka.clients.http.http_subscriber import HttpSubscriber
+from knafka.clients.http.trust_bundles import TrustBundles
+from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka.admin.kafka_topics import KafkaTopics
+from knafka.clients.kafka.consumers.kafka_member import KafkaMember
+from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.consumers.kafka_tail import KafkaTail
+from knafka.clients.kafka.kafka_client import Connection
+from knafka.clients.kafka.kafka_connection import (
     connection_configuration,
     consumer_configuration,
     producer_configuration,
     side_settings,
 )
-from knafka.clients.kafka_member import KafkaMember
-from knafka.clients.kafka_offsets import KafkaOffsets
-from knafka.clients.kafka_positioned import KafkaPositionedReader
-from knafka.clients.kafka_reader import KafkaReader
-from knafka.clients.kafka_tail import KafkaTail
-from knafka.clients.kafka_topics import KafkaTopics
-from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.trust_bundles import TrustBundles
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Egress, Shard
-from knafka.dispatcher.appending import DeadLetterTopic
-from knafka.dispatcher.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.converting import ConvertingReader
-from knafka.dispatcher.drain import OpenReader
-from knafka.dispatcher.parsing import Parser
+from knafka.dispatcher.engine.appending import DeadLetterTopic
+from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.drain import OpenReader
+from knafka.dispatcher.engine.parsing import Parser
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker, TopicTail
@@ -39,7 +39,7 @@ from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
 
 if TYPE_CHECKING:
-    from knafka.dispatcher.authorizing import SinkTokens
+    from knafka.dispatcher.engine.authorizing import SinkTokens
 
 SHARD_BYTES: Final = 128 * 1024 * 1024
 """Bytes of requests that all Egresses of a shard may hold together, in equal shares."""
@@ -130,7 +130,7 @@ def open_subscriber(
     if not egress.wants_tokens:
         return http_subscriber
     # Here, as most Egresses need none of it.
-    from knafka.dispatcher.authorizing import authorize
+    from knafka.dispatcher.engine.authorizing import authorize
 
     return authorize(egress, http_subscriber, tokens)
 

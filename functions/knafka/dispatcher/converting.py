@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.kafka_client import Connection
 from knafka.core.contract import Conversion
-from knafka.core.foreign_records import RecordPosition, as_event
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.foreign_records import RecordPosition, as_event
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.ports.log import Assignment, Record
 
 

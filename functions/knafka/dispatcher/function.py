@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from knafka import settings
-from knafka.clients.trust_bundles import TrustBundles
+from knafka.clients.http.trust_bundles import TrustBundles
 from knafka.core import addresses
 from knafka.core.contract import Egress, Shard
 from knafka.core.errors import InvalidDocument
@@ -17,11 +17,11 @@ from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect
 from knafka.dispatcher.own import OwnEgress
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.draining.function import DrainingFunction, Side
-from knafka.settings import Drains
+from knafka.settings import DrainSettings
 from knafka.tracing.spans import Tracer
 
 if TYPE_CHECKING:
-    from knafka.dispatcher.authorizing import SinkTokens
+    from knafka.dispatcher.engine.authorizing import SinkTokens
 
 
 class Dispatcher(DrainingFunction):
@@ -39,7 +39,9 @@ class Dispatcher(DrainingFunction):
         self._connect = connect
         self._connect_shard = connect_shard
 
-    def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
+    def _open(
+        self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
+    ) -> Side:
         """Open what the environment declares: an Egress or a shard. Raises `InvalidDocument`."""
         shard, reporting = settings.shard(environment), self.statistics.connection
         refusal = None if settings.local_addresses(environment) else addresses.refusal
@@ -65,9 +67,9 @@ def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
     if url is None:
         return None
     # Here, as most dispatchers need none of it.
-    from knafka.clients.api_server import ask_with_credentials, own_audiences
-    from knafka.clients.api_server_tokens import ApiServerTokens
-    from knafka.dispatcher.authorizing import SinkTokens
+    from knafka.clients.kubernetes.api_server import ask_with_credentials, own_audiences
+    from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
+    from knafka.dispatcher.engine.authorizing import SinkTokens
 
     try:
         ask = ask_with_credentials(url, folder)

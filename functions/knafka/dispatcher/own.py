@@ -11,7 +11,7 @@ from knafka.core.drain import DrainRequest
 from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import TAIL_CLOSE_TIMEOUT, Clients
 from knafka.dispatcher.served import STOP_TIMEOUT, ServedEgress, egress_metrics
-from knafka.draining.lease import Lease
+from knafka.draining.lease import DrainLease
 from knafka.draining.renewal import OwnService
 from knafka.draining.side import LeasedSide
 from knafka.observability import Metric
@@ -36,7 +36,7 @@ class OwnEgress(LeasedSide):
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"egress": self._digest}, clients.subscriber)
-        super().__init__(Lease(lambda: self._served.new_drain(egress, clients), renewal))
+        super().__init__(DrainLease(lambda: self._served.new_drain(egress, clients), renewal))
 
     @property
     def failure(self) -> LogError | None:

@@ -10,13 +10,13 @@ from typing import Final
 from knafka.core.contract import Egress
 from knafka.core.drain import outcomes
 from knafka.core.numbering import Numbering
-from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.counts import DrainCounts
-from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
-from knafka.dispatcher.pending import Partition
-from knafka.dispatcher.tracing import EgressTracing
-from knafka.dispatcher.turn_limit import TurnLimit
+from knafka.dispatcher.engine.at_most_once import AtMostOnceDrain
+from knafka.dispatcher.engine.counts import DrainCounts
+from knafka.dispatcher.engine.drain import MAX_UNSETTLED_BYTES, Drain
+from knafka.dispatcher.engine.pending import AssignedPartition
+from knafka.dispatcher.engine.tracing import EgressTracing
+from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.observability import Histogram, Metric, consumed, egress_labels
 from knafka.tracing.spans import Tracer
 
@@ -178,14 +178,16 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
 )
 
 
-def _oldest_age(partitions: Collection[Partition], now: float) -> float:
+def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
     """Return the age in seconds of the oldest unsettled event; 0: there is none."""
     firsts = [next(iter(partition.tracker.unsettled.values()), None) for partition in partitions]
     times = [first.record.timestamp()[1] for first in firsts if first is not None]
     return max(0.0, now - min(times) / 1000) if times else 0.0
 
 
-_GAUGES: Final[Sequence[tuple[str, str, Callable[[Collection[Partition], float], float]]]] = (
+_GAUGES: Final[
+    Sequence[tuple[str, str, Callable[[Collection[AssignedPartition], float], float]]]
+] = (
     (
         "kn_eventing_dispatch_in_flight_requests",
         "Attempts under way",
@@ -215,7 +217,7 @@ _GAUGES: Final[Sequence[tuple[str, str, Callable[[Collection[Partition], float],
 """Gauges computed from the partitions of an Egress's running drain; without one there are none."""
 
 
-def _open_partitions(served: ServedEgress) -> Collection[Partition]:
+def _open_partitions(served: ServedEgress) -> Collection[AssignedPartition]:
     """Return the partitions of the running drain; empty without one."""
     return () if served.drain is None else served.drain.partitions.values()
 

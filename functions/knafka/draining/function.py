@@ -14,16 +14,16 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 from knafka import settings
-from knafka.clients.kafka_statistics import ClientStatistics
+from knafka.clients.kafka.kafka_statistics import ClientStatistics
 from knafka.core import drain as contract
-from knafka.core.caller_tokens import EVERYBODY, NO_SCRAPER, bearer_of
 from knafka.core.documents import parse_json
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import InvalidDocument, LogError
+from knafka.core.tokens.caller_tokens import EVERYBODY, NO_SCRAPER, bearer_of
 from knafka.draining.streaming import answer, refuse_caller
 from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
-from knafka.settings import Drains
+from knafka.settings import DrainSettings
 from knafka.tracing.spans import Tracer
 from knafka.tracing.starting import Tracing, start_tracing
 
@@ -93,7 +93,7 @@ class Side(Protocol):
         ...
 
 
-OpenSide: TypeAlias = Callable[[Mapping[str, str], Drains, Tracer | None], Side]
+OpenSide: TypeAlias = Callable[[Mapping[str, str], DrainSettings, Tracer | None], Side]
 """Opens the `Side` that the environment describes; raises `InvalidDocument` for bad settings."""
 
 

@@ -89,7 +89,7 @@ class Leased(Protocol[P_co]):
         ...
 
 
-class Lease(Generic[P]):
+class DrainLease(Generic[P]):
     """The drains of one dispatcher, one at a time; `renewal` is None where nobody scales it."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:

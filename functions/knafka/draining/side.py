@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.draining.lease import Lease
+from knafka.draining.lease import DrainLease
 from knafka.draining.streaming import stream
 from knafka.serving import Send
 
@@ -15,7 +15,7 @@ class LeasedSide:
 
     problem = ""
 
-    def __init__(self, lease: Lease[DrainProgress]) -> None:
+    def __init__(self, lease: DrainLease[DrainProgress]) -> None:
         self._lease = lease
 
     @property

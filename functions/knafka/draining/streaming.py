@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from knafka.core import drain as contract
-from knafka.core.caller_tokens import REFUSED
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
-from knafka.draining.lease import Lease, Leased
+from knafka.core.tokens.caller_tokens import REFUSED
+from knafka.draining.lease import DrainLease, Leased
 from knafka.serving import Send
 
 SUPERSEDED: Final = "the drain goes on for somebody who says what is drained"
@@ -24,7 +24,7 @@ P = TypeVar("P", bound=DrainProgress | ShardProgress)
 
 
 async def stream(
-    lease: Lease[P],
+    lease: DrainLease[P],
     request: DrainRequest,
     caller: asyncio.Task[bool],
     send: Send,

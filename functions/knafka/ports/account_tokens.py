@@ -1,6 +1,7 @@
 """Account tokens: tokens of service accounts, as a dispatcher asks for them.
 
-`knafka.clients.api_server_tokens` asks Kubernetes' API server; tests have some in memory.
+`knafka.clients.kubernetes.api_server_tokens` asks Kubernetes' API server; tests have some in
+memory.
 Not here: when one is asked for (`core.sink_tokens`).
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from knafka.core.errors import KnafkaError
-from knafka.core.sink_tokens import Account, IssuedToken
+from knafka.core.tokens.sink_tokens import Account, IssuedToken
 
 
 class TokenUnavailable(KnafkaError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from knafka.core.errors import InvalidEvent, LogError
-from knafka.core.kafka_binding import Draft, RecordHeaders
+from knafka.core.events.kafka_binding import Draft, RecordHeaders
 from knafka.core.progress import settled_ahead
 
 Positions: TypeAlias = Mapping[int, int]

@@ -1,6 +1,7 @@
 """The subscriber: one POST to one destination, as the dispatcher asks for it.
 
-`knafka.clients.http_subscriber` implements `Subscriber` over HTTP/1.1; tests have one in memory.
+`knafka.clients.http.http_subscriber` implements `Subscriber` over HTTP/1.1; tests have one in
+memory.
 Not here: retries, redirects, proxies and any opinion about a status: what an answer means is
 decided by `core.delivery`.
 """
@@ -20,7 +21,7 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+").fullmatch
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*").fullmatch
 
 
-class Origin(NamedTuple):
+class HttpOrigin(NamedTuple):
     """Scheme, host and port (and trusted certificates) of a target: posts to one origin share
     connections."""
 
@@ -42,7 +43,7 @@ class Target:
     """A destination's URL, taken apart once; the caller keeps it for every attempt."""
 
     url: str
-    origin: Origin
+    origin: HttpOrigin
     start: bytes
     """Request line and Host header, ready for the wire."""
     problem: str = ""
@@ -78,14 +79,14 @@ class Target:
             return _unusable(url, f"unsupported scheme {parts.scheme}: want http or https")
         if not _HOST(host) or port == 0:
             return _unusable(url, f"the URL {url!r} has no usable host and port")
-        origin = Origin(parts.scheme == "https", host, port or _PORTS[parts.scheme], ca_certs)
+        origin = HttpOrigin(parts.scheme == "https", host, port or _PORTS[parts.scheme], ca_certs)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         start = f"POST {path} HTTP/1.1\r\nhost: {origin}\r\n".encode()
         return Target(url, origin, start, audience=audience)
 
 
 def _unusable(url: str, problem: str) -> Target:
-    return Target(url, Origin(False, "", 0, None), b"", problem)
+    return Target(url, HttpOrigin(False, "", 0, None), b"", problem)
 
 
 def _invalid(url: str, problem: str) -> InvalidDocument:

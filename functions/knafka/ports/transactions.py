@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
 
 

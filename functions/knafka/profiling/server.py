@@ -45,16 +45,16 @@ def start(loop: asyncio.AbstractEventLoop | None = None, port: int = PORT) -> Th
     Where the port is taken (many functions on one machine), at another one.
     """
     try:
-        server = _Server(port, loop)
+        server = _ProfileServer(port, loop)
     except OSError:
-        server = _Server(0, loop)
+        server = _ProfileServer(0, loop)
     threading.Thread(target=server.serve_forever, name="profiling", daemon=True).start()
     # A warning, as it isn't for every day, and as where it is must be seen at any level.
     _log.warning("profiling is on: http://%s:%d%s", *server.server_address[:2], PREFIX)
     return server
 
 
-class _Server(ThreadingHTTPServer):
+class _ProfileServer(ThreadingHTTPServer):
     """The server of profiles."""
 
     daemon_threads = True
@@ -71,7 +71,7 @@ class _Server(ThreadingHTTPServer):
         _log.debug("a profile could not be sent", exc_info=True)
 
 
-class _Refused(Exception):
+class _RefusedProfile(Exception):
     """Raised for a request that is refused, with its status."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -82,19 +82,19 @@ class _Refused(Exception):
 class _Handler(BaseHTTPRequestHandler):
     """Answers requests for profiles."""
 
-    server: _Server
+    server: _ProfileServer
 
     def do_GET(self) -> None:
         """Answer a request."""
         try:
             kind, body = self._answer()
-        except _Refused as refused:
+        except _RefusedProfile as refused:
             self._send(refused.status, "text/plain; charset=utf-8", f"{refused}\n".encode())
         else:
             self._send(HTTPStatus.OK, kind, body)
 
     def _answer(self) -> tuple[str, bytes]:
-        """Return content type and body of the requested profile. Raises `_Refused`."""
+        """Return content type and body of the requested profile. Raises `_RefusedProfile`."""
         url = urlsplit(self.path)
         asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
         plain = "text/plain; charset=utf-8"
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return plain, threads.text(self.server.loop).encode("utf-8", "replace")
             case "threads":
                 return _file(threads.profile())
-        raise _Refused(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
+        raise _RefusedProfile(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
 
     def _profile_exclusively(
         self, profile: Callable[[float], Profile], asked: dict[str, str]
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Run one profile at a time: they would measure each other, and each costs."""
         seconds = _seconds(asked)
         if not self.server.profiling.acquire(blocking=False):
-            raise _Refused(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
+            raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
         try:
             return profile(seconds)
         finally:
@@ -142,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _seconds(asked: dict[str, str]) -> float:
-    """Return the duration that a request asks for. Raises `_Refused`."""
+    """Return the duration that a request asks for. Raises `_RefusedProfile`."""
     text = asked.get("seconds", str(SECONDS))
     try:
         seconds = float(text)
@@ -150,7 +150,7 @@ def _seconds(asked: dict[str, str]) -> float:
         seconds = math.nan
     if not 0 < seconds <= MAX_SECONDS:
         why = f"seconds: invalid value: {text:.80}: want a number up to {MAX_SECONDS:.0f}"
-        raise _Refused(HTTPStatus.BAD_REQUEST, why)
+        raise _RefusedProfile(HTTPStatus.BAD_REQUEST, why)
     return seconds
 
 

@@ -1,8 +1,8 @@
 """`python -m knafka.receiver`: the receiver under the server that is fastest for it."""
 
-from knafka.receiver.function import Receiver
+from knafka.receiver.function import ReceiverFunction
 from knafka.receiver.protocol import EncryptedReceiverProtocol, ReceiverProtocol
 from knafka.serving import serve
 
 if __name__ == "__main__":
-    serve(Receiver(), protocol=ReceiverProtocol, encrypted=EncryptedReceiverProtocol)
+    serve(ReceiverFunction(), protocol=ReceiverProtocol, encrypted=EncryptedReceiverProtocol)

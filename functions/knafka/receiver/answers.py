@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
-from knafka.core.caller_tokens import NO_SCRAPER, REFUSED
+from knafka.core.tokens.caller_tokens import NO_SCRAPER, REFUSED
 
 
 class Answer:

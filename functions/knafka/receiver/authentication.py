@@ -19,18 +19,18 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from knafka.core.auth_tokens import (
+from knafka.core.authorization import Authorization
+from knafka.core.contract import Ingress
+from knafka.core.errors import KnafkaError
+from knafka.core.filters import Predicate
+from knafka.core.tokens.auth_tokens import (
     MAX_TOKEN_BYTES,
     InvalidToken,
     VerifiedToken,
     check_claims,
     split,
 )
-from knafka.core.authorization import Authorization
-from knafka.core.bearer import bearer_token
-from knafka.core.contract import Ingress
-from knafka.core.errors import KnafkaError
-from knafka.core.filters import Predicate
+from knafka.core.tokens.bearer import bearer_token
 from knafka.ports.signing_keys import SigningKeys
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders

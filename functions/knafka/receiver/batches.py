@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 from knafka.core.contract import Ingress
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft
 from knafka.ports.log import Append, AppendAll, Reported
 from knafka.receiver.answers import Answer
 from knafka.receiver.tracing import IngestTracing
 
 
-class Batch:
+class EventBatch:
     """Valid events that came together."""
 
     def __init__(self, records: Sequence[Draft]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from knafka.clients.kafka_connection import side_settings
+from knafka.clients.kafka.kafka_connection import side_settings
 from knafka.core.contract import Ingress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 
 EVENT_TYPES: Final = b"/event-types"
 """Path at which new types are listed."""

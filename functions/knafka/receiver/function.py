@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from knafka import settings
-from knafka.clients.kafka_connection import connection_configuration, producer_configuration
-from knafka.clients.kafka_positioned import KafkaPositionedReader
-from knafka.clients.kafka_statistics import ClientStatistics
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka.kafka_connection import connection_configuration, producer_configuration
+from knafka.clients.kafka.kafka_statistics import ClientStatistics
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.contract_topic import Contract, ContractFollower
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
@@ -45,7 +45,7 @@ from knafka.serving import Receive, Scope, Send
 from knafka.tracing.starting import Tracing, start_tracing
 
 if TYPE_CHECKING:
-    from knafka.clients.http_subscriber import HttpSubscriber
+    from knafka.clients.http.http_subscriber import HttpSubscriber
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
@@ -59,7 +59,7 @@ STOP_TIMEOUT: Final = 5.0
 """Seconds to finish requests at the end; with the server's own four it stays below ten."""
 
 
-class Receiver:
+class ReceiverFunction:
     """The receiver's function; nothing is opened before `start`."""
 
     ingest: IngestHandler
@@ -103,7 +103,7 @@ class Receiver:
         if service_url is None:
             return
         # Here, as most receivers send nothing.
-        from knafka.clients.http_subscriber import HttpSubscriber
+        from knafka.clients.http.http_subscriber import HttpSubscriber
         from knafka.ports.subscriber import Target
 
         target = Target.parse(service_url.rstrip("/") + LOAD_PATH.decode())
@@ -124,7 +124,10 @@ class Receiver:
             return
         try:
             # Here, as the libraries take a tenth of a second to import, and most need none.
-            from knafka.clients.api_server_keys import ApiServerKeys, fetch_with_credentials
+            from knafka.clients.kubernetes.api_server_keys import (
+                ApiServerKeys,
+                fetch_with_credentials,
+            )
         except ImportError as error:
             problem = f"senders' tokens want the extra `oidc`, which isn't installed ({error})"
             raise InvalidDocument(settings.OIDC_URL, problem) from error

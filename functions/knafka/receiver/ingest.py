@@ -23,7 +23,6 @@ from typing import Final, TypeAlias
 
 from knafka import serving
 from knafka.contract_topic import Contract
-from knafka.core.caller_tokens import EVERYBODY, Callers, bearer_of
 from knafka.core.contract import Ingress
 from knafka.core.errors import (
     BatchedContent,
@@ -33,9 +32,10 @@ from knafka.core.errors import (
     LogFull,
     UnsupportedContentMode,
 )
+from knafka.core.events.http_binding import record_of, records_of_batch
+from knafka.core.events.kafka_binding import Draft, RecordHeaders, in_structured_mode, read
 from knafka.core.filters import Predicate
-from knafka.core.http_binding import record_of, records_of_batch
-from knafka.core.kafka_binding import Draft, RecordHeaders, in_structured_mode, read
+from knafka.core.tokens.caller_tokens import EVERYBODY, Callers, bearer_of
 from knafka.observability import (
     CONTENT_TYPE,
     Histogram,
@@ -50,7 +50,7 @@ from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import SenderCheck, TokenVerifier
-from knafka.receiver.batches import Batch
+from knafka.receiver.batches import EventBatch
 from knafka.receiver.direct import LOAD_PATH, HeldRequests
 from knafka.receiver.encryption import EncryptedOnly, RequestCheck
 from knafka.receiver.event_types import EVENT_TYPES, SeenTypes
@@ -338,7 +338,7 @@ class IngestHandler:
         except InvalidEvent as error:
             route.respond(answers.invalid(str(error)), respond)
             return
-        batch = Batch(records)
+        batch = EventBatch(records)
         if matches_policy is not None and not all(
             matches_policy(read(record.headers, record.value).attributes) for record in records
         ):

@@ -55,7 +55,7 @@ _NOTED_LENGTHS: Final = frozenset(
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class _Refused(Exception):
+class _RefusedRequest(Exception):
     """Raised in a callback of the parser to make it stop parsing a request that was refused."""
 
 
@@ -284,7 +284,7 @@ class ReceiverProtocol(asyncio.Protocol):
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._remove_upgrade(data[upgrade.args[0] :])
             except httptools.HttpParserCallbackError as error:
-                if isinstance(error.__context__, _Refused):
+                if isinstance(error.__context__, _RefusedRequest):
                     break
                 log.exception("a request broke the receiver")
                 self._closing = self._responses.ends = True
@@ -365,7 +365,7 @@ class ReceiverProtocol(asyncio.Protocol):
             if len(self._headers) >= self._max_headers and not self._closing:
                 self._refuse(answers.TOO_MANY_HEADERS)
             if self._closing:
-                raise _Refused
+                raise _RefusedRequest
             if self._in_body:
                 return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))

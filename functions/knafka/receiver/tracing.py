@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from knafka.core.contract import Ingress
 from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.ports.log import Reported
 from knafka.receiver.answers import Answer
 from knafka.tracing.context import EXTENSION, TRACEPARENT, TRACESTATE, SpanContext, decode
-from knafka.tracing.spans import KNATIVE, Kind, Span, Tracer
+from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 Respond: TypeAlias = Callable[[Answer], None]
 
@@ -51,7 +51,7 @@ class IngestTracing:
         if not context.sampled:
             return respond, reported
         kind = ingress.kind.removeprefix("Kafka").lower()
-        span = Span("receive", Kind.SERVER, context, parent, tracer.now())
+        span = Span("receive", SpanKind.SERVER, context, parent, tracer.now())
         span.attributes = {
             "messaging.system": KNATIVE,
             "messaging.protocol": "HTTP",
@@ -61,7 +61,7 @@ class IngestTracing:
             span.attributes["messaging.message_id"] = carried["ce_id"].decode("utf-8", "replace")
         append = tracer.start(
             "append",
-            Kind.PRODUCER,
+            SpanKind.PRODUCER,
             context,
             {"messaging.system": "kafka", "messaging.destination": ingress.topic},
         )

@@ -7,15 +7,15 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from knafka.core.delivery import Reason
-from knafka.core.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft
 from knafka.core.sensor import letters, records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.letters import TooLarge
 from knafka.core.sensor.order import Routed, Taken
 from knafka.ports.log import Record
 from knafka.ports.transactions import Output, Partition
-from knafka.sensor.counts import Counts
+from knafka.sensor.counts import SensorCounts
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
 from knafka.tracing.spans import Span
@@ -43,7 +43,7 @@ class Batch:
 
     def __init__(
         self,
-        sensor: Sensor,
+        sensor: SensorContract,
         state: State,
         tracing: SensorTracing | None = None,
         refused: Refused | None = None,
@@ -74,7 +74,7 @@ class Batch:
         """Up to which time each partition of the bus is routed with this batch."""
         self.taken: dict[int, Taken | None] = {}
         """Records taken behind the position of each partition of the trigger topic."""
-        self.counts = Counts()
+        self.counts = SensorCounts()
         self._sensor = sensor
         self._state = state
         self._changed: dict[int, dict[str, Held]] = {}

@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from knafka.core.sensor import records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.order import Routed
 from knafka.core.times import LOG_APPEND_TIME
 from knafka.ports.log import OffsetAndMetadata, Record
@@ -48,11 +48,11 @@ AHEAD_RECORDS: Final = 10_000
 the readers of the trigger topic."""
 
 
-class Bus:
+class BusPartitions:
     """This process's partitions of the bus, and what it knows of the others. Times are ms since the
     Unix epoch."""
 
-    def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
+    def __init__(self, sensor: SensorContract, log: TransactionalLog) -> None:
         self._topic = sensor.topic
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)

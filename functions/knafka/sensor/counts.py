@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
-class Counts:
+class SensorCounts:
     """Plain integers."""
 
     read: int = 0
@@ -31,8 +31,8 @@ class Counts:
     transactions: int = 0
     aborted: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: SensorCounts) -> SensorCounts:
+        return SensorCounts(
             self.read + other.read,
             self.matched + other.matched,
             self.fired + other.fired,
@@ -46,12 +46,12 @@ class Counts:
             self.aborted + other.aborted,
         )
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: SensorCounts) -> None:
         """Add the counts of `other` to these in place, as other threads hold a reference to
         these."""
         total = self + other
         for counter in fields(self):
             setattr(self, counter.name, getattr(total, counter.name))
 
-    def copy(self) -> Counts:
-        return self + Counts()
+    def copy(self) -> SensorCounts:
+        return self + SensorCounts()

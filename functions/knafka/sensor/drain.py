@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from knafka.clients.call_thread import CallThread
+from knafka.clients.kafka.call_thread import CallThread
 from knafka.core.drain import DrainProgress, Ended, Holding
 from knafka.core.errors import LogError
 from knafka.draining.lease import STOP_TIMEOUT
-from knafka.sensor.counts import Counts
+from knafka.sensor.counts import SensorCounts
 from knafka.sensor.processor import Processor
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class SensorDrain:
         self.processor: Processor | None = None
         """None before `run`."""
         self._stopping = False
-        self._reported = Counts()
+        self._reported = SensorCounts()
         """The counts that earlier requests have reported."""
         self._active_at = time.monotonic()
         self._holding: Holding | None = None

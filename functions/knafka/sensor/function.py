@@ -8,32 +8,32 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from knafka import settings
-from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.kafka_connection import consumer_configuration, producer_configuration
-from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.clients.http.http_subscriber import HttpSubscriber
+from knafka.clients.kafka.kafka_connection import consumer_configuration, producer_configuration
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.documents import digest
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import LogError
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.draining.function import DrainingFunction, Side
-from knafka.draining.lease import Lease
+from knafka.draining.lease import DrainLease
 from knafka.draining.renewal import OwnService
 from knafka.draining.side import LeasedSide
 from knafka.observability import Metric
 from knafka.ports.transactions import Claims, TransactionalLog
-from knafka.sensor.counts import Counts
+from knafka.sensor.counts import SensorCounts
 from knafka.sensor.drain import SensorDrain
 from knafka.sensor.processor import Processor
 from knafka.serving import Send
-from knafka.settings import Drains
+from knafka.settings import DrainSettings
 from knafka.tracing.spans import Tracer
 
-OpenLog: TypeAlias = Callable[[Sensor, str, Claims], TransactionalLog]
+OpenLog: TypeAlias = Callable[[SensorContract, str, Claims], TransactionalLog]
 """Opens a transactional log by its transactional id. Raises `LogError`, and `InvalidDocument` for a
 Secret that can't work."""
 
 
-def open_kafka(sensor: Sensor, transactional_id: str, claims: Claims) -> TransactionalLog:
+def open_kafka(sensor: SensorContract, transactional_id: str, claims: Claims) -> TransactionalLog:
     """Open the transactional log on real Kafka."""
     return KafkaTransactions(
         consumer_configuration(sensor.kafka),
@@ -52,7 +52,9 @@ class SensorFunction(DrainingFunction):
         super().__init__("knafka-sensor", self._open)
         self._open_log = open_log
 
-    def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
+    def _open(
+        self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
+    ) -> Side:
         return SensorSide(settings.sensor(environment), self._open_log, drains.service_url, tracer)
 
 
@@ -63,7 +65,7 @@ class SensorSide(LeasedSide):
 
     def __init__(
         self,
-        sensor: Sensor,
+        sensor: SensorContract,
         open_log: OpenLog,
         service_url: str | None,
         tracer: Tracer | None = None,
@@ -75,7 +77,7 @@ class SensorSide(LeasedSide):
         self._slot: int | None = None
         """Slot of the request under way."""
         self._drain: SensorDrain | None = None
-        self._before = Counts()
+        self._before = SensorCounts()
         """Counts of the earlier drains."""
         self._subscriber = HttpSubscriber(limit=1)
         renewal = None
@@ -83,7 +85,7 @@ class SensorSide(LeasedSide):
             # Whichever process answers has a slot of its own, or none.
             what = {"sensor": self._digest, "slot": None}
             renewal = OwnService(service_url, what, self._subscriber)
-        super().__init__(Lease(self._new_drain, renewal))
+        super().__init__(DrainLease(self._new_drain, renewal))
 
     def _new_drain(self) -> SensorDrain:
         """Create the next drain."""
@@ -104,7 +106,7 @@ class SensorSide(LeasedSide):
             self._tracer,
         )
 
-    def _totals(self) -> Counts:
+    def _totals(self) -> SensorCounts:
         """Return the counts of all drains so far."""
         if self._drain is None or self._drain.processor is None:
             return self._before

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from knafka.core.delivery import Reason
-from knafka.core.kafka_binding import Draft, RecordHeaders
+from knafka.core.events.kafka_binding import Draft, RecordHeaders
 from knafka.core.sensor import letters
 from knafka.core.sensor.held import Firing
 from knafka.observability import RateLimitedFilter

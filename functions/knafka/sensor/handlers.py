@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, LogError
-from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.events import json_format
+from knafka.core.events.kafka_binding import RecordHeaders, read
 from knafka.core.sensor import duplicates, letters, records, rules
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Firing, HeldEvent
 from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place
-from knafka.core.sensor.records import TriggerRecord
+from knafka.core.sensor.records import TriggerTopicRecord
 from knafka.core.sensor.routing import Router
-from knafka.core.sensor.rules import Rule, Step
+from knafka.core.sensor.rules import Rule, RuleStep
 from knafka.core.times import taken_at, written_at
 from knafka.ports.log import Record, headers_of
 from knafka.sensor.batch import Batch
-from knafka.sensor.bus import Bus
+from knafka.sensor.bus import BusPartitions
 from knafka.sensor.giving_up import fire_or_name, give_up, let_go
 from knafka.sensor.queues import Arrival
 from knafka.sensor.tracing import SensorTracing
@@ -39,7 +39,7 @@ class Collected(NamedTuple):
     """A record of the trigger topic that waits until it is next."""
 
     record: Record
-    found: TriggerRecord | None
+    found: TriggerTopicRecord | None
     """The trigger's record; None: it can't be read."""
     headers: RecordHeaders | None
     error: Exception | None
@@ -50,10 +50,10 @@ class Handlers:
 
     def __init__(
         self,
-        sensor: Sensor,
+        sensor: SensorContract,
         rules: Mapping[str, Rule],
         router: Router,
-        bus: Bus,
+        bus: BusPartitions,
         tracing: SensorTracing | None,
     ) -> None:
         self._sensor = sensor
@@ -92,7 +92,7 @@ class Handlers:
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
         """An event of the bus is next: to what each trigger holds, or at once into an action
-        (BUS-12). `until` as in `TriggerRecord`."""
+        (BUS-12). `until` as in `TriggerTopicRecord`."""
         record, place = arrival.record, arrival.place
         batch.begin(record)
         batch.counts.read += 1
@@ -193,7 +193,7 @@ class Handlers:
         return False
 
 
-def follow(number: int, key: str, after: Step, batch: Batch) -> None:
+def follow(number: int, key: str, after: RuleStep, batch: Batch) -> None:
     """Return what a key of a partition holds now, and what has fired."""
     batch.keep(number, key, after.held)
     for firing in after.firings:

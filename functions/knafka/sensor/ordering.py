@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from knafka.core.sensor import records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.order import InOrder, Routed, Taken
 from knafka.core.sensor.routing import Router
 from knafka.core.sensor.rules import Rule
@@ -22,7 +22,7 @@ from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Record
 from knafka.ports.transactions import Partition, TransactionalLog
 from knafka.sensor.batch import BATCH, Batch
-from knafka.sensor.bus import Bus
+from knafka.sensor.bus import BusPartitions
 from knafka.sensor.handlers import Collected, Handlers
 from knafka.sensor.tracing import SensorTracing
 from knafka.sensor.watermark import Watermark
@@ -46,14 +46,14 @@ class Ordering:
 
     def __init__(
         self,
-        sensor: Sensor,
+        sensor: SensorContract,
         rules: Mapping[str, Rule],
         router: Router,
         log: TransactionalLog,
         tracing: SensorTracing | None,
     ) -> None:
         self._sensor = sensor
-        self._bus = Bus(sensor, log)
+        self._bus = BusPartitions(sensor, log)
         self._watermark = Watermark(sensor, log)
         self._handlers = Handlers(sensor, rules, router, self._bus, tracing)
         self._positions: dict[Partition, int] = {}

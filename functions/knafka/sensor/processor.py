@@ -23,7 +23,7 @@ from knafka.core.delivery import Reason
 from knafka.core.drain import Holding
 from knafka.core.errors import LogError
 from knafka.core.sensor import duplicates, records, rules
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Held
 from knafka.core.sensor.routing import Router
 from knafka.core.sensor.rules import Rule
@@ -37,7 +37,7 @@ from knafka.ports.transactions import (
     TransactionalLog,
 )
 from knafka.sensor.batch import BATCH, Batch, Refused
-from knafka.sensor.counts import Counts
+from knafka.sensor.counts import SensorCounts
 from knafka.sensor.giving_up import let_go
 from knafka.sensor.handlers import follow
 from knafka.sensor.ordering import Ordering
@@ -70,12 +70,12 @@ class Processor:
 
     def __init__(
         self,
-        sensor: Sensor,
+        sensor: SensorContract,
         open_log: Callable[[Processor], TransactionalLog],
         tracer: Tracer | None = None,
     ) -> None:
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
-        self.counts = Counts()
+        self.counts = SensorCounts()
         self._sensor = sensor
         self._rules: dict[str, Rule] = {rule.name: rule for rule in sensor.rules()}
         if (dedupe := sensor.dedupe_millis) is not None:

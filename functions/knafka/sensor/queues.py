@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from knafka.core.kafka_binding import Envelope, RecordHeaders
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders
 from knafka.core.sensor.order import Place
 from knafka.core.sensor.routing import Route
 from knafka.ports.log import Record

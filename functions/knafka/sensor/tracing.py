@@ -9,18 +9,18 @@ ends when its transaction is committed; of one that was aborted there is none.
 
 from __future__ import annotations
 
-from knafka.core.kafka_binding import Envelope
+from knafka.core.events.kafka_binding import Envelope
 from knafka.core.sensor import records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Firing
 from knafka.tracing.context import TRACEPARENT, decode
-from knafka.tracing.spans import KNATIVE, Kind, Span, Tracer
+from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 
 class SensorTracing:
     """Makes the spans of one Sensor."""
 
-    def __init__(self, tracer: Tracer, sensor: Sensor) -> None:
+    def __init__(self, tracer: Tracer, sensor: SensorContract) -> None:
         self.tracer = tracer
         self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
 
@@ -47,6 +47,6 @@ class SensorTracing:
             "knafka.sensor.events": len(by_arrival),
         }
         *others, last = contexts
-        span = self.tracer.start("fire", Kind.PRODUCER, last, attributes)
+        span = self.tracer.start("fire", SpanKind.PRODUCER, last, attributes)
         span.links = tuple(others)
         return span

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.ports.transactions import TransactionalLog
 
 MIN_ABSENCE_DELAY: Final = 2_000
@@ -25,7 +25,7 @@ CHECK_INTERVAL: Final = 100
 class Watermark:
     """Finds the time before which everything was read, while something waits for it."""
 
-    def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
+    def __init__(self, sensor: SensorContract, log: TransactionalLog) -> None:
         self._topic = sensor.trigger_topic
         self._log = log
         self._pending: tuple[int, int, Mapping[int, int | None]] | None = None

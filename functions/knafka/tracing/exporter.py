@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from knafka.tracing import context, settings, spans
 
-_KINDS: Final = {kind: SpanKind[kind.value] for kind in spans.Kind}
+_KINDS: Final = {kind: SpanKind[kind.value] for kind in spans.SpanKind}
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _OK: Final = Status(StatusCode.UNSET)
 # Without a version Zipkin's exporter writes null, and Zipkin refuses the batch.

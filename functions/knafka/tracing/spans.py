@@ -19,7 +19,7 @@ KNATIVE: Final = "knative"
 """`messaging.system` of a Broker's, Channel's, Trigger's or Subscription's spans (KN-DP-16)."""
 
 
-class Kind(Enum):
+class SpanKind(Enum):
     """OpenTelemetry's kinds of span."""
 
     INTERNAL = "INTERNAL"
@@ -33,7 +33,7 @@ class Span:
     """One span, finished once it has an `end`; times are nanoseconds since the Unix epoch."""
 
     name: str
-    kind: Kind
+    kind: SpanKind
     context: SpanContext
     parent: SpanContext | None
     start: int
@@ -80,7 +80,7 @@ class Tracer:
         return SpanContext(parent.trace_id, self._random_bits(64) or 1, True)
 
     def start(
-        self, name: str, kind: Kind, parent: SpanContext, attributes: Attributes | None = None
+        self, name: str, kind: SpanKind, parent: SpanContext, attributes: Attributes | None = None
     ) -> Span:
         """A recorded span that begins now."""
         return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})

@@ -16,7 +16,7 @@ from typing import Final
 from knafka.core.authorization import Authorization, subject_matches
 from knafka.core.contract import AttributesFilter, Ingress, Kafka
 from knafka.core.documents import parse
-from knafka.core.event import Attributes
+from knafka.core.events.event import Attributes
 from knafka.core.filters import why_not
 from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.declared.triggers import UnknownObject

@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError
-from knafka.core.kafka_secret import for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_cli.adoption.broker_plan import SeenBroker, group_of, topic_of
 from knafka_cli.adoption.channel_plan import SeenChannel, topic_of_channel

@@ -19,9 +19,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from knafka.core.client_settings import SIDES
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_settings.client_settings import SIDES
 from knafka_cli.checks import loop_checks, policy_checks, sensor_checks
 from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from knafka.core.contract import All, Any_, Exact, Filter, Prefix, Suffix
-from knafka.core.event import SPEC_VERSIONS
+from knafka.core.events.event import SPEC_VERSIONS
 
 SPEC_VERSION: Final = "specversion"
 

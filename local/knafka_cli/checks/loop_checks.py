@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from knafka.core.hops import FIRST_TTL, MAX_HOPS
+from knafka.core.events.hops import FIRST_TTL, MAX_HOPS
 from knafka_client.declared.manifests import ObjectIdentity
 from knafka_operator.decide.trigger_conditions import leads_back
 from knafka_operator.model.family import BROKERS, CHANNELS

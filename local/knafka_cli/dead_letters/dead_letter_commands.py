@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Egress
 from knafka_cli.dead_letters import archive_commands, dead_letter_tables

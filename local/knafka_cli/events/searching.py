@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core.errors import InvalidEvent
-from knafka.core.kafka_binding import CONTENT_TYPE, Mode, mode_of, read
+from knafka.core.events.kafka_binding import CONTENT_TYPE, Mode, mode_of, read
 from knafka.ports.log import Record
 from knafka_client.topics.ranges import RangeReader
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
-from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.core import json_format
+from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.core.delivery import retry_after_seconds
 from knafka.core.errors import DeliveryError, InvalidDocument, KnafkaError
-from knafka.core.event import Event
-from knafka.core.http_binding import head_of
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.http_binding import head_of
 from knafka.ports.subscriber import Response, Subscriber, Target
 
 SEND_CONNECTIONS: Final = 16

@@ -9,12 +9,13 @@ from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import KafkaError, TopicPartition
 
-from knafka.clients.kafka_client import log_error_of
-from knafka.core import errors, json_format
+from knafka.clients.kafka.kafka_client import log_error_of
+from knafka.core import errors
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.events import json_format
+from knafka.core.events.kafka_binding import read
 from knafka.core.filters import Predicate
-from knafka.core.kafka_binding import read
 from knafka.core.times import moment
 from knafka.ports.log import Record
 from knafka_client.topics.dead_letters import parse_dead_letter, printable

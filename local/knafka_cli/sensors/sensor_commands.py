@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import yaml
 
-from knafka.core import json_format
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
+from knafka.core.events import json_format
 from knafka.core.times import moment, rfc3339
 from knafka_cli.shared import event_input, moments
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options

@@ -16,16 +16,16 @@ from typing import Any, Final, cast
 
 from confluent_kafka import TopicPartition
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import READING
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_client import READING
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent, KnafkaError, LogError
-from knafka.core.kafka_binding import Draft, RecordHeaders, read
+from knafka.core.events.kafka_binding import Draft, RecordHeaders, read
 from knafka.core.sensor import letters, records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.times import rfc3339
-from knafka.dispatcher.appending import append
+from knafka.dispatcher.engine.appending import append
 from knafka.ports.log import Record
 from knafka.ports.shared_log import GroupHasMembers
 from knafka_cli.shared.options import ask_kafka
@@ -175,7 +175,7 @@ def _store_dead_letter(
     headers: RecordHeaders | None,
 ) -> None:
     """Store a record as a dead letter of the Sensor. Raises `LogError` if it isn't stored."""
-    sensor_contract = Sensor.model_construct(
+    sensor_contract = SensorContract.model_construct(
         namespace=sensor.namespace, name=sensor.name, bus=sensor.bus
     )
     value = record.value()

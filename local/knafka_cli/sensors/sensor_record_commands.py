@@ -31,7 +31,7 @@ from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA, Insta
 from knafka_client.topics import dead_letters
 
 if TYPE_CHECKING:
-    from knafka.clients.kafka_admin import KafkaAdmin
+    from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 
 SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")]
 

@@ -6,9 +6,9 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
-from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, KnafkaError
-from knafka.core.event import Event, validate
+from knafka.core.events import json_format
+from knafka.core.events.event import Event, validate
 
 
 class BadInput(KnafkaError):

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection_configuration
-from knafka.core import json_format
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent
-from knafka.core.event import Event
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
 from knafka_cli.shared import event_input
 from knafka_client.declared import triggers
 from knafka_client.declared.manifests import DeclaredObjects, Manifests, ObjectIdentity

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
 from knafka_cli.shared import moments
 from knafka_cli.shared.options import (

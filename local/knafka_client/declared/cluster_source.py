@@ -18,12 +18,12 @@ from typing import Any, Final, Literal
 import kubernetes
 from kubernetes.config import ConfigException
 
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core import names
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka.core.kafka_secret import for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_librdkafka
 from knafka_client.declared.declared_source import (
     DEFAULT_NAMESPACE,
     SYSTEM_NAMESPACE,

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_client.declared.triggers import UnknownObject

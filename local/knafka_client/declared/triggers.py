@@ -19,7 +19,7 @@ from knafka.core.contract import (
     Suffix,
 )
 from knafka.core.errors import KnafkaError
-from knafka.core.event import Event
+from knafka.core.events.event import Event
 from knafka.core.filters import why_not
 from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
 from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED, Destination, Trigger

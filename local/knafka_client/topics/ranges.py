@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from knafka.clients.kafka_client import log_error_of, open_client
-from knafka.clients.kafka_requests import read_watermarks
+from knafka.clients.kafka.kafka_client import log_error_of, open_client
+from knafka.clients.kafka.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers

@@ -17,8 +17,8 @@ from knafka.core.contract import Egress
 from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, headers_for_replay
 from knafka.core.delivery import Reason
 from knafka.core.errors import KnafkaError
-from knafka.core.kafka_binding import Draft
-from knafka.dispatcher.appending import append
+from knafka.core.events.kafka_binding import Draft
+from knafka.dispatcher.engine.appending import append
 from knafka.ports.log import LogAdmin, LogWriter, Record
 from knafka_client.topics.dead_letters import (
     MOST_RECORDS_READ,

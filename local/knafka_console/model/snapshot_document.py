@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 
 from knafka.core import documents
-from knafka.core.event import Event
+from knafka.core.events.event import Event
 from knafka_client.declared import triggers
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_client.topics.dead_letters import StoredDeadLetter

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from knafka.core.errors import KnafkaError
-from knafka.core.event import Event
+from knafka.core.events.event import Event
 from knafka_console.model.document import (
     ArchiveReplay,
     ArchiveReplays,

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError, LogError
-from knafka.core.event import Event
+from knafka.core.events.event import Event
 from knafka_client.declared import triggers
 from knafka_client.declared.declared_source import KafkaNotReached
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects, Unauthenticated

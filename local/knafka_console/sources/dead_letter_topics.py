@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_client import Connection
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_client.topics import dead_letters, replaying

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from knafka.clients.kafka_connection import connection_configuration
+from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError
-from knafka.core.event import Event
+from knafka.core.events.event import Event
 from knafka_client.declared import annotating, triggers
 from knafka_client.declared.manifests import DeclaredObjects, ManifestPlace, ObjectIdentity
 from knafka_client.state.installation import RunningState

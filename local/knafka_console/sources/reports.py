@@ -19,8 +19,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import Connection
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.kafka_client import Connection
 from knafka.core import documents, names
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import LogAdmin

@@ -41,9 +41,10 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from knafka.core import documents, json_format
+from knafka.core import documents
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
+from knafka.core.events import json_format
 from knafka_console.model.document import FilterVerdict, ReplayCreation, ReplayRequest, TriggerKind
 from knafka_console.model.source import (
     ArchiveName,

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, LogWriter

@@ -23,10 +23,10 @@ import aiohttp
 from knafka import settings
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
+from knafka.core.tokens.caller_tokens import CALLERS
 from knafka_client.sockets import HOST, listen, port_of
 from knafka_local.processes.children import Child, Command, describe_exit
 from knafka_operator.model.function_tokens import FunctionTokens
@@ -66,7 +66,7 @@ class _DispatcherFunction:
         return cls(shard.group.removeprefix(names.OURS), settings.SHARD, contract)
 
     @classmethod
-    def for_sensor(cls, sensor: Sensor) -> _DispatcherFunction:
+    def for_sensor(cls, sensor: SensorContract) -> _DispatcherFunction:
         """The function that evaluates one Sensor."""
         contract = json.dumps(documents.dump(sensor), sort_keys=True)
         log = f"sensor-{sensor.namespace}-{sensor.name}"
@@ -122,7 +122,7 @@ class DispatcherProcesses:
         return self._hold(_DispatcherFunction.for_shard(shard), ask)
 
     def hold_sensor(
-        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+        self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> ProgressStream[DrainProgress]:
         """Hold a Sensor's drain open in a process of its own."""
 

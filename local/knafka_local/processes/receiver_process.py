@@ -25,8 +25,8 @@ import aiohttp
 
 from knafka import settings
 from knafka.core import documents
-from knafka.core.caller_tokens import CALLERS
 from knafka.core.contract import Receiver
+from knafka.core.tokens.caller_tokens import CALLERS
 from knafka_client.sockets import HOST, port_of
 from knafka_local.processes.children import Child, Command, Say, Supervised
 from knafka_operator.model.function_tokens import FunctionTokens, authorization

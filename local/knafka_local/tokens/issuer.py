@@ -6,7 +6,7 @@
     discovery, jwks           receivers read these, over TLS on loopback (`issuer_server`)
 
 Tokens stay valid across restarts: the key is kept, and the issuer's name is constant.
-Not here: what a token must say (`knafka.core.auth_tokens`).
+Not here: what a token must say (`knafka.core.tokens.auth_tokens`).
 """
 
 from __future__ import annotations

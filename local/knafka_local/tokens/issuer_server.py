@@ -25,8 +25,8 @@ import msgspec
 from aiohttp import web
 
 from knafka import settings
-from knafka.clients.api_server import CA, TOKEN
-from knafka.clients.api_server_keys import DISCOVERY, JWKS
+from knafka.clients.kubernetes.api_server import CA, TOKEN
+from knafka.clients.kubernetes.api_server_keys import DISCOVERY, JWKS
 from knafka_client.sockets import listen, port_of
 from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.tokens.issuer import ISSUER, Issuer

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from knafka.core.event import is_legal
+from knafka.core.events.event import is_legal
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import MAX_NAME

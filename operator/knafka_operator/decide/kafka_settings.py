@@ -8,7 +8,7 @@
                              knafka.dev/rate-limit
 
 Each check raises `InvalidDocument` with the key. Not here: which names there are, and why others
-are refused (`knafka.core.client_settings`).
+are refused (`knafka.core.kafka_settings.client_settings`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from knafka.core import client_settings
 from knafka.core.contract import Kafka, RateLimit, RateUnit
 from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_settings import client_settings
 from knafka.ports.log import Start
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import (

@@ -23,7 +23,7 @@ from knafka.core import documents
 from knafka.core.contract import Egress, Receiver, Shard
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.settings import EGRESS, RECEIVER, SENSOR, SHARD
 from knafka_operator.decide.services import DECLARED_DIGEST, environment_of
 from knafka_operator.decide.status import ROLLED_OUT
@@ -43,7 +43,7 @@ _CONTRACTS: Final[Mapping[str, type[Model]]] = {
     EGRESS: Egress,
     SHARD: Shard,
     RECEIVER: Receiver,
-    SENSOR: Sensor,
+    SENSOR: SensorContract,
 }
 
 

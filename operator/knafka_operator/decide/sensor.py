@@ -73,7 +73,7 @@ K = TypeVar("K")
 class WatchedSensor(NamedTuple):
     """A Sensor's function as the scaler knows it."""
 
-    sensor: contract.Sensor
+    sensor: contract.SensorContract
     autoscaling: Autoscaling
 
 
@@ -318,14 +318,14 @@ def _consumer_group(
 
 def function_contract(
     sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
-) -> contract.Sensor:
+) -> contract.SensorContract:
     """The contract of a Sensor's function; `annotations` of its status name topics and group.
     Raises `InvalidDocument` for an invalid annotation of the Sensor."""
     limits = sensor_limits.held_limits(sensor)
     kafka: Kafka = broker.defaults.kafka
     namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
     mine = contract.SensorTrigger.model_fields
-    return contract.Sensor(
+    return contract.SensorContract(
         namespace=namespace,
         name=sensor.metadata.name,
         generation=sensor.metadata.generation,

@@ -55,7 +55,7 @@ def function_identity(family: Family, sensor: Identity, settings: Settings) -> I
 
 def function_service(
     sensor: Sensor,
-    function_contract: contract.Sensor,
+    function_contract: contract.SensorContract,
     autoscaling: Autoscaling,
     partitions: int,
     secret: tuple[str, str] | None,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core.drain import Waiting
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.rules import Rule
 from knafka.core.times import to_the_second
 
@@ -23,7 +23,7 @@ MAX_OLDEST_KEYS: Final = 3
 Shown = list[dict[str, Any]]
 
 
-def waiting_status(sensor: Sensor, held: Iterable[Waiting]) -> Shown:
+def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
     """`status.waiting`: what each trigger holds and waits for, and since when; triggers that hold
     nothing are left out."""
     rules = {each.name: each for each in sensor.rules()}

@@ -12,7 +12,7 @@
 The account whose tokens are shown has no right at all: who is shown one may have it be for the API
 server. All of it goes with its Trigger (docs/decisions/0040-tokens-for-sinks.md).
 
-Not here: the tokens, which no operator ever sees (`knafka.core.sink_tokens`).
+Not here: the tokens, which no operator ever sees (`knafka.core.tokens.sink_tokens`).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka.core.caller_tokens import CALLERS, SCRAPERS, verifiers_of
 from knafka.core.contract import Delivery, Egress, Shard
+from knafka.core.tokens.caller_tokens import CALLERS, SCRAPERS, verifiers_of
 from knafka.settings import (
     API_FOLDER,
     LEAVING,

@@ -2,7 +2,7 @@
 
     SubscriptionReady ...   its Broker, what it depends on, its namespace's share: else not Ready
     LoopFree                what it sends is declared to come back: a warning, as that ends after
-                            some rounds (`knafka.core.hops`) in the dead-letter topic
+                            some rounds (`knafka.core.events.hops`) in the dead-letter topic
     Delivering              what the scaler knows of it: a warning, or information
 
 Not here: dead letters (`dead_letters`), and a loop over other Brokers or applications, which only a
@@ -20,7 +20,7 @@ from pydantic import BeforeValidator
 
 from knafka.core.contract import Sink
 from knafka.core.documents import parse
-from knafka.core.hops import FIRST_TTL, MAX_HOPS
+from knafka.core.events.hops import FIRST_TTL, MAX_HOPS
 from knafka.core.numbering import partition_of
 from knafka_operator.decide.field_errors import (
     Problem,

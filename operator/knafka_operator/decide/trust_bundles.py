@@ -4,7 +4,7 @@
       -> one ConfigMap, knafka-trust-bundle, in each namespace with a dispatcher, which mounts it
 
 Not here: reading and writing them (`reconcile.trust_bundles`), and what a dispatcher does with it
-(`knafka.clients.trust_bundles`).
+(`knafka.clients.http.trust_bundles`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knafka.core.caller_tokens import token_of, verifiers_of
+from knafka.core.tokens.caller_tokens import token_of, verifiers_of
 
 
 class FunctionTokens:

@@ -9,7 +9,7 @@ For IAM the Secret holds no credentials: the token is made with whatever identit
 The functions' is their namespace's, the operator's is the installation's, and a server that gets
 its token may use it for a quarter of an hour.
 
-Not here: what a Secret means to a client (`knafka.core.kafka_secret`).
+Not here: what a Secret means to a client (`knafka.core.kafka_settings.kafka_secret`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from knafka.core import addresses
 from knafka.core.errors import InvalidDocument
-from knafka.core.kafka_oauth import PROVIDERS, ROLE, TOKEN_ENDPOINT, TOKEN_PROVIDER
+from knafka.core.kafka_settings.kafka_oauth import PROVIDERS, ROLE, TOKEN_ENDPOINT, TOKEN_PROVIDER
 
 AWS_SERVERS: Final = "KNAFKA_AWS_SERVERS"
 AWS_ROLES: Final = "KNAFKA_AWS_ROLES"

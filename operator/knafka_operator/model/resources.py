@@ -35,7 +35,7 @@ AUTOSCALING: Final = "autoscaling.eventing.knative.dev/"
 """Prefix of `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see `scaler`."""
 KNAFKA_PREFIX: Final = "knafka.dev/"
 """Prefix of annotations that nobody else has; with `consumer.` or `producer.` before the name, of
-what a Trigger sets of its Kafka clients (`knafka.core.client_settings`)."""
+what a Trigger sets of its Kafka clients (`knafka.core.kafka_settings.client_settings`)."""
 FINALIZER: Final = f"{KNAFKA_PREFIX}finalizer"
 """The finalizer that the operator puts on every object it reconciles."""
 MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"

@@ -85,8 +85,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
-from knafka.core.caller_tokens import METRICS_TOKENS, parse_tokens
 from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_tokens
 from knafka.core.trace_url import trace_url
 from knafka.settings import local_addresses, profiling
 from knafka_operator.model.function_pods import FunctionPods

@@ -18,7 +18,7 @@ from knafka.core import names
 from knafka.core.contract import Conversion
 from knafka.core.documents import parse, problem
 from knafka.core.errors import InvalidDocument
-from knafka.core.event import CORE, is_attribute_name
+from knafka.core.events.event import CORE, is_attribute_name
 from knafka_operator.model.resources import (
     AUTOSCALING,
     DELIVERY_ORDER,

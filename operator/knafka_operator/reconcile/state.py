@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from knafka.core import names
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.shards import CONTRACT_TOPIC_KEY
@@ -131,7 +131,7 @@ class SensorRecord:
     """As it was last heard of."""
     kafka: KafkaCluster | None = None
     """The Kafka with its topics, as its bus may be deleted first."""
-    scaled: tuple[KafkaCluster, Sensor] | None = None
+    scaled: tuple[KafkaCluster, SensorContract] | None = None
     """Kafka and contract with which it is scaled; None: it isn't scaled."""
     names: set[str] = field(default_factory=set)
     """Names of topics and consumer groups that the Sensor has claimed."""
@@ -341,7 +341,7 @@ class States:
             if self.sensor_uid_by_name.setdefault(name, record.uid) == record.uid:
                 record.names.add(name)
 
-    def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, Sensor] | None:
+    def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, SensorContract] | None:
         """Forget a Sensor and release its names; returns the Kafka and the contract with which it
         is still scaled, None if it isn't scaled. Nothing in Kafka is deleted."""
         if (record := self.sensors.pop(identity, None)) is None:

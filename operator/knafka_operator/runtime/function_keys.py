@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from knafka.core.caller_tokens import MAX_VERIFIERS
+from knafka.core.tokens.caller_tokens import MAX_VERIFIERS
 from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded_secret
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR

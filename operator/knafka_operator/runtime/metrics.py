@@ -14,9 +14,9 @@ from typing import Final
 
 from aiohttp import web
 
-from knafka.core.caller_tokens import EVERYBODY, NO_SCRAPER, Callers, bearer_of
 from knafka.core.drain import outcomes
 from knafka.core.numbering import Numbering
+from knafka.core.tokens.caller_tokens import EVERYBODY, NO_SCRAPER, Callers, bearer_of
 from knafka.observability import (
     CONTENT_TYPE,
     Metric,

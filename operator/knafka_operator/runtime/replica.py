@@ -25,8 +25,8 @@ from typing import Final, TypeVar
 
 import kopf
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings

@@ -24,7 +24,7 @@ from knafka.core import documents, drain
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka_operator.model.function_tokens import FunctionTokens, authorization
 from knafka_operator.model.settings import SHARD_SIZE
 from knafka_operator.scale.answers import LinePace, paced_lines
@@ -93,7 +93,7 @@ class HttpDrains:
         return self._progress_lines(ShardProgress, shard.group, wanted, stop, self._shard_line)
 
     def hold_sensor(
-        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+        self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain of a Sensor, as `hold` does."""
         wanted = request.model_copy(update={"sensor": documents.digest(sensor)})

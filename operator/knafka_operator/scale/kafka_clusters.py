@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from knafka.core.errors import LogError
-from knafka.core.kafka_secret import for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.decide.kafka_servers import ANY_SERVER, check_servers
 from knafka_operator.model.kafka_trust import KafkaTrust

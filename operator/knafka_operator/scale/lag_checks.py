@@ -24,7 +24,7 @@ from typing import Final
 from knafka.core.contract import Egress
 from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.ports.log import GroupSource, Lag
 from knafka_operator.decide.scaling import (
     Scale,
@@ -234,7 +234,7 @@ class SensorLagCheck(LagCheck):
     async def _lag(self, group: str, topic: str) -> Lag:
         return (await self.kafka.lags([group], topic))[group]
 
-    def _is_as_it_was(self, sensor: Sensor) -> bool:
+    def _is_as_it_was(self, sensor: SensorContract) -> bool:
         return not self.over and self.scaled.sensor is sensor
 
     async def _apply(self, bus: Lag, trigger: Lag) -> None:

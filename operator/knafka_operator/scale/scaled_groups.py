@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Waiting
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka_operator.decide.scaling import (
     Cause,
     Scale,
@@ -250,7 +250,7 @@ class ScaledSensor(ScaledGroup):
     """A Sensor that the scaler watches; the `Unit` of its drains. Its lag is that of its group in
     the bus and in its trigger topic."""
 
-    sensor: Sensor
+    sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
     slots: Slots = field(default_factory=Slots)
     due: int | None = None

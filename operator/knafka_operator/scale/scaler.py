@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress, Waiting
 from knafka.core.errors import LogError
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.ports.log import GroupSource, Positions
 from knafka_operator.decide.scaling import (
     Cause,
@@ -77,7 +77,7 @@ class Drains(Protocol):
         ...
 
     def hold_sensor(
-        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+        self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Ask a process of a Sensor to drain, as `hold` does a dispatcher."""
         ...
@@ -172,7 +172,9 @@ class Scaler:
         self._check_soon(topics_key(egress))
         await self._ending.wait(trigger_id)
 
-    async def watch_sensor(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
+    async def watch_sensor(
+        self, sensor_id: str, sensor: SensorContract, autoscaling: Autoscaling
+    ) -> None:
         """Start to scale a Sensor, or apply changes to it; its counts go on.
 
         A changed contract and a pause end its drains. Returns once these have ended.
@@ -372,7 +374,7 @@ class Scaler:
         return trigger
 
     def _new_sensor(
-        self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling
+        self, sensor_id: str, sensor: SensorContract, autoscaling: Autoscaling
     ) -> SensorLagCheck:
         scaled = ScaledSensor(sensor_id, autoscaling, sensor)
         look = SensorLagCheck(scaled, self._kafka, self._ending, self._now)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
-from knafka.core.kafka_secret import with_protocol
+from knafka.core.kafka_settings.kafka_secret import with_protocol
 from knafka_operator.decide import services
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.scaling import TriggerStatus

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from knafka.core import times
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidEvent
-from knafka.core.kafka_binding import CONTENT_TYPE, read
+from knafka.core.events.kafka_binding import CONTENT_TYPE, read
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.records import correlation_of, identity_of, trigger_of

@@ -22,8 +22,8 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from knafka.core import json_format
-from knafka.core.kafka_binding import CONTENT_TYPE
+from knafka.core.events import json_format
+from knafka.core.events.kafka_binding import CONTENT_TYPE
 from knafka.core.sensor.contract import Conditions
 from knafka_jobs.backtest import backtest_plan
 from knafka_jobs.io.delta import explain_spark_errors

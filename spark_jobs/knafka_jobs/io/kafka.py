@@ -28,9 +28,9 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import InvalidDocument
-from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
+from knafka.core.kafka_settings.kafka_secret import for_java, for_librdkafka
 from knafka.tokens import with_tokens
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import (

@@ -16,7 +16,7 @@ from typing import Any, Final
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka_jobs.failure_selection import FailureCondition, Preview, TriggerName
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.lookup import lookup_plan

@@ -21,7 +21,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from knafka.core.dead_letter import REPLAY, headers_for_replay
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.times import moment
 from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import Any, Final
 from urllib.parse import quote
 
-from knafka.core.json_format import MEDIA_TYPE
+from knafka.core.events.json_format import MEDIA_TYPE
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.report.report_document import Report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from knafka.core.sink_tokens import EXPIRATION, Account, IssuedToken
+from knafka.core.tokens.sink_tokens import EXPIRATION, Account, IssuedToken
 from knafka.ports.account_tokens import TokenUnavailable
 
 

@@ -30,7 +30,7 @@ from support.memory.records import (
 
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
-from knafka.core.kafka_binding import Draft, RecordHeaders
+from knafka.core.events.kafka_binding import Draft, RecordHeaders
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import (
     Assignment,

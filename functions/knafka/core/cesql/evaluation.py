@@ -14,7 +14,7 @@ from knafka.core.cesql.effort import FREE_LENGTH, spend
 from knafka.core.cesql.errors import Failed
 from knafka.core.cesql.functions import ARITHMETIC, COMPARISONS, negate, resolve
 from knafka.core.cesql.patterns import compile_pattern
-from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
+from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, InfixStep, Literal, Node, Unary
 from knafka.core.cesql.types import Value
 from knafka.core.cesql.values import CASTS, as_boolean, as_integer, as_string
 
@@ -172,7 +172,7 @@ def _any_true(tests: Sequence[Test]) -> Test:
     return evaluate
 
 
-def _step(step: Step) -> Apply:
+def _step(step: InfixStep) -> Apply:
     """Compile one operator with its right operands, to be applied to the value on its left."""
     right = step.operands[0]
     match step.operator:

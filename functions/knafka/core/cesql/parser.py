@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from knafka.core.cesql.errors import Failed
 from knafka.core.cesql.lexer import Token, tokenize
-from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
+from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, InfixStep, Literal, Node, Unary
 from knafka.core.cesql.values import as_integer
 from knafka.core.errors import InvalidExpression
 
@@ -40,13 +40,13 @@ _digits = re.compile(r"[0-9]+").fullmatch
 
 def parse(text: str) -> Node:
     """The syntax tree of `text`; raise `InvalidExpression`."""
-    parser = _Parser(text)
+    parser = _ExpressionParser(text)
     node = parser.expression()
     parser.expect_end()
     return node
 
 
-class _Parser:
+class _ExpressionParser:
     """A cursor over tokens. The text of a token alone tells what it is: a string's keeps its
     quotes, a keyword's is upper case, and no word reads like a keyword."""
 
@@ -81,7 +81,7 @@ class _Parser:
             operator = f"NOT {self._tokens[self._at + 1].text}"
         return _PRECEDENCE.get(operator, -1)
 
-    def _step(self, level: int) -> Step:
+    def _step(self, level: int) -> InfixStep:
         """Parse one operator of this level and its right operands."""
         operator = self._next_token().text
         if operator == "NOT":
@@ -98,7 +98,7 @@ class _Parser:
                 operands = self._expressions()
             case _:
                 operands = (self.expression(level + 1),)
-        return Step(operator, operands, start, self._previous.end)
+        return InfixStep(operator, operands, start, self._previous.end)
 
     def _operand(self) -> Node:
         """Parse a literal, an attribute, a call, or an expression in parentheses."""

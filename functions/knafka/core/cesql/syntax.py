@@ -44,7 +44,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InfixStep:
     """An infix operator and its right side: one operand, or the elements of the set of an IN.
 
     `start` and `end` are the characters of the right side, parentheses included.
@@ -65,7 +65,7 @@ class Chain:
     """
 
     first: Node
-    steps: tuple[Step, ...]
+    steps: tuple[InfixStep, ...]
     start: int
     end: int
 

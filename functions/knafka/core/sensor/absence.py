@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
-from knafka.core.sensor.conditions import Condition
+from knafka.core.sensor.conditions import TriggerCondition
 from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
 
 IGNORED: Final = 16
@@ -40,7 +40,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AbsenceDecision:
     """The result of the events known so far for a trigger that waits for absence."""
 
     rounds: Sequence[Round]
@@ -61,7 +61,9 @@ class Decision:
         return in_time((*waiting, *self.partial, *self.unwanted, *ignored))
 
 
-def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> Decision:
+def decide(
+    condition: TriggerCondition, within: int, events: Iterable[HeldEvent]
+) -> AbsenceDecision:
     """Decide rounds from these events, in the order of time, whatever order they came in."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
@@ -81,18 +83,18 @@ def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> De
             if condition.holds(Counter(partial_event.dependency for partial_event in partial)):
                 rounds.append(Round(tuple(partial), event.at + within))
                 partial = []
-    return Decision(
+    return AbsenceDecision(
         rounds, tuple(partial), tuple(unwanted), tuple(chain.from_iterable(ignored.values()))
     )
 
 
 def expire(
-    condition: Condition, within: int, held: Held, until: int
+    condition: TriggerCondition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
     """Return the events still held, and the firings, once every event before `until` was read."""
     now = decide(condition, within, held)
     firings = tuple(Firing(round_.events) for round_ in now.rounds if round_.until < until)
-    left = Decision(
+    left = AbsenceDecision(
         [round_ for round_ in now.rounds if round_.until >= until],
         tuple(event for event in now.partial if event.at + within >= until),
         tuple(event for event in now.unwanted if event.at >= until),
@@ -101,7 +103,7 @@ def expire(
     return left.held, firings
 
 
-def due(condition: Condition, within: int, held: Held) -> int | None:
+def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """Return when the first round fires unless it is answered."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
@@ -109,7 +111,7 @@ def due(condition: Condition, within: int, held: Held) -> int | None:
     )
 
 
-def expires(condition: Condition, within: int, held: Held) -> int | None:
+def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """The first time at which `expire` would change something."""
     now = decide(condition, within, held)
     times = [round_.until for round_ in now.rounds]
@@ -118,12 +120,14 @@ def expires(condition: Condition, within: int, held: Held) -> int | None:
     return min(times) + 1 if times else None
 
 
-def _in_order(condition: Condition, event: HeldEvent) -> tuple[int, bool, tuple[int, int], int]:
+def _in_order(
+    condition: TriggerCondition, event: HeldEvent
+) -> tuple[int, bool, tuple[int, int], int]:
     """At one time, what is unwanted comes last: it answers what came in the same millisecond."""
     return event.at, event.dependency in condition.unwanted, event.origin, event.offset
 
 
-def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: Condition) -> None:
+def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
     """Only the latest of each dependency count (BUS-S3)."""
     same = [other for other in partial if other.dependency == event.dependency]
     if len(same) >= condition.wanted[event.dependency]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from knafka.core.event import Attributes
+from knafka.core.events.event import Attributes
 from knafka.core.filters import CountError
 from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions

@@ -65,7 +65,7 @@ Node: TypeAlias = Wanted | Unwanted | AllOf | AnyOf
 
 
 @dataclass(frozen=True)
-class Condition:
+class TriggerCondition:
     """A parsed condition of a trigger."""
 
     tree: Node
@@ -89,17 +89,17 @@ class Condition:
         return _holds(self.tree, counts)
 
 
-def all_of(names: Sequence[str]) -> Condition:
+def all_of(names: Sequence[str]) -> TriggerCondition:
     """Return the condition that all dependencies are met, which a trigger without one has
     (BUS-S1)."""
     return _condition(_joined(AllOf, [Wanted(name) for name in names]), [])
 
 
-def parse(text: str) -> Condition:
+def parse(text: str) -> TriggerCondition:
     """The condition in `text`. Raises `InvalidExpression`."""
     if len(text) > MAX_LENGTH:
         raise InvalidExpression(f"a condition has {MAX_LENGTH} characters at most", MAX_LENGTH)
-    tree = _Parser(list(_tokens(text))).condition()
+    tree = _ConditionParser(list(_tokens(text))).condition()
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
     positive = [part for part in parts if not isinstance(part, Unwanted)]
@@ -115,13 +115,13 @@ def parse(text: str) -> Condition:
     return condition
 
 
-def _condition(tree: Node, unwanted: Sequence[str]) -> Condition:
+def _condition(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
     """Return the condition with the counts of its dependencies."""
     wanted: dict[str, int] = {}
     for node in _nodes(tree):
         if isinstance(node, Wanted):
             wanted[node.name] = max(node.count, wanted.get(node.name, 0))
-    return Condition(tree, wanted, frozenset(unwanted))
+    return TriggerCondition(tree, wanted, frozenset(unwanted))
 
 
 def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
@@ -186,7 +186,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     yield _Token(_END, len(text), False)
 
 
-class _Parser:
+class _ConditionParser:
     """One method for each rule of the grammar."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:

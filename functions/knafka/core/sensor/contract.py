@@ -24,7 +24,7 @@ from knafka.core.contract import (
 from knafka.core.documents import Duration, Model, problem
 from knafka.core.errors import InvalidDocument
 from knafka.core.sensor import conditions
-from knafka.core.sensor.conditions import Condition
+from knafka.core.sensor.conditions import TriggerCondition
 from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
 
@@ -110,7 +110,7 @@ class SensorTrigger(Model):
             ),
         )
 
-    def condition(self, dependencies: Iterable[str]) -> Condition:
+    def condition(self, dependencies: Iterable[str]) -> TriggerCondition:
         """Return the parsed condition. Raises `InvalidExpression`."""
         if not self.conditions.strip():
             return conditions.all_of(list(dependencies))
@@ -175,7 +175,7 @@ class Conditions(Model):
         return tuple(trigger.rule(names) for trigger in self.triggers)
 
 
-class Sensor(Conditions):
+class SensorContract(Conditions):
     """The contract of a Sensor's function."""
 
     namespace: str

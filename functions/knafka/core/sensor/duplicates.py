@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from knafka.core.sensor.conditions import Condition, Wanted
+from knafka.core.sensor.conditions import TriggerCondition, Wanted
 from knafka.core.sensor.held import HeldEvent
 from knafka.core.sensor.rules import Rule
 
@@ -21,7 +21,7 @@ MARK: Final = "@"
 def rule_of(trigger: str, dedupe: int) -> Rule:
     """Return the rule that holds the marks of a trigger for `dedupe` milliseconds; it never
     fires."""
-    return Rule(MARK + trigger, Condition(Wanted(MARK, 2), {MARK: 2}, frozenset()), dedupe)
+    return Rule(MARK + trigger, TriggerCondition(Wanted(MARK, 2), {MARK: 2}, frozenset()), dedupe)
 
 
 def key_of(trigger: str, event: HeldEvent) -> str:

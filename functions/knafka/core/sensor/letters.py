@@ -13,14 +13,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from knafka.core import json_format, names
+from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event
-from knafka.core.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, to_record
+from knafka.core.events import json_format
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, to_record
 from knafka.core.sensor import records
-from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import HeldEvent
 from knafka.core.times import rfc3339
 
@@ -47,7 +48,7 @@ def failure_of(error: Exception) -> tuple[Reason, str]:
 
 
 def of_record(
-    sensor: Sensor,
+    sensor: SensorContract,
     place: tuple[str, int, int],
     draft: Draft,
     failure: tuple[Reason, str],
@@ -75,7 +76,7 @@ def structured(document: bytes | None) -> RecordHeaders:
 
 
 def of_events(
-    sensor: Sensor,
+    sensor: SensorContract,
     key: str,
     events: Sequence[HeldEvent],
     partition: int,
@@ -136,7 +137,7 @@ def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
 
 
 def _failure(
-    sensor: Sensor,
+    sensor: SensorContract,
     reason: Reason,
     told: str,
     now: float,
@@ -154,5 +155,5 @@ def _failure(
     )
 
 
-def _origin(sensor: Sensor, place: tuple[str, int, int]) -> Origin:
+def _origin(sensor: SensorContract, place: tuple[str, int, int]) -> Origin:
     return Origin(sensor.namespace, sensor.bus, names.of_sensor(sensor.name), *place)

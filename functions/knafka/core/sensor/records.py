@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Attributes, Event
-from knafka.core.kafka_binding import RecordHeaders, to_record
+from knafka.core.events.event import Attributes, Event
+from knafka.core.events.kafka_binding import RecordHeaders, to_record
 from knafka.core.progress import MAX_METADATA
 from knafka.core.sensor.held import Firing, HeldEvent
 from knafka.core.sensor.order import Place, Routed, Taken
@@ -31,14 +31,14 @@ DEPENDENCIES: Final = "sensordependencies"
 
 _DEPENDENCY, _IDENTITY, _AT, _GENERATION = "dependency", "identity", "at", "generation"
 _ORIGIN: Final = "origin"
-"""Partition and offset on the bus; in the trigger topic with a third number, `TriggerRecord.until`.
-"""
+"""Partition and offset on the bus; in the trigger topic with a third number, `until` of
+`TriggerTopicRecord`."""
 _TRACE: Final = "traceparent"
 NEVER: Final = -(2**62)
 """A time (ms) before all others."""
 
 
-class TriggerRecord(NamedTuple):
+class TriggerTopicRecord(NamedTuple):
     """An event on its way to what a trigger holds."""
 
     key: str
@@ -77,7 +77,7 @@ def source_of(namespace: str, sensor: str) -> str:
 
 
 def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
-    """Return the headers of a trigger's record, with `TriggerRecord.until`; without it, of a
+    """Return the headers of a trigger's record, with `TriggerTopicRecord.until`; without it, of a
     changelog record."""
     origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
@@ -92,7 +92,7 @@ def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> R
 
 def read_trigger(
     key: bytes | None, value: bytes | None, headers: RecordHeaders | None, offset: int
-) -> TriggerRecord:
+) -> TriggerTopicRecord:
     """A record of the trigger topic, at this offset. Raises `InvalidEvent`."""
     try:
         found: Mapping[str, bytes] = dict(headers or ())
@@ -108,7 +108,7 @@ def read_trigger(
             found.get(_TRACE, b""),
             origin,
         )
-        return TriggerRecord(key.decode(), event, int(found[_GENERATION]), until)
+        return TriggerTopicRecord(key.decode(), event, int(found[_GENERATION]), until)
     except (KeyError, ValueError) as error:
         raise InvalidEvent(f"the record is none of a Sensor's triggers: {error!r}") from None
 

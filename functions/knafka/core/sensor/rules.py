@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from knafka.core.sensor import absence
-from knafka.core.sensor.conditions import Condition
+from knafka.core.sensor.conditions import TriggerCondition
 from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
 from knafka.core.sensor.resets import Reset
 
@@ -27,7 +27,7 @@ class Rule:
     """One trigger's condition with its timing and resets."""
 
     name: str
-    condition: Condition
+    condition: TriggerCondition
     within: int | None = None
     """Milliseconds between the first and the last event of a firing at most; None: any. With
     something unwanted, it is also how long that is waited for."""
@@ -38,41 +38,43 @@ class Rule:
             raise ValueError("a condition with ! wants a time within which it is decided")
 
 
-class Step(NamedTuple):
+class RuleStep(NamedTuple):
     """The events that are held now, and the firings in the order of time."""
 
     held: Held
     firings: tuple[Firing, ...] = ()
 
 
-def step(rule: Rule, held: Held, event: HeldEvent) -> Step:
+def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
     """An event has come: the latest ones of each dependency count, by their time (BUS-S3); what
     fires is held no more (BUS-S4). One that came before, by its source and id, is replaced."""
     events = _counting_events(rule, [*_without_same(rule, held, event), event])
     if rule.condition.unwanted:
         assert rule.within is not None
-        return Step(absence.decide(rule.condition, rule.within, events).held)
+        return RuleStep(absence.decide(rule.condition, rule.within, events).held)
     if rule.within is not None:
         since = max((event.at for event in events), default=0) - rule.within
         events = [event for event in events if event.at >= since]
     events = _latest_needed(rule.condition, events)
     if rule.condition.holds(Counter(event.dependency for event in events)):
-        return Step((), (Firing(in_time(events)),))
-    return Step(tuple(events))
+        return RuleStep((), (Firing(in_time(events)),))
+    return RuleStep(tuple(events))
 
 
-def expire(rule: Rule, held: Held, until: int) -> Step:
+def expire(rule: Rule, held: Held, until: int) -> RuleStep:
     """Every event of a time before `until` (ms) has come: what waits for none fires, and what can
     become part of no firing is held no more."""
     if not held:
-        return Step(held)
+        return RuleStep(held)
     if rule.condition.unwanted:
         assert rule.within is not None
         left, over = absence.expire(rule.condition, rule.within, held, until)
-        return Step(left, tuple(firing for firing in over if not _was_reset(rule, firing.events)))
+        return RuleStep(
+            left, tuple(firing for firing in over if not _was_reset(rule, firing.events))
+        )
     reset = _last_reset(rule, until)
     since = None if rule.within is None else until - rule.within
-    return Step(
+    return RuleStep(
         tuple(
             event
             for event in held
@@ -150,7 +152,7 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
     return last is not None and last >= waited[-1].at
 
 
-def _latest_needed(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
+def _latest_needed(condition: TriggerCondition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
     """Return the latest events, of each dependency as many as the condition may need."""
     room = Counter(condition.wanted)
     kept = []

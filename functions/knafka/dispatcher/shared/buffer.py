@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from knafka.core.errors import LogError
+from knafka.core.events.kafka_binding import Envelope
 from knafka.core.filter_index import FilterIndex
-from knafka.core.kafka_binding import Envelope
-from knafka.dispatcher.selecting import Selective
+from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.record import SharedRecord, envelope_of
 from knafka.ports.shared_log import NO_EPOCH, Position
 

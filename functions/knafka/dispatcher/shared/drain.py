@@ -25,8 +25,8 @@ from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, Ended, Settled, ShardProgress
 from knafka.core.restarts import LAST_RESTART, restart_after
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.counts import ReportedCounts
-from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
+from knafka.dispatcher.engine.counts import ReportedCounts
+from knafka.dispatcher.engine.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
 from knafka.dispatcher.served import ServedEgress
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, LogReader, Positions

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
-from knafka.dispatcher.selecting import Selective
+from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.buffer import RECORDS_PER_TURN, Cursor
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from knafka.core.errors import InvalidEvent
-from knafka.core.kafka_binding import Envelope, RecordHeaders, read
-from knafka.dispatcher.parsing import Format, request_for
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
+from knafka.dispatcher.engine.parsing import Format, request_for
 from knafka.ports.log import Record
 
 

@@ -16,7 +16,7 @@ from knafka.dispatcher.connecting import Clients, ShardClients
 from knafka.dispatcher.served import STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.dispatcher.shared.drain import ShardDrain
 from knafka.dispatcher.shared.entries import ShardEntries
-from knafka.draining.lease import Lease
+from knafka.draining.lease import DrainLease
 from knafka.draining.renewal import OwnService
 from knafka.draining.streaming import stream
 from knafka.observability import Metric
@@ -48,7 +48,7 @@ class ServedShard:
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
-        self._lease: Lease[ShardProgress] = Lease(self._new_drain, renewal)
+        self._lease: DrainLease[ShardProgress] = DrainLease(self._new_drain, renewal)
         self._at_start: asyncio.Task[None] | None = None
 
     @property

@@ -1,0 +1,303 @@
+"""One HTTP/1.1 connection of the subscriber: a request, then its response, again and again.
+
+An asyncio protocol around httptools. Rule: a connection is either idle in its pool or owned by
+exactly one exchange, and it goes back only when a response has ended cleanly; everything else drops
+it. Not here: who uses it when, and how many there are (`http_pool`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from contextlib import suppress
+from typing import Final, Protocol, cast
+
+import httptools
+
+from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import HttpOrigin, Response
+
+MAX_HEAD_BYTES: Final = 65_536
+"""Largest response head, interim responses included; servers stop at 8 to 32 KiB."""
+
+IDLE_SECONDS: Final = 4.0
+"""How long a connection stays idle: below the 5 s after which uvicorn and Node.js close theirs,
+so that the keep-alive race stays rare."""
+
+KEEPALIVE_IDLE: Final = 15
+KEEPALIVE_INTERVAL: Final = 5
+KEEPALIVE_PROBES: Final = 3
+"""Seconds, seconds and how many: a peer that is gone without a word, such as a node that lost its
+power, is noticed 30 s after it was last heard of, and not at the attempt's timeout."""
+USER_TIMEOUT: Final = 30_000
+"""Milliseconds for which what was sent may stay unacknowledged."""
+
+READ_ON: Final = 16
+"""A body up to this many times `max_response_bytes` is read to its end, so that the connection can
+be used again. For a longer one the connection is closed; the response counts by its status."""
+
+_CLOCK_STEP: Final = 0.001
+"""Seconds; uvloop's clock ticks in ms, so a timer may see a time just before its own."""
+
+_OPTIONS: Final = tuple(
+    (level, getattr(socket, name), value)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT),
+    )
+    if hasattr(socket, name)  # not all on every system
+)
+
+
+class Owner(Protocol):
+    """The pool of a connection, as the connection knows it."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def origin(self) -> HttpOrigin: ...
+    @property
+    def max_response_bytes(self) -> int: ...
+    @property
+    def idle(self) -> list[Connection]: ...
+    @property
+    def connections(self) -> set[Connection]: ...
+    def forget(self, connection: Connection) -> None: ...
+
+
+class Unanswered(DeliveryError):
+    """The connection ended before any byte of a response."""
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection; `_waiter` is the exchange that owns it, None while it is idle or
+    dropped."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_deadline",
+        "_expires_at",
+        "_headers",
+        "_keep_alive",
+        "_parser",
+        "_pool",
+        "_received",
+        "_response",
+        "_status",
+        "_timer",
+        "_transport",
+        "_waiter",
+        "_wakes_at",
+        "lost",
+    )
+
+    def __init__(self, pool: Owner, expires_at: float) -> None:
+        self.lost: asyncio.Future[None] = pool.loop.create_future()
+        self._pool = pool
+        self._expires_at = expires_at
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[Response] | None = None
+        self._deadline = self._wakes_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget the last response, so that an idle connection holds no memory."""
+        self._status = self._received = self._body_bytes = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body: bytes | bytearray = b""
+        self._response: Response | None = None
+
+    def send(self, first: bytes, rest: bytes, deadline: float) -> asyncio.Future[Response]:
+        """Send one request; the response, or a `DeliveryError`. Call `leave` when done with it.
+
+        The connection must be new or just idle.
+        """
+        if self._transport.is_closing():
+            # Its end came before this exchange began, and nothing more will.
+            raise Unanswered("broken", f"{self._pool.origin} closed the connection")
+        waiter: asyncio.Future[Response] = self._pool.loop.create_future()
+        self._waiter = waiter
+        self._expire_at(deadline)
+        self._transport.write(first)
+        if rest:
+            self._transport.write(rest)
+        return waiter
+
+    def leave(self, waiter: asyncio.Future[Response]) -> None:
+        """End the exchange of `waiter`, as `send` returned it; if it is still under way, the
+        connection is dropped."""
+        if self._waiter is waiter:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close at once, without writing or reading the rest. The exchange under way, if any, gets
+        no result: see `fail`."""
+        self._waiter = None
+        self._pool.forget(self)
+        self._transport.abort()
+
+    def fail(self, error: DeliveryError) -> None:
+        """Drop, and end the exchange under way, if any, with `error`."""
+        waiter = self._waiter
+        self.drop()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def _expire_at(self, deadline: float) -> None:
+        """Set the deadline of the exchange, moving the timer only if it is too late."""
+        self._deadline = deadline
+        if deadline < self._wakes_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._wakes_at = deadline
+            self._timer = self._pool.loop.call_at(deadline, self._wake)
+
+    def _wake(self) -> None:
+        """End the exchange if its deadline is over."""
+        self._timer, self._wakes_at = None, math.inf
+        if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
+            self._expire_at(self._deadline)
+            return
+        part = "only a part of a response" if self._waiter and self._received else "no response"
+        self.fail(DeliveryError("timeout", f"{part} from {self._pool.origin} in time"))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if (connected := transport.get_extra_info("socket")) is not None:
+            with suppress(OSError):  # gone already: what follows will tell
+                for option in _OPTIONS:
+                    connected.setsockopt(*option)
+        self._pool.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None or self._parser is None:
+            # Bytes that no request asked for could be mistaken for the next response.
+            self.drop()
+            return
+        self._received += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # Bytes after a complete response spoil the connection, not the response.
+            self._keep_alive = False
+            if self._response is None:
+                self.fail(self._invalid_response_error(error))
+                return
+        if self._response is not None:
+            self._finish(self._response)
+        elif self._received > MAX_HEAD_BYTES and not self._status:
+            self.fail(
+                self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
+            )
+        elif self._body_bytes > READ_ON * self._pool.max_response_bytes:
+            self._keep_alive = False
+            self._finish(self._complete())
+        elif self._received > MAX_HEAD_BYTES + 16 * max(self._body_bytes, MAX_HEAD_BYTES):
+            # Chunk framing and trailers, with room for chunks of a byte each.
+            self.fail(self._connection_error("wrapped its response in too many bytes"))
+
+    def on_message_begin(self) -> None:
+        if self._response is not None:
+            raise self._connection_error("sent more than its response")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers are not headers (RFC 9110, 6.5.1).
+        if not self._status:
+            self._headers.append((name.lower(), value.rstrip()))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        self._status = self._parser.get_status_code()
+        if self._status == 101:
+            # Final, unlike the other 1xx: what follows is no HTTP (data-plane table).
+            self._keep_alive = False
+            self._response = Response(101, self._headers, b"")
+
+    def on_body(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        room = self._pool.max_response_bytes - len(self._body)
+        if len(data) > room:
+            # Drop what is beyond the limit: the status decides (KN-DP-08).
+            data = data[:room]
+        if not self._body:
+            self._body = data
+        elif isinstance(self._body, bytearray):
+            self._body += data
+        else:
+            self._body = bytearray(self._body + data)
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if 100 <= self._status <= 199:
+            self._status = 0
+            self._headers = []
+            return
+        self._keep_alive = self._parser.should_keep_alive()
+        self._response = self._complete()
+
+    def _complete(self) -> Response:
+        """Return the response that has arrived."""
+        body = bytes(self._body)
+        return Response(self._status, self._headers, body, self._body_bytes > len(body))
+
+    def _finish(self, response: Response) -> None:
+        """Hand the response to the exchange, and keep or drop the connection."""
+        waiter, self._waiter = self._waiter, None
+        now = self._pool.loop.time()
+        if (
+            self._keep_alive
+            and now < self._expires_at
+            and not self._transport.get_write_buffer_size()
+            and not self._transport.is_closing()
+        ):
+            self._reset()
+            self._expire_at(now + IDLE_SECONDS)
+            self._pool.idle.append(self)
+        else:
+            # Too old; or the answer came before the request was sent, such as an early 413.
+            self._transport.abort()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(response)
+
+    def eof_received(self) -> None:
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+        # The parser holds methods of this object: let the cycle go now, not when it is collected.
+        self._parser = None
+        self._pool.connections.discard(self)
+        self.lost.set_result(None)
+
+    def _end(self, error: Exception | None) -> None:
+        """End the exchange as the connection has ended."""
+        if self._waiter is None:
+            self._pool.forget(self)
+        elif error is None and self._status and not self._is_framed():
+            self._keep_alive = False
+            self._finish(self._complete())
+        else:
+            problem = f"{self._pool.origin} closed the connection before its response ended"
+            kind = DeliveryError if self._received else Unanswered
+            self.fail(kind("broken", f"{problem}: {error}" if error is not None else problem))
+
+    def _is_framed(self) -> bool:
+        """Whether the response says where it ends; otherwise it ends with the connection."""
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
+
+    def _invalid_response_error(self, error: Exception) -> DeliveryError:
+        """Return the error of a response that is no valid HTTP."""
+        if isinstance(error.__context__, DeliveryError):
+            return error.__context__
+        return self._connection_error(f"sent no valid HTTP response: {error}")
+
+    def _connection_error(self, problem: str) -> DeliveryError:
+        return DeliveryError("broken", f"{self._pool.origin} {problem}")

@@ -1,0 +1,168 @@
+"""The connections to one origin: how many there are, who gets one, and who makes one.
+
+Not here: HTTP (`http_connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from knafka.clients.http.http_connection import Connection
+from knafka.clients.http.trust_bundles import TlsContext
+from knafka.core import addresses
+from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import HttpOrigin
+
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds to connect in, TLS included, of those that an attempt has: a host that doesn't answer at
+all is known within them, however long a subscriber may take to answer."""
+
+
+Refusal: TypeAlias = Callable[[str], str | None]
+"""Says of an address why nothing may be sent there; None: it may."""
+
+
+def client_closed() -> DeliveryError:
+    return DeliveryError("broken", "the client is closed")
+
+
+class Pool:
+    """The connections of one origin.
+
+    A slot is held for the whole of a post, and a connection is only made when none is idle, so
+    connections never outnumber slots. Idle ones are used last in, first out: what a burst left
+    over grows old and closes.
+    """
+
+    def __init__(
+        self,
+        origin: HttpOrigin,
+        limit: int,
+        max_response_bytes: int,
+        max_age: Callable[[], float],
+        tls: TlsContext | None,
+        refusal: Refusal | None = None,
+    ) -> None:
+        """`tls`: of an https origin; None: it isn't one. `refusal` judges every address that the
+        origin's host has; None: all may be asked."""
+        self.loop = asyncio.get_running_loop()
+        self.free = limit
+        self.idle: list[Connection] = []
+        self.connections: set[Connection] = set()
+        self.origin = origin
+        self.max_response_bytes = max_response_bytes
+        self.closed = False
+        self._max_age = max_age
+        self._tls = tls
+        self._refusal = refusal
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def wait_for_slot(self, deadline: float) -> None:
+        """Queue for a slot that another post gives; taking a free one needs no call."""
+        waiter = self.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+        except BaseException as error:
+            if not waiter.cancel() and not waiter.cancelled():
+                # The slot came together with the cancellation.
+                self.give_slot()
+            if isinstance(error, TimeoutError):
+                problem = f"every connection to {self.origin} stayed busy"
+                raise DeliveryError("timeout", problem) from None
+            raise
+
+    def give_slot(self) -> None:
+        """Let the next waiting exchange begin."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self.free += 1
+
+    async def connect(self, deadline: float) -> Connection:
+        """Open a connection by `deadline`. Raises `DeliveryError`."""
+        if self.closed:
+            raise client_closed()
+        now = self.loop.time()
+        expires_at = now + self._max_age()
+        try:
+            async with asyncio.timeout_at(min(deadline, now + CONNECT_TIMEOUT)):
+                connection = await self._connect(expires_at)
+        except TimeoutError as error:
+            problem = f"no connection to {self.origin} in time"
+            raise DeliveryError("timeout", problem) from error
+        except OSError as error:
+            problem = f"no connection to {self.origin}: {error}"
+            raise DeliveryError("refused", problem) from error
+        if self.closed:
+            connection.drop()
+            raise client_closed()
+        return connection
+
+    async def _connect(self, expires_at: float) -> Connection:
+        """Open a connection. Raises `OSError`, and `DeliveryError` if no address of the host may be
+        connected to."""
+        host, port = self.origin.host, self.origin.port
+        context = None if self._tls is None else self._tls_context(self._tls)
+        # What was judged is what is connected to: the name is resolved once.
+        candidates = (
+            [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
+        )
+        server = host if context is not None else None
+        for number, address in enumerate(candidates, 1):
+            try:
+                _, connection = await self.loop.create_connection(
+                    lambda: Connection(self, expires_at),
+                    address,
+                    port,
+                    ssl=context,
+                    server_hostname=server,
+                )
+                return connection
+            except OSError:
+                if number == len(candidates):
+                    raise
+        raise AssertionError("a host has an address")
+
+    def _tls_context(self, tls: TlsContext) -> ssl.SSLContext:
+        """Return the TLS context with the trusted certificates. Raises `DeliveryError`."""
+        try:
+            return tls.current()
+        except (ValueError, OSError) as error:
+            problem = f"the CA certificates for {self.origin} can't be read: {error}"
+            raise DeliveryError("refused", problem) from error
+
+    async def _allowed_addresses(self, refusal: Refusal) -> list[str]:
+        """The addresses of the origin's host that may be asked, in the resolver's order."""
+        host, port = self.origin.host, self.origin.port
+        if addresses.is_address(host):
+            found = [host]
+        else:
+            resolved = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = list(dict.fromkeys(str(info[4][0]) for info in resolved))
+        allowed = [address for address in found if refusal(address) is None]
+        if not allowed:
+            why = "; ".join(filter(None, map(refusal, found)))
+            problem = f"no connection to {self.origin}: {why}, which is not allowed here"
+            raise DeliveryError("refused", problem)
+        return allowed
+
+    def forget(self, connection: Connection) -> None:
+        """Keep it from being used again."""
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def close(self) -> list[asyncio.Future[None]]:
+        """Drop all connections; the futures are done when their sockets are closed."""
+        self.closed = True
+        for connection in list(self.connections):
+            connection.fail(client_closed())
+        return [connection.lost for connection in self.connections]

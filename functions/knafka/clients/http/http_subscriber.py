@@ -1,0 +1,130 @@
+"""The subscriber over HTTP/1.1: asyncio protocols, httptools, a keep-alive pool per origin.
+
+Our own, because the libraries cost more for one POST than the dispatcher may spend on one event
+(docs/decisions/0003). Below `post` there is one future per request and no task. The pool is in
+`http_pool`, a connection in `http_connection`. Not here: pipelining, HTTP/2, redirects,
+proxies, cookies, content decoding, and retries, but for the one below.
+
+The keep-alive race: a server may close an idle connection while a request is on its way. When a
+reused connection ends before any byte of a response, the post goes once more, over a new
+connection; it may arrive twice, as at-least-once allows, and counts as one attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from knafka.clients.http.http_connection import Unanswered
+from knafka.clients.http.http_pool import Pool, Refusal, client_closed
+from knafka.clients.http.trust_bundles import TlsContext, TrustBundles
+from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import HttpOrigin, Response, Target
+
+MAX_RESPONSE_BYTES: Final = 1_048_576 + 65_536
+"""Largest response body: no event above 1 MiB fits into Kafka, and JSON needs some room."""
+
+MAX_AGE: Final = 60.0
+"""Seconds, about which a connection may get old: a pod that is added behind a plain Service has its
+share after a minute. Each chooses its own, so that they don't all go at once."""
+
+_JOINED_BYTES: Final = 65_536
+"""Up to here a copy of the body is cheaper than a second write."""
+
+
+def about_max_age() -> float:
+    return MAX_AGE * random.uniform(0.75, 1.25)
+
+
+class HttpSubscriber:
+    """A `Subscriber` that keeps at most `limit` connections, so `limit` posts, per origin.
+
+    `tls` makes the context for an https origin; the origin's own CA certificates are added to it,
+    and those of `bundles`, as they are when a connection is made.
+    `max_age` gives the seconds that a connection may be used for. `refusal` judges the addresses
+    that a host has when a connection is made: `core.addresses.refusal` where users name the hosts.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: int = 100,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        max_age: Callable[[], float] = about_max_age,
+        refusal: Refusal | None = None,
+        bundles: TrustBundles | None = None,
+    ) -> None:
+        self._limit = limit
+        self._max_response_bytes = max_response_bytes
+        self._tls = tls
+        self._max_age = max_age
+        self._refusal = refusal
+        self._bundles = bundles
+        self._pools: dict[HttpOrigin, Pool] = {}
+        self._closed = False
+
+    async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
+        """Make one attempt and return the whole response. Raises `DeliveryError`."""
+        if target.problem:
+            raise DeliveryError("refused", target.problem)
+        pool = self._pools.get(target.origin) or self._open(target.origin)
+        deadline = pool.loop.time() + timeout
+        size = len(body)
+        if size <= _JOINED_BYTES:
+            first = b"%b%bcontent-length: %d\r\n\r\n%b" % (target.start, head, size, body)
+            body = b""
+        else:
+            first = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, size)
+        if pool.free:
+            pool.free -= 1
+        else:
+            await pool.wait_for_slot(deadline)
+        try:
+            is_new = False
+            while True:
+                if not pool.idle:
+                    is_new = True
+                connection = await pool.connect(deadline) if is_new else pool.idle.pop()
+                try:
+                    waiter = connection.send(first, body, deadline)
+                    try:
+                        return await waiter
+                    finally:
+                        connection.leave(waiter)
+                        # It holds the error whose traceback holds this frame and its request.
+                        del waiter
+                except Unanswered:
+                    if is_new:
+                        raise
+                    is_new = True
+        finally:
+            pool.give_slot()
+
+    def _open(self, origin: HttpOrigin) -> Pool:
+        """Open the pool of an origin."""
+        if self._closed:
+            raise client_closed()
+        pool = Pool(
+            origin,
+            self._limit,
+            self._max_response_bytes,
+            self._max_age,
+            self._context(origin),
+            self._refusal,
+        )
+        self._pools[origin] = pool
+        return pool
+
+    def _context(self, origin: HttpOrigin) -> TlsContext | None:
+        return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        lost = [connection for pool in self._pools.values() for connection in pool.close()]
+        if lost:
+            await asyncio.wait(lost)

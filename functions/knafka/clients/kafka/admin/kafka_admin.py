@@ -1,0 +1,438 @@
+"""Topics and groups on real Kafka: `LogAdmin` with librdkafka's admin client.
+
+Not here: reading and writing of events (`kafka_reader`, `kafka_writer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+from confluent_kafka import KafkaError, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._cluster import DescribeClusterResult
+from confluent_kafka.admin._config import ConfigResource, ConfigSource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from knafka.clients.kafka.admin.kafka_groups import KafkaGroups
+from knafka.clients.kafka.admin.kafka_lag import beyond_end, limited_to_ends
+from knafka.clients.kafka.admin.kafka_ranges import (
+    EARLIEST,
+    GONE,
+    LATEST,
+    KafkaRanges,
+    at_offset,
+    listed,
+)
+from knafka.clients.kafka.consumers.kafka_whole_topic import UNUSED_GROUP, read_whole
+from knafka.clients.kafka.kafka_acls import needing
+from knafka.clients.kafka.kafka_client import Connection
+from knafka.clients.kafka.kafka_requests import ASK_AGAIN, AdminCalls
+from knafka.core.errors import LogError
+from knafka.ports.log import (
+    Commits,
+    Lag,
+    Positions,
+    Range,
+    Record,
+    Start,
+    TopicDescription,
+    lag_of,
+)
+
+REQUEST_TIMEOUT: Final = 15.0
+"""Seconds for one request: Kafka elects another leader in less."""
+PARTITIONS_REMEMBERED: Final = 30.0
+"""Seconds for which `end_offsets_of_all` caches a topic's partitions."""
+ENDS_REMEMBERED: Final = 5.0
+"""Seconds for which `lags` uses the ends that `end_offsets_of_all` has read. Later records appear
+in a later call; the operator calls both every few seconds."""
+
+
+class _CachedPartitions(NamedTuple):
+    """A topic's partitions as `end_offsets_of_all` has read them; `at` is monotonic time."""
+
+    at: float
+    id: str
+    partitions: list[TopicPartition]
+    """Each with `LATEST` as its offset, to ask for its end."""
+
+
+class _CachedEnds(NamedTuple):
+    """A topic's ends as `end_offsets_of_all` has read them; `at` is monotonic time."""
+
+    at: float
+    topic_id: str
+    by_partition: Mapping[int, int]
+
+
+class _DescribedTopic(NamedTuple):
+    """A topic's id, partitions and lowest replication."""
+
+    id: str
+    partitions: list[TopicPartition]
+    replication: int
+
+
+class KafkaAdmin:
+    """`LogAdmin` with librdkafka's admin client, whose calls run in its threads.
+
+    `request_timeout`: seconds after which a Kafka that doesn't answer is a `LogError` with the
+    reason that librdkafka knows. Wrong credentials are reported as soon as Kafka refuses them.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        request_timeout: float = REQUEST_TIMEOUT,
+        max_read_bytes: int | None = None,
+    ) -> None:
+        """`max_read_bytes`: limit of `read_all`, as in `read_whole`."""
+        self._connection = connection
+        self._max_read_bytes = max_read_bytes
+        self._calls = AdminCalls(connection, request_timeout)
+        self._groups = KafkaGroups(connection, self._calls)
+        self._topic_ranges = KafkaRanges(self._calls, self._partitions)
+        self._cached_partitions: dict[str, _CachedPartitions] = {}
+        """Topics as `end_offsets_of_all` has read them."""
+        self._cached_ends: dict[str, _CachedEnds] = {}
+        """Ends that `end_offsets_of_all` read last, of topics all of whose partitions could be
+        read."""
+        self._cached_ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
+        """A topic's id, and its partitions' starts and ends as `lags` read them last."""
+
+    @property
+    def _admin(self) -> AdminClient:
+        return self._calls.admin
+
+    async def cluster_id(self) -> str:
+        described: DescribeClusterResult = await self._calls.result(
+            lambda timeout: self._admin.describe_cluster(request_timeout=timeout)
+        )
+        return str(described.cluster_id)
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool:
+        """Create the topic unless it exists, and wait until Kafka knows it; returns whether it was
+        created."""
+        new_topic = NewTopic(topic, partitions, replication, config=dict(config))
+        with needing(topic=("Create", topic), cluster="Create"):
+            was_created = await self._did_unless(
+                KafkaError.TOPIC_ALREADY_EXISTS,
+                lambda timeout: self._admin.create_topics([new_topic], request_timeout=timeout)[
+                    topic
+                ],
+            )
+        # The controller has it; the broker that we ask next may hear of it a moment later.
+        deadline = time.monotonic() + self._calls.timeout
+        while was_created:
+            if topic in await self._describe([topic]) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(ASK_AGAIN)
+        return was_created
+
+    async def describe_topic(self, topic: str) -> TopicDescription | None:
+        """Return a topic's description; None: it doesn't exist."""
+        description = (await self._describe([topic])).get(topic)
+        if description is None:
+            return None
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        with needing(topic=("DescribeConfigs", topic)):
+            entries = await self._calls.results_by_key(
+                lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
+                leaving_out=GONE,
+            )
+        if not entries:
+            return None
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        config = {
+            name: str(entry.value)
+            for name, entry in entries[resource].items()
+            if entry.source == own
+        }
+        return TopicDescription(
+            description.id, len(description.partitions), description.replication, config
+        )
+
+    async def delete_topic(self, topic: str) -> None:
+        for cache in (self._cached_partitions, self._cached_ends, self._cached_ranges):
+            cast(dict[str, object], cache).pop(topic, None)
+        with needing(topic=("Delete", topic)):
+            await self._did_unless(
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
+            )
+
+    async def topics(self) -> Mapping[str, int]:
+        metadata = await self._calls.in_thread(
+            lambda timeout: self._admin.list_topics(timeout=timeout)
+        )
+        return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+
+    async def end_offsets(self, topic: str) -> Positions:
+        return await self._list_offsets((await self._describe_existing(topic)).partitions, LATEST)
+
+    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        """Return the end offsets of many topics with one request."""
+        now = time.monotonic()
+        self._cached_partitions = {
+            topic: seen
+            for topic, seen in self._cached_partitions.items()
+            if now - seen.at < PARTITIONS_REMEMBERED
+        }
+        try:
+            described = await self._describe(topics - self._cached_partitions.keys(), some=True)
+        except LogError:
+            if not self._cached_partitions:
+                raise
+            described = {}  # of the others the ends can still be had
+        for topic, description in described.items():
+            self._cached_partitions[topic] = _CachedPartitions(
+                now, description.id, at_offset(description.partitions, LATEST)
+            )
+        wanted = [
+            partition
+            for topic in topics
+            if topic in self._cached_partitions
+            for partition in self._cached_partitions[topic].partitions
+        ]
+        asked = time.monotonic()
+        ends: dict[str, dict[int, int]] = {}
+        for partition, offset in (await self._offsets_of_partitions(wanted, some=True)).items():
+            ends.setdefault(partition.topic, {})[partition.partition] = offset
+        self._cached_ends = {
+            topic: before
+            for topic, before in self._cached_ends.items()
+            # One of these that can't be read now must not be taken for what it was.
+            if asked - before.at < ENDS_REMEMBERED and topic not in topics
+        } | {
+            topic: _CachedEnds(asked, self._cached_partitions[topic].id, found)
+            for topic, found in ends.items()
+            if len(found) == len(self._cached_partitions[topic].partitions)
+        }
+        return ends
+
+    async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
+        return await self._topic_ranges.ranges(topics)
+
+    async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
+        return await self._topic_ranges.first_timestamps(topics)
+
+    async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        await self._topic_ranges.set_config(topic, config)
+
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
+        """Commit the offsets at which a new group starts."""
+        partitions = (await self._describe_existing(topic)).partitions
+        if await self._groups.committed(group, partitions):
+            return
+        starts = await self._starts(partitions, start)
+        with needing(topic=("Read", topic)):
+            await self._groups.commit(
+                group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
+            )
+
+    async def _starts(self, partitions: Sequence[TopicPartition], start: Start) -> dict[int, int]:
+        """Return the offsets at which a new group starts."""
+        if start == "earliest":
+            return await self._list_offsets(partitions, EARLIEST)
+        # The ends come first: what is written from here on is either found by its time or behind.
+        ends = await self._list_offsets(partitions, LATEST)
+        return ends if start == "latest" else ends | await self._list_offsets(partitions, start)
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        """Return the lag of each group on one topic."""
+        committed: Mapping[str, Commits] = {}
+        if (read := self._recent_ends(topic)) is not None:
+            ends = read.by_partition
+            places = [TopicPartition(topic, number) for number in ends]
+            committed = await self._groups.behind(groups, read.topic_id, places, ends)
+            if self._groups.are_at(groups, read.topic_id, ends):
+                none = dict.fromkeys(ends, 0)
+                return {
+                    group: Lag(none, ends=ends, metadata=_metadata_of(committed[group]))
+                    for group in groups
+                }
+        found = await self._describe_existing(topic)
+        if read is None or read.topic_id != found.id:
+            id_, before = self._cached_ranges.get(topic, ("", {}))
+            ends = {number: end for number, (_, end) in before.items()} if id_ == found.id else {}
+            committed = await self._groups.behind(groups, found.id, found.partitions, ends)
+        # After the groups: none of them is beyond an end that has only moved since.
+        ranges, fresh = await self._ranges_of(topic, found)
+        return {
+            group: Lag(
+                dict.fromkeys((partition.partition for partition in found.partitions), 0)
+                | {
+                    number: lag_of(commits.get(number), start, end)
+                    for number, (start, end) in ranges.items()
+                },
+                beyond_end(commits, ranges),
+                {number: end for number, (_, end) in ranges.items()},
+                _metadata_of(commits),
+            )
+            for group, commits in (
+                (group, limited_to_ends(commits, ranges, fresh))
+                for group, commits in committed.items()
+            )
+        }
+
+    def _recent_ends(self, topic: str) -> _CachedEnds | None:
+        """Return the ends that `end_offsets_of_all` has read lately; None: it hasn't."""
+        ends = self._cached_ends.get(topic)
+        return ends if ends and time.monotonic() - ends.at <= ENDS_REMEMBERED else None
+
+    async def _ranges_of(
+        self, topic: str, found: _DescribedTopic
+    ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
+        """Return start and end of each partition, and the partitions that were read just now.
+        Raises `LogError` if nothing is known of any.
+
+        A partition that can't be read has no leader, so nothing is appended to it: its last known
+        range is returned, or none if there is none.
+        """
+        starts, ends = [
+            {
+                partition.partition: offset
+                for partition, offset in (
+                    await self._offsets_of_partitions(at_offset(found.partitions, which), some=True)
+                ).items()
+            }
+            for which in (EARLIEST, LATEST)
+        ]
+        read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
+        # A topic that was made anew has another id, and nothing of what it was before.
+        id_, before = self._cached_ranges.get(topic, (found.id, {}))
+        known = before | read if id_ == found.id else read
+        if not known:
+            raise LogError(f"no partition of {topic} has a leader")
+        self._cached_ranges[topic] = found.id, known
+        return known, read.keys()
+
+    async def has_group(self, group: str) -> bool:
+        return await self._groups.exists(group)
+
+    async def has_committed(self, group: str, topic: str) -> bool:
+        description = (await self._describe([topic])).get(topic)
+        return description is not None and bool(
+            await self._groups.committed(group, description.partitions)
+        )
+
+    async def delete_group(self, group: str) -> None:
+        await self._groups.delete(group)
+
+    async def members(self, group: str) -> Collection[str]:
+        return await self._groups.members(group)
+
+    def forget_group(self, group: str) -> None:
+        self._groups.forget(group)
+
+    def note_committed(
+        self, groups: Collection[str], topic: str, positions: Positions, since: float
+    ) -> None:
+        """Note what a dispatcher reports as committed, so that `lags` need not ask."""
+        if (seen := self._cached_partitions.get(topic)) is not None:
+            self._groups.note(groups, seen.id, positions, since)
+
+    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        """Return the last `limit` records of a topic, oldest first."""
+        await self._describe_existing(topic)  # which says, better than a consumer, what is wrong
+        read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
+        with needing(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
+            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+
+    async def close(self) -> None:
+        """Stop; librdkafka closes its connections when the client is garbage-collected."""
+        self._calls.close()
+
+    async def _describe_existing(self, topic: str) -> _DescribedTopic:
+        """Return a topic's description. Raises `LogError` if it doesn't exist."""
+        if description := (await self._describe([topic])).get(topic):
+            return description
+        raise LogError(f"the topic {topic} does not exist", unknown_topic=True)
+
+    async def _describe(
+        self, topics: Collection[str], *, some: bool = False
+    ) -> dict[str, _DescribedTopic]:
+        """Return the descriptions of the topics that exist; with `some`, only of those that can be
+        described."""
+        if not topics:
+            return {}
+        names = TopicCollection(list(topics))
+        with needing(topic=("Describe", _any_of(topics))):
+            described = await self._calls.results_by_key(
+                lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
+                leaving_out=GONE,
+                some=some,
+            )
+        return {
+            topic: _DescribedTopic(
+                str(description.topic_id),
+                [TopicPartition(topic, partition.id) for partition in description.partitions],
+                min((len(partition.replicas) for partition in description.partitions), default=0),
+            )
+            for topic, description in described.items()
+        }
+
+    async def _partitions(self, topics: Collection[str]) -> Mapping[str, list[TopicPartition]]:
+        """Return the partitions of the topics that can be described."""
+        described = await self._describe(topics, some=True)
+        return {topic: description.partitions for topic, description in described.items()}
+
+    async def _list_offsets(
+        self, partitions: Sequence[TopicPartition], which: int
+    ) -> dict[int, int]:
+        """Return the offset of each partition at `which`: `EARLIEST`, `LATEST` or a time; for a
+        time, only of partitions with a later record. Raises `LogError` for a partition without a
+        leader."""
+        listed = await self._offsets_of_partitions(
+            at_offset(partitions, which), least=-1 if which >= 0 else 0
+        )
+        for partition in partitions:
+            if partition not in listed:
+                raise LogError(
+                    f"partition {partition.partition} of {partition.topic} has no leader"
+                )
+        return {partition.partition: offset for partition, offset in listed.items() if offset >= 0}
+
+    async def _offsets_of_partitions(
+        self, wanted: list[TopicPartition], *, some: bool = False, least: int = 0
+    ) -> dict[TopicPartition, int]:
+        """Return the offset that each partition's own `offset` asks for: `EARLIEST`, `LATEST` or a
+        time.
+
+        With `some`, of the partitions that can be read now; raises `LogError` if none can. `least`
+        is -1 where Kafka may answer that there is no record since that time.
+        """
+        with needing(topic=("Describe", _any_of({partition.topic for partition in wanted}))):
+            found = await listed(self._calls, wanted, some=some)
+        # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
+        return {
+            partition: result.offset
+            for partition, result in found.items()
+            if result.offset >= least
+        }
+
+    async def _did_unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
+        """Send a request and return True; False if it failed with the code `harmless`, which says
+        that it was done before."""
+        return bool(
+            await self._calls.results_by_key(lambda timeout: {True: ask(timeout)}, {harmless})
+        )
+
+
+def _any_of(topics: Collection[str]) -> str:
+    """Return one of the topics, to name in an error that may be any topic's."""
+    return min(topics, default="")
+
+
+def _metadata_of(commits: Commits) -> Mapping[int, str]:
+    """Return the metadata of the commits that have some."""
+    return {number: commit.metadata for number, commit in commits.items() if commit.metadata}

@@ -1,0 +1,116 @@
+"""The offsets of groups without members: `ports.shared_log.GroupOffsets` on real Kafka.
+
+One admin client commits for all groups: a commit as nobody's (generation -1), which Kafka takes for
+a group without members only, with metadata and leader epoch. It is asked as a consumer of the group
+(`kafka_groups` says why), once for each assignment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+
+from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, needs_detaching
+from knafka.clients.kafka.kafka_client import Connection, log_error_of
+from knafka.clients.kafka.kafka_commits import AGAIN, MOVING, epoch_of
+from knafka.clients.kafka.kafka_requests import AdminCalls
+from knafka.ports.shared_log import Commit, GroupHasMembers
+
+TIMEOUT: Final = 10.0
+"""Seconds for a commit, in which a coordinator may move."""
+REOPEN_AFTER: Final = 1.0
+"""Seconds between two clients."""
+_TAKEN: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    }
+)
+"""Kafka's errors for a commit without membership in a group that has members."""
+
+
+class KafkaOffsets:
+    """Belongs to one event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._calls = AdminCalls(connection, TIMEOUT)
+        self._groups = KafkaGroups(connection, self._calls)
+        self._opened_at = time.monotonic()
+
+    def _reopen(self) -> None:
+        """librdkafka remembers coordinators: a client that was told of the wrong one may ask it for
+        ever, so another takes its place."""
+        if time.monotonic() - self._opened_at > REOPEN_AFTER:
+            self._calls.reopen()
+            self._opened_at = time.monotonic()
+
+    async def committed(
+        self, group: str, topic: str, partitions: Collection[int]
+    ) -> Mapping[int, Commit]:
+        """Return the group's commits. Raises `GroupHasMembers` and `LogError`."""
+        calls = self._calls
+        answers = await calls.of_coordinator(
+            lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
+        )
+        described = answers[group]
+        if described.members:
+            count = len(described.members)
+            raise GroupHasMembers(
+                f"the group {group} has {count} members: others deliver its events"
+            )
+        if needs_detaching(described):
+            await self._groups.detach(group, await self._partitions(topic))
+        wanted = [TopicPartition(topic, number) for number in sorted(partitions)]
+        return {
+            committed_partition.partition: Commit(
+                committed_partition.offset,
+                committed_partition.metadata or "",
+                epoch_of(committed_partition),
+            )
+            for committed_partition in await self._groups.committed_partitions(group, wanted)
+        }
+
+    async def _partitions(self, topic: str) -> list[TopicPartition]:
+        """Return all partitions of a topic."""
+        calls = self._calls
+        metadata = await calls.in_thread(
+            lambda timeout: calls.admin.list_topics(topic, timeout=timeout)
+        )
+        return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
+
+    async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        """Commit all of these, and wait for Kafka. Raises `GroupHasMembers` and `LogError`."""
+        deadline = time.monotonic() + TIMEOUT
+        offsets = [
+            TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
+            for number, commit in commits.items()
+        ]
+        while (error := await self._try(group, offsets)) is not None:
+            if error.code() in _TAKEN:
+                raise GroupHasMembers(f"the group {group} has members: {error.str()}")
+            if error.code() not in MOVING or time.monotonic() > deadline:
+                raise log_error_of(error)
+            if error.code() == KafkaError.NOT_COORDINATOR:
+                self._reopen()
+            await asyncio.sleep(AGAIN)
+
+    async def _try(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
+        """Commit once; what Kafka says against it."""
+        wanted = ConsumerGroupTopicPartitions(group, offsets)
+        calls = self._calls
+        answers = await calls.of_coordinator(
+            lambda timeout: calls.admin.alter_consumer_group_offsets(
+                [wanted], request_timeout=timeout
+            )
+        )
+        partitions = answers[group].topic_partitions
+        return next((partition.error for partition in partitions if partition.error), None)
+
+    async def close(self) -> None:
+        self._calls.close()

@@ -1,0 +1,314 @@
+"""Partitions read from their start to their end as it is now, and where topics end.
+
+It never joins the group of which it is asked what is committed, so it waits for no rebalance: of a
+member, Kafka answers nothing while its JoinGroup waits for others. It reads what a process needs to
+know before it goes on, such as its own state. Every call blocks, and all come from one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from knafka.clients.kafka.consumers.kafka_group_consumer import committed_of
+from knafka.clients.kafka.kafka_client import (
+    PASSING,
+    READING,
+    Connection,
+    log_error_of,
+    open_admin,
+    open_client,
+)
+from knafka.clients.kafka.kafka_requests import ASK_AGAIN, NO_ANSWER, ON_ITS_WAY
+from knafka.core.errors import LogError
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
+from knafka.ports.log import OffsetAndMetadata, Positions, Record
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+REQUEST_TIMEOUT: Final = 15.0
+"""Seconds for a request, in which a leader may move."""
+STALLED_AFTER: Final = 60.0
+"""Seconds without progress after which reading is given up: longer than a transaction stays open
+whose producer is gone."""
+REQUEST_ONCE: Final = 5.0
+"""Seconds for one try of it: an answer may be lost."""
+PARTITIONS_KEPT: Final = 10.0
+"""Seconds in which it isn't asked again which partitions a topic has."""
+AT_ONCE: Final = 1.0
+"""Seconds for a question that is soon asked again."""
+BATCH: Final = 5_000
+"""Records at a time."""
+
+_READING: Final = {
+    **READING,
+    "auto.offset.reset": "earliest",
+    # Behind the last record lies the marker of its transaction, and that it is reached shows only
+    # in an answer without records, which Kafka gives after this time.
+    "fetch.wait.max.ms": 10,
+    # Nobody else has work meanwhile, so there is no reason to fetch little.
+    "fetch.message.max.bytes": 4 * 1024 * 1024,
+    "queued.min.messages": 100_000,
+    "queued.max.messages.kbytes": 64 * 1024,
+}
+
+T = TypeVar("T")
+
+
+class _Partitions(NamedTuple):
+    """The partitions of a topic."""
+
+    known: list[TopicPartition]
+    led: list[TopicPartition]
+    """Partitions that have a leader."""
+
+
+class BoundedReader:
+    """Reads topics and offsets up to a point, with one consumer and one admin client that are
+    opened when needed and kept."""
+
+    def __init__(self, connection: Connection, group: str) -> None:
+        self._connection = connection
+        self._group = group
+        self._errors = ConnectionErrors()
+        self._kept_consumer: Consumer | None = None
+        self._kept_admin: AdminClient | None = None
+        self._kept_passing: Consumer | None = None
+        self._known_partitions: dict[str, tuple[_Partitions, float]] = {}
+        """Partitions of topics, and when they were asked for."""
+
+    @property
+    def _consumer(self) -> Consumer:
+        """Return the consumer, opened at its first use."""
+        if self._kept_consumer is None:
+            self._kept_consumer = open_client(
+                Consumer,
+                {**_READING, **self._connection, "group.id": self._group},
+            )
+        return self._kept_consumer
+
+    @property
+    def _admin(self) -> AdminClient:
+        """Return the admin client, opened at its first use."""
+        if self._kept_admin is None:
+            self._kept_admin = open_admin(self._connection, self._errors.record)
+        return self._kept_admin
+
+    def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
+        """Yield all records of a partition, as `TransactionalLog.read_all`; one call at a time."""
+        place = TopicPartition(topic, partition)
+        try:
+            end = self._ends([place])[partition]
+        except LogError:
+            self.partitions(topic)  # which says, better than a question for offsets, what is wrong
+            raise
+        return self._read_to(end, place) if end else iter(())
+
+    def _read_to(self, end: int, place: TopicPartition) -> Iterator[Sequence[Record]]:
+        """Yield the records of a partition in batches, up to the offset `end`."""
+        # librdkafka waits for half a second with a question of its own for the beginning, and asks
+        # it at once where there is no such offset any more.
+        self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
+        reached = 0
+        give_up_at = time.monotonic() + STALLED_AFTER
+        try:
+            while reached < end:
+                records, now_reached = self._batch(reached)
+                if records:
+                    yield records
+                if now_reached > reached:
+                    give_up_at = time.monotonic() + STALLED_AFTER
+                elif time.monotonic() > give_up_at:
+                    raise LogError(
+                        f"partition {place.partition} of {place.topic} can't be read beyond offset "
+                        f"{reached} of {end}: no progress in {STALLED_AFTER:g} s"
+                    )
+                reached = now_reached
+        finally:
+            self._consumer.unassign()
+
+    def _batch(self, reached: int) -> tuple[list[Record], int]:
+        """Records, and the offset that is reached with them."""
+        # consume() alone would wait for the whole batch.
+        first = self._consumer.poll(1.0)
+        found = [] if first is None else [first, *self._consumer.consume(BATCH - 1, 0)]
+        records: list[Record] = []
+        for message in found:
+            error = message.error()
+            if error is None:
+                records.append(cast(Record, message))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                reached = max(reached, cast(int, message.offset()))
+            elif not error.retriable() and error.code() not in PASSING:
+                raise log_error_of(error)
+        return records, max(reached, records[-1].offset() + 1) if records else reached
+
+    def ends(self, topic: str) -> Positions:
+        """Return the end offsets of a topic, as `TransactionalLog.ends`."""
+        return self._ends(self.partitions(topic))
+
+    def partitions(self, topic: str) -> list[TopicPartition]:
+        """Return all partitions of a topic. Raises `LogError`."""
+        return self._describe_topic(topic).known
+
+    def _describe_topic(self, topic: str) -> _Partitions:
+        """Return a topic's partitions. Raises `LogError`."""
+        found = self._ask_until_answered(
+            lambda timeout: self._admin.list_topics(topic, timeout=timeout)
+        )
+        described = found.topics[topic]
+        if described.error is not None:
+            raise log_error_of(described.error)
+        known = [TopicPartition(topic, number) for number in sorted(described.partitions)]
+        led = [
+            partition
+            for partition in known
+            if described.partitions[partition.partition].leader >= 0
+        ]
+        return _Partitions(known, led)
+
+    def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        """Create a topic unless it exists, as `TransactionalLog.ensure_topic`; an existing one
+        needs no right to create it."""
+        try:
+            self.partitions(topic)
+        except LogError as error:
+            if not error.unknown_topic:
+                raise
+        else:
+            return
+        from confluent_kafka.cimpl import NewTopic
+
+        new = NewTopic(topic, partitions, replication, config=dict(config))
+        try:
+            self._ask_until_answered(
+                lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[
+                    topic
+                ].result()
+            )
+        except LogError as error:
+            # Another process may have made it meanwhile.
+            if not self._topic_exists(topic):
+                raise LogError(
+                    f"topic {topic} could not be made ({error}): make it, or allow the Kafka user "
+                    "of this Sensor to create topics whose names begin with knafka-"
+                ) from error
+
+    def _topic_exists(self, topic: str) -> bool:
+        """Whether a topic exists."""
+        try:
+            self.partitions(topic)
+        except LogError:
+            return False
+        return True
+
+    def committed(self, topic: str, timeout: float) -> Positions:
+        """Return the group's committed offsets, as `TransactionalLog.committed`. Raises `LogError`
+        after `timeout` seconds."""
+        # librdkafka's admin client may crash the process over this question (`kafka_groups`).
+        found = committed_of(self._consumer, self.partitions(topic), timeout)
+        return {
+            partition.partition: partition.offset for partition in found if partition.offset >= 0
+        }
+
+    def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        """Return the end offsets that can be read now, as `TransactionalLog.reachable_ends`."""
+        from confluent_kafka.admin._listoffsets import OffsetSpec
+
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        known, led = self._kept_partitions(topic)
+        # One without a leader would keep all others waiting.
+        ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in known)
+        if not led:
+            return ends
+        asked = self._admin.list_offsets(
+            dict.fromkeys(led, latest),
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=AT_ONCE,
+        )
+        for partition, answer in asked.items():
+            try:
+                ends[partition.partition] = answer.result().offset
+            except KafkaException:
+                self._known_partitions.pop(topic, None)  # its leader may have gone
+        return ends
+
+    def _kept_partitions(self, topic: str) -> _Partitions:
+        """Return a topic's partitions, asking Kafka only now and then."""
+        found, asked_at = self._known_partitions.get(topic, (None, 0.0))
+        if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
+            found = self._describe_topic(topic)
+            self._known_partitions[topic] = found, time.monotonic()
+        return found
+
+    def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        """Return the group's commits as they are now, as `TransactionalLog.committed_now`."""
+        if self._kept_passing is None:
+            # One that reads only what is committed waits for transactions under way.
+            passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
+            settings = {**_READING, **self._connection, **passing}
+            self._kept_passing = open_client(Consumer, settings)
+        asked = list(self._kept_partitions(topic).known)
+        found = committed_of(self._kept_passing, asked, REQUEST_TIMEOUT)
+        return {
+            partition.partition: OffsetAndMetadata(partition.offset, partition.metadata or "")
+            for partition in found
+            if partition.offset >= 0
+        }
+
+    def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
+        """Behind the last record of each, transactions under way included."""
+        from confluent_kafka.admin._listoffsets import OffsetSpec
+
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        wanted: dict[TopicPartition, OffsetSpec] = dict.fromkeys(partitions, latest)
+
+        def ask(timeout: float) -> Positions:
+            asked = self._admin.list_offsets(
+                wanted,
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=timeout,
+            )
+            return {
+                partition.partition: answer.result().offset for partition, answer in asked.items()
+            }
+
+        return self._ask_until_answered(ask) if wanted else {}
+
+    def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
+        """Ask Kafka, again while a leader moves, and return its answer. Raises `LogError`."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while True:
+            try:
+                return ask(max(ASK_AGAIN, min(REQUEST_ONCE, deadline - time.monotonic())))
+            except KafkaException as error:
+                reason = error.args[0]
+                if refusal := self._errors.refusal:
+                    raise LogError(refusal) from error
+                if reason.code() not in ON_ITS_WAY | NO_ANSWER:
+                    raise log_error_of(reason) from error
+                if time.monotonic() > deadline:
+                    why = f": {self._errors}" if str(self._errors) else ""
+                    raise LogError(
+                        f"Kafka did not answer within {REQUEST_TIMEOUT:g} s{why}"
+                    ) from error
+            self._admin.poll(0)
+            time.sleep(ASK_AGAIN)
+
+    def close(self) -> None:
+        """May take as long as Kafka is frozen."""
+        for consumer in (self._kept_consumer, self._kept_passing):
+            if consumer is not None:
+                consumer.close()

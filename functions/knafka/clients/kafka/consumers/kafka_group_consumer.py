@@ -1,0 +1,226 @@
+"""A consumer that joins a group: by which protocol, its heartbeats, and what it is assigned.
+
+It joins by the group protocol of KIP-848 where the broker offers it, else by the classic one
+(docs/decisions/0013). All of it is called on the one thread that polls the consumer; what the group
+says comes from within such a poll.
+
+Not here: what becomes of partitions that come and go (`kafka_membership`, `kafka_transactions`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from knafka.clients.kafka.kafka_client import (
+    READING,
+    Connection,
+    log_error,
+    log_error_of,
+    open_client,
+)
+from knafka.clients.kafka.kafka_commits import AGAIN, epoch_of
+from knafka.clients.kafka.kafka_liveness import Liveness
+from knafka.core.errors import LogError
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
+from knafka.observability import RateLimitedFilter
+
+log = logging.getLogger(__name__)
+
+SESSION_TIMEOUT: Final = 10.0
+"""Seconds until a killed member's partitions go to others, with the classic protocol; the peer's
+value. With the new one it is the broker's to say (`group.consumer.session.timeout.ms`)."""
+HEARTBEAT_INTERVAL: Final = 1.0
+"""Seconds between heartbeats: by one of them a member learns of partitions that come and go, so
+this is how long a partition lies still when it moves."""
+JOIN_TIMEOUT: Final = 10.0
+"""Seconds to join a group in spite of connections that fail: a broker's restart."""
+COMMITTED_TIMEOUT: Final = 15.0
+"""Seconds to ask what is committed of new partitions, in which a coordinator may move."""
+COMMITTED_ONCE: Final = 5.0
+"""Seconds for one such question: an answer may be lost."""
+
+
+class GroupProtocol(StrEnum):
+    """How members of a group agree on who reads what; the values are librdkafka's."""
+
+    CONSUMER = "consumer"
+    """KIP-848: the broker assigns, and nobody waits for anybody else's rebalance."""
+    CLASSIC = "classic"
+    """A round of all members for each change: every broker has it."""
+
+
+_BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
+    GroupProtocol.CLASSIC: {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
+        "heartbeat.interval.ms": int(HEARTBEAT_INTERVAL * 1000),
+    },
+    # All three are the broker's here, and librdkafka refuses them.
+    GroupProtocol.CONSUMER: {"group.protocol": "consumer"},
+}
+
+
+class _UnknownProtocolFilter(logging.Filter):
+    """Leaves out that a broker knows the classic protocol only, which is no fault and is mended."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "ConsumerGroupHeartbeat fatal error" not in record.getMessage()
+
+
+_librdkafka = logging.getLogger("librdkafka.reader")
+_librdkafka.addFilter(RateLimitedFilter())
+_librdkafka.addFilter(_UnknownProtocolFilter())
+
+
+class GroupConsumer(ABC):
+    """A consumer in a group, on one or more topics, with cooperative rebalancing."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        topics: Sequence[str],
+        protocol: GroupProtocol,
+        callbacks: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._group = group
+        self._topics = list(topics)
+        self._callbacks = callbacks or {}
+        self.protocol = protocol
+        self.joined = False
+        self._errors = ConnectionErrors()
+        self._liveness = Liveness(connection, self._topics[0])
+        self._opened_at = time.monotonic()
+        self._heartbeat_at = 0.0
+        self.consumer = self._open()
+        self._subscribe()
+
+    def _open(self) -> Consumer:
+        """Open the consumer."""
+        return open_client(
+            Consumer,
+            {
+                "error_cb": self._on_error,
+                "logger": _librdkafka,
+                **self._callbacks,
+                **READING,
+                **self._connection,
+                **_BY_PROTOCOL[self.protocol],
+                "group.id": self._group,
+            },
+        )
+
+    def _subscribe(self) -> None:
+        """Subscribe to the topics."""
+        self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
+        self.consumer.subscribe(
+            self._topics,
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Log and remember an error of librdkafka."""
+        log_error(error)
+        self._errors.record(error)
+
+    @abstractmethod
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+
+    @abstractmethod
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+
+    @abstractmethod
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+
+    def beat(self) -> None:
+        """Send the next heartbeat if it is time to."""
+        if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
+            # The broker wants a heartbeat every 5 s, and so long would a partition that moves lie
+            # still. To subscribe again sends one now and changes nothing else.
+            try:
+                self._subscribe()
+            except KafkaException as error:
+                # Why, such as a broker without this protocol, only the next poll says.
+                if error.args[0].code() != KafkaError._FATAL:
+                    raise
+
+    def fall_back(self, error: KafkaError) -> None:
+        """Join by the classic protocol: the broker knows no other."""
+        log.info("the group %s has the classic protocol: %s", self._group, error.str())
+        self.consumer.close()
+        self.protocol = GroupProtocol.CLASSIC
+        self.consumer = self._open()
+        self._subscribe()
+
+    def check(self, *, heard: bool) -> None:
+        """Raise `LogError` if this consumer can't become a member of its group, or has lost Kafka.
+        `heard`: whether anything has come since the last call."""
+        self._liveness.check(self.consumer, heard=heard)
+        if not self.joined:
+            self._check_hope_of_joining()
+
+    def _check_hope_of_joining(self) -> None:
+        """Raise `LogError` if the consumer is refused, or has not joined for too long."""
+        why = self._errors.refusal or ""
+        if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
+            why = str(self._errors)
+        if why:
+            self._errors.mended()  # it may be: the next read says so
+            raise LogError(why)
+
+
+def committed_of(
+    consumer: Consumer, partitions: list[TopicPartition], timeout: float
+) -> list[TopicPartition]:
+    """Return what the group has committed for each partition, with its metadata; the offset is
+    negative if nothing is. Raises `LogError` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            found = consumer.committed(partitions, timeout=COMMITTED_ONCE)
+            for partition in found:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
+        except KafkaException as error:
+            if time.monotonic() > deadline:
+                raise log_error_of(error.args[0]) from error
+            time.sleep(AGAIN)
+        else:
+            return found
+
+
+def begin_at(committed: TopicPartition) -> TopicPartition:
+    """Return where to start reading a partition, from its entry of `committed_of`."""
+    if committed.offset < 0:
+        return TopicPartition(committed.topic, committed.partition, OFFSET_BEGINNING)
+    return TopicPartition(
+        committed.topic, committed.partition, committed.offset, "", epoch_of(committed)
+    )
+
+
+def take_without_reading(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    """Take what the group assigns, until the member leaves."""
+    consumer.incremental_assign(
+        [
+            TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
+            for partition in partitions
+        ]
+    )
+    consumer.pause(partitions)

@@ -1,0 +1,205 @@
+"""A reader of given positions: `ports.shared_log.PositionedReader` on a consumer.
+
+It never joins a group, so it may be slow without being thrown out of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Final, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from knafka.clients.kafka.call_thread import CallThread
+from knafka.clients.kafka.consumers.kafka_reader import RESET
+from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_client import (
+    PASSING,
+    READING,
+    Connection,
+    log_error_of,
+    open_client,
+)
+from knafka.clients.kafka.kafka_liveness import Liveness
+from knafka.core.errors import LogError
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import Positions, Record
+from knafka.ports.shared_log import NO_EPOCH, Position
+
+log = logging.getLogger(__name__)
+_librdkafka = logging.getLogger("librdkafka.positioned")
+_librdkafka.addFilter(RateLimitedFilter())
+
+GROUP: Final = "knafka-positioned-reader"
+"""librdkafka wants a name; it is never asked for, as nothing subscribes or commits."""
+
+
+class KafkaPositionedReader:
+    """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
+    (docs/decisions/0004)."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._topic = topic
+        self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
+        self.ends: Positions = {}
+        self.epochs: Mapping[int, int] = {}
+        self.restarted: Collection[int] = ()
+        # The thread's:
+        self._consumer: Consumer = open_client(
+            Consumer,
+            {
+                "logger": _librdkafka,
+                **READING,
+                **connection,
+                "group.id": f"{GROUP}-{uuid.uuid4().hex[:8]}",
+            },
+        )
+        self._begun: set[int] = set()
+        self._epochs: dict[int, int] = {}
+        self._failure: LogError | None = None
+        self._liveness = Liveness(connection, topic)
+
+    def begin(self, positions: Mapping[int, Position]) -> None:
+        self._thread.call(partial(self._begin, dict(positions)))
+
+    def drop(self, partitions: Collection[int]) -> None:
+        self._thread.call(partial(self._drop, set(partitions)))
+
+    def pause(self, partitions: Collection[int]) -> None:
+        self._thread.call(partial(self._pause_or_resume, Consumer.pause, set(partitions)))
+
+    def resume(self, partitions: Collection[int]) -> None:
+        self._thread.call(partial(self._pause_or_resume, Consumer.resume, set(partitions)))
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records. Raises `LogError`."""
+        records: list[Record]
+        records, self.ends, self.restarted, self.epochs = await self._thread.call(
+            partial(self._read, limit, timeout)
+        )
+        return records
+
+    async def close(self, timeout: float) -> None:
+        """Close the consumer within `timeout` seconds."""
+        closing = self._thread.call(self._consumer.close)
+        self._thread.end()
+        await asyncio.wait({closing}, timeout=timeout)
+        closing.cancel()
+
+    # On the thread
+
+    def _begin(self, positions: Mapping[int, Position]) -> None:
+        """Start to read partitions, on the consumer's thread."""
+        wanted = [
+            TopicPartition(
+                self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch
+            )
+            for number, position in positions.items()
+        ]
+        try:
+            self._consumer.incremental_assign(wanted)
+            # librdkafka remembers a pause beyond the end of an assignment.
+            self._consumer.resume(self._partitions(positions))
+        except KafkaException as error:
+            self._failure = log_error_of(error.args[0])
+        self._begun.update(positions)
+
+    def _drop(self, numbers: set[int]) -> None:
+        """Stop reading partitions, on the consumer's thread."""
+        known = numbers & self._begun
+        self._begun -= known
+        for number in known:
+            self._epochs.pop(number, None)
+        if known:
+            self._consumer.incremental_unassign(self._partitions(known))
+
+    def _pause_or_resume(
+        self, how: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
+    ) -> None:
+        """Pause or resume partitions, on the consumer's thread."""
+        try:
+            how(self._consumer, self._partitions(numbers & self._begun))
+        except KafkaException as error:
+            self._failure = log_error_of(error.args[0])
+
+    def _partitions(self, numbers: Collection[int]) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, number) for number in numbers]
+
+    def _read(
+        self, limit: int, timeout: float
+    ) -> tuple[list[Record], dict[int, int], set[int], dict[int, int]]:
+        """Read on the consumer's thread; returns records, ends, restarted partitions and epochs."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        records: list[Record] = []
+        last: dict[int, Message] = {}
+        ends: dict[int, int] = {}
+        restarted: set[int] = set()
+        for message in self._poll_messages(limit, timeout, ends):
+            error, number = message.error(), cast(int, message.partition())
+            if number not in self._begun:
+                continue
+            if error is None:
+                records.append(cast(Record, message))
+                last[number] = message
+                ends.pop(number, None)
+            elif error.code() in RESET:
+                self._restart_partition(message, number)
+                restarted.add(number)
+                ends.pop(number, None)
+                last.pop(number, None)
+                # What came before it in this batch is of a log that is gone.
+                records = [record for record in records if record.partition() != number]
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ends[number] = cast(int, message.offset())
+            elif not error.retriable() and error.code() not in PASSING:
+                self._failure = named(log_error_of(error), topic=("Read", self._topic))
+        self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
+        for number, message in last.items():
+            epoch = message.leader_epoch()
+            self._epochs[number] = NO_EPOCH if epoch is None else epoch
+        return records, ends, restarted, dict(self._epochs)
+
+    def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
+        """Poll up to `limit` messages, noting ends in `ends`."""
+        # As in `kafka_reader`: consume() alone would wait for the whole batch, and an end alone
+        # isn't worth a return.
+        deadline = time.monotonic() + timeout
+        while (first := self._consumer.poll(timeout)) is not None and _is_end(first):
+            ends[cast(int, first.partition())] = cast(int, first.offset())
+            timeout = max(0.0, deadline - time.monotonic())
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+
+    def _restart_partition(self, message: Message, number: int) -> None:
+        """Read a partition from its start, as its log has no such offset."""
+        log.warning(
+            "partition %d of %s has no offset %s any more and is read from its start: %s",
+            number, self._topic, message.offset(), message.error(),
+        )  # fmt: skip
+        partition = TopicPartition(self._topic, number)
+        self._consumer.incremental_unassign([partition])
+        partition.offset = OFFSET_BEGINNING
+        self._consumer.incremental_assign([partition])
+        self._consumer.resume([partition])
+        self._epochs.pop(number, None)
+
+
+def _is_end(message: Message) -> bool:
+    """Whether a message says that its partition is read to its end."""
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF

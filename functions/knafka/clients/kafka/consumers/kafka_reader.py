@@ -1,0 +1,222 @@
+"""The reader on real Kafka: confluent-kafka's consumer behind `ports.log.LogReader`.
+
+Of several topics, which one group reads together, partitions go by their numbers (`numbering`).
+
+The consumer's poll blocks and so has a thread of its own (docs/decisions/0004). What is read is
+here; how the consumer joins, what it owns and how it leaves is `kafka_membership`.
+
+Configuration comes in as `kafka_client.Connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from knafka.clients.kafka.call_thread import CallThread
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_membership import Membership
+from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_client import PASSING, Connection, log_error_of
+from knafka.core.errors import LogError
+from knafka.core.numbering import Numbering
+from knafka.ports.log import Assignment, Commits, Positions, Record
+
+log = logging.getLogger(__name__)
+
+LEAVE_TIME: Final = 2.0
+"""Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
+
+RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
+"""Errors that say: the log has no such offset, as it was created anew or has lost its end."""
+
+
+class KafkaReader:
+    """`LogReader` on one consumer.
+
+    Only its thread asks the consumer anything: another one would wait until a poll under way ends,
+    a rebalance in it included, and that waits for the loop (docs/decisions/0004).
+    """
+
+    pause_is_free: Final = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        topics: str | Sequence[str],
+        assignment: Assignment,
+        protocol: GroupProtocol = GroupProtocol.CONSUMER,
+        *,
+        reads: bool = True,
+    ) -> None:
+        self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
+        self._topic, self._group = ", ".join(self._numbering.topics), group
+        self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
+        self.ends: Positions = {}
+        # The thread's:
+        of = connection, group, self._numbering, assignment, protocol, reads
+        self._membership = Membership(*of)
+        self._failure: LogError | None = None
+        """The error that the next read raises, once."""
+        self._broken: LogError | None = None
+        """The fatal error that every read raises from now on."""
+
+    @property
+    def protocol(self) -> GroupProtocol:
+        """The group protocol by which the consumer joins, or has joined."""
+        return self._membership.protocol
+
+    # Reading
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records. Raises `LogError`."""
+        records: list[Record]
+        records, self.ends = await self._thread.call(partial(self._read, limit, timeout))
+        return records
+
+    def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
+        """Read on the consumer's thread; returns records and ends."""
+        membership = self._membership
+        membership.beat()
+        membership.repeat_commit()
+        records: list[Record] = []
+        for message in self._poll_messages(limit, timeout) if self._raise_failure is None else ():
+            error = message.error()
+            if error is None:
+                records.append(cast(Record, message))
+            elif error.code() in RESET:
+                number = self._restart_partition(message)
+                # What came before it in this batch is of a log that is gone.
+                records = [record for record in records if self.number_of(record) != number]
+            elif not self._note_end(message):
+                self._judge(error)
+        # Without this check a refused consumer would look like one that has nothing to read.
+        membership.check(heard=bool(records or membership.reached))
+        failed = self._raise_failure
+        if failed is not None and not records:
+            self._failure = None
+            raise failed
+        # Return records that came before the error: the position is beyond them already.
+        ends, membership.reached = membership.reached, {}
+        if ends:
+            # Records that came while it waited at an end lie behind that end.
+            last = {self.number_of(record): record.offset() for record in records}
+            ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
+        return records, ends
+
+    def number_of(self, record: Record) -> int:
+        """The number of a record's partition; with a single topic, Kafka's own (`Numbering`)."""
+        return self._numbering.number(record.topic(), record.partition())
+
+    @property
+    def _raise_failure(self) -> LogError | None:
+        return self._failure or self._broken or self._membership.refusal
+
+    def _judge(self, error: KafkaError) -> None:
+        """Decide what the error of a poll means for later reads: fall back, fail, or go on."""
+        if error.code() == KafkaError._FATAL:
+            if self._membership.joined or self.protocol is GroupProtocol.CLASSIC:
+                self._broken = log_error_of(error)
+            else:
+                self._membership.fall_back(error)
+        elif not error.retriable() and error.code() not in PASSING:
+            topic, group = ("Read", self._topic), ("Read", self._group)
+            self._failure = named(log_error_of(error), topic=topic, group=group)
+
+    def _restart_partition(self, message: Message) -> int:
+        """Read a partition from its start, as its log has no such offset; returns its number."""
+        number = self.number_of(cast(Record, message))
+        log.warning(
+            "partition %d of %s has no offset %s any more and is read from its start: %s",
+            message.partition(), message.topic(), message.offset(), message.error(),
+        )  # fmt: skip
+        self._membership.start_anew(number)
+        return number
+
+    def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
+        """Poll up to `limit` messages, noting ends."""
+        # consume() alone would wait for the whole batch; the first record alone is worth a return.
+        # An end alone isn't: each partition has one after each record that comes alone.
+        consumer = self._membership.consumer
+        deadline = time.monotonic() + timeout
+        while (first := consumer.poll(timeout)) is not None and self._note_end(first):
+            timeout = max(0.0, deadline - time.monotonic())
+        if first is None:
+            return []
+        return [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+
+    def _note_end(self, message: Message) -> bool:
+        """Note the end of a partition in `membership.reached` if the message reports one; returns
+        whether it does, and so is no record."""
+        error, number, offset = message.error(), message.partition(), message.offset()
+        if error is None or error.code() != KafkaError._PARTITION_EOF:
+            return False
+        if number is not None and offset is not None:
+            self._membership.reached[self.number_of(cast(Record, message))] = offset
+        return True
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        self._thread.call(partial(self._pause_or_resume, Consumer.pause, partitions))
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        self._thread.call(partial(self._pause_or_resume, Consumer.resume, partitions))
+
+    def _pause_or_resume(
+        self, how: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
+    ) -> None:
+        """Pause or resume partitions, on the consumer's thread."""
+        membership = self._membership
+        owned = membership.owned.keys() & set(partitions)
+        try:
+            how(membership.consumer, membership.partitions_of(owned))
+        except KafkaException as error:
+            self._failure = log_error_of(error.args[0])  # the next read tells
+
+    def commit(self, commits: Commits) -> None:
+        self._thread.call(partial(self._membership.commit, commits))
+
+    async def commit_now(self, commits: Commits) -> None:
+        await self._thread.call(partial(self._membership.commit_now, commits))
+
+    # Closing
+
+    async def close(self, timeout: float) -> None:
+        """Make the last commits and leave the group, within `timeout` seconds."""
+        leaving = asyncio.create_task(self._leave(timeout))
+        try:
+            await asyncio.wait({leaving}, timeout=timeout)
+            if leaving.done():
+                leaving.result()
+            else:
+                # Its session will run out; what it delivered since the last commit is repeated.
+                log.warning("Kafka did not let go of the reader of %s within a bound", self._topic)
+        finally:
+            leaving.cancel()
+            self._membership.last_commits.cancel()
+            self._thread.call(self._membership.close)
+            self._thread.end()
+
+    async def _leave(self, timeout: float) -> None:
+        """Commit for the last time and leave the group, within `timeout` seconds.
+
+        Until the last attempts have finished, the consumer goes on serving its membership: a
+        rebalance would wait for it, and its last commit would fail after one that it missed.
+        """
+        membership, thread = self._membership, self._thread
+        deadline = time.monotonic() + timeout
+        spare = min(LEAVE_TIME, timeout / 4)
+        await thread.call(partial(membership.finish, timeout - spare))
+        while not membership.last_commits.done():
+            await thread.call(membership.serve)
+        left = False
+        while not left and time.monotonic() < deadline:
+            await thread.call(membership.serve)
+            left = await thread.call(partial(membership.commit_last, deadline))
+        await thread.call(membership.close)

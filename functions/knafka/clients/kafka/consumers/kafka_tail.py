@@ -1,0 +1,174 @@
+"""A reader of a topic's newest records: `log.TopicTail` on a consumer.
+
+It is asked now and then whether something has come: the ends are asked for first, and only what
+lies before them is fetched. In between nothing is assigned, so nothing is fetched ahead. It never
+joins a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from knafka.clients.kafka.call_thread import CallThread
+from knafka.clients.kafka.kafka_acls import needing
+from knafka.clients.kafka.kafka_client import (
+    PASSING,
+    READING,
+    Connection,
+    log_error_of,
+    open_client,
+)
+from knafka.clients.kafka.kafka_requests import read_watermarks
+from knafka.core.errors import LogError
+from knafka.ports.log import Record
+
+GROUP: Final = "knafka-topic-tail"
+"""librdkafka wants a name; it is never asked for, as nothing subscribes or commits."""
+REQUEST_TIMEOUT: Final = 10.0
+"""Seconds for each question, and without progress while records are fetched."""
+
+POLL: Final = 0.1
+"""Seconds until it is looked whether that time is over."""
+
+_READING: Final[Mapping[str, Any]] = {
+    **READING,
+    # What lies behind a position is there still if what lay there was deleted.
+    "auto.offset.reset": "earliest",
+    # That an offset without a record is the last shows only in an answer without any.
+    "fetch.wait.max.ms": 10,
+    "queued.max.messages.kbytes": 4 * 1024,
+}
+
+
+class KafkaTail:
+    """A `TopicTail` on real Kafka: one consumer, opened at the first read and used only by its own
+    thread."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._thread: CallThread | None = None
+        # The thread's:
+        self._opened: Consumer | None = None
+        self._since = 0
+        self._next: dict[int, int] = {}
+        """The next offset to read, by partition."""
+
+    def begin(self, since: int) -> None:
+        self._call(partial(self._begin, since))
+
+    async def read_on(self, limit: int) -> Sequence[Record]:
+        """Return the next records, `limit` at most. Raises `LogError`."""
+        records: Sequence[Record] = await self._call(partial(self._read_on, limit))
+        return records
+
+    async def close(self, timeout: float) -> None:
+        """Close the consumer within `timeout` seconds."""
+        if self._thread is None:
+            return
+        closing = self._call(self._close)
+        self._thread.end()
+        await asyncio.wait({closing}, timeout=timeout)
+        closing.cancel()
+
+    def _call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a function on the consumer's thread, started at its first use."""
+        if self._thread is None:
+            self._thread = CallThread(asyncio.get_running_loop(), "kafka-tail")
+        return self._thread.call(function)
+
+    # On the thread
+
+    def _begin(self, since: int) -> None:
+        """Forget all positions and continue at this time."""
+        self._since = since
+        self._next.clear()
+
+    def _read_on(self, limit: int) -> list[Record]:
+        """Return the next records, on the consumer's thread."""
+        try:
+            with needing(topic=("Read", self._topic)):
+                ends = self._ends()
+                behind = {number for number, end in ends.items() if self._next[number] < end}
+                return self._fetch(ends, behind, limit) if behind else []
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+
+    @property
+    def _consumer(self) -> Consumer:
+        """Return the consumer, opened at its first use."""
+        if self._opened is None:
+            group = f"{GROUP}-{uuid.uuid4().hex[:8]}"
+            self._opened = open_client(
+                Consumer, {**_READING, **self._connection, "group.id": group}
+            )
+        return self._opened
+
+    def _ends(self) -> dict[int, int]:
+        """Return the current end of each partition, after giving new ones a position."""
+        consumer = self._consumer
+        described = consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT).topics[self._topic]
+        if described.error is not None:
+            error = log_error_of(described.error)
+            if error.unknown_topic:
+                self._next.clear()  # one that is made later begins anew
+                return {}
+            with needing(topic=("Describe", self._topic)):
+                raise error
+        bounds = read_watermarks(consumer, self._topic, described.partitions, REQUEST_TIMEOUT)
+        # A topic that was made anew under the name ends before where the last one was read.
+        new = {
+            number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
+        }
+        if new:
+            asked = [TopicPartition(self._topic, number, self._since) for number in new]
+            for place in consumer.offsets_for_times(asked, timeout=REQUEST_TIMEOUT):
+                if place.error is not None:
+                    raise log_error_of(place.error)
+                # Without a record since then it goes on behind the last that there was before.
+                end = bounds[place.partition][1]
+                self._next[place.partition] = place.offset if place.offset >= 0 else end
+        for number, (start, _) in bounds.items():
+            self._next[number] = max(self._next[number], start)
+        return {number: end for number, (_, end) in bounds.items()}
+
+    def _fetch(self, ends: Mapping[int, int], behind: set[int], limit: int) -> list[Record]:
+        """Return the next records of partitions that aren't read to their ends; none if all are."""
+        consumer = self._consumer
+        records: list[Record] = []
+        consumer.assign(
+            [TopicPartition(self._topic, number, self._next[number]) for number in sorted(behind)]
+        )
+        try:
+            give_up_at = time.monotonic() + REQUEST_TIMEOUT
+            while behind and not records:
+                if time.monotonic() > give_up_at:
+                    raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
+                # consume() alone would wait for as many.
+                first = consumer.poll(POLL)
+                if first is None:
+                    continue
+                for message in [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]:
+                    error, number = message.error(), cast(int, message.partition())
+                    if error is None:
+                        records.append(cast(Record, message))
+                        self._next[number] = cast(int, message.offset()) + 1
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        self._next[number] = max(self._next[number], cast(int, message.offset()))
+                    elif not error.retriable() and error.code() not in PASSING:
+                        raise log_error_of(error)
+                behind = {number for number in behind if self._next[number] < ends[number]}
+        finally:
+            consumer.unassign()
+        return records
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()

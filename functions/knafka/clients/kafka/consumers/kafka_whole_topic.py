@@ -1,0 +1,88 @@
+"""A topic as a whole: all of its records, or the last ones, read once.
+
+Not here: following a topic, see `kafka_reader`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from knafka.clients.kafka.kafka_client import ASKING, Connection, log_error_of, open_client
+from knafka.clients.kafka.kafka_requests import read_watermarks
+from knafka.core.errors import LogError
+from knafka.ports.log import Record
+
+RECORD_BYTES: Final = 500
+"""Bytes of memory that a record takes besides its key, value and headers."""
+ODD_RECORD_BYTES: Final = 1_000_000
+"""Bytes of memory assumed for a record whose headers can't be read."""
+
+UNUSED_GROUP: Final = "knafka-unused"
+"""The group that this consumer names and never joins: librdkafka wants a name."""
+
+
+def read_whole(
+    connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
+) -> list[Record]:
+    """The last `limit` records of a topic, oldest first; blocks.
+
+    Raises `LogError`, also for more than `max_bytes` in memory. Where that is given nobody may ask
+    the records for their headers, which confluent-kafka gives once.
+    """
+    consumer = open_client(
+        Consumer,
+        {
+            **connection,
+            **ASKING,
+            "group.id": UNUSED_GROUP,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        },
+    )
+    records: list[Record] = []
+    size = 0
+    try:
+        metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
+        if metadata.error is not None:
+            raise log_error_of(metadata.error)
+        waiting = set()
+        assigned = []
+        bounds = read_watermarks(consumer, topic, metadata.partitions, timeout)
+        for number, (low, high) in bounds.items():
+            if low < high:
+                waiting.add(number)
+                assigned.append(TopicPartition(topic, number, max(low, high - limit)))
+        consumer.assign(assigned)
+        while waiting:
+            message = consumer.poll(timeout)
+            if message is None:
+                raise LogError(f"Kafka did not answer within {timeout:g} s")
+            error = message.error()
+            if error is None:
+                records.append(cast(Record, message))
+                if max_bytes is not None:
+                    size += _size_of(message)
+                    if size > max_bytes:
+                        most = f"{max_bytes} bytes, which is all that is read"
+                        raise LogError(f"topic {topic} has more than {most}")
+            elif error.code() == KafkaError._PARTITION_EOF:
+                waiting.discard(message.partition())
+            elif not error.retriable():
+                raise log_error_of(error)
+    finally:
+        consumer.close()
+    records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+    return records[-limit:]
+
+
+def _size_of(record: Message) -> int:
+    """Return the approximate bytes of a record in memory."""
+    try:
+        headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
+    except SystemError:  # a name that isn't UTF-8
+        return ODD_RECORD_BYTES
+    told = sum(len(name) + len(value or b"") for name, value in headers)
+    return RECORD_BYTES + len(record.key() or b"") + len(record.value() or b"") + told

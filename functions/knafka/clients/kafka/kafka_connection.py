@@ -1,0 +1,63 @@
+"""How to reach Kafka: from the contract and a mounted Secret to librdkafka's configuration.
+
+Not here: reading a Secret from the API server. It is a folder of files, as Kubernetes mounts
+it; what is in them is `core.kafka_secret`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from knafka.core.contract import Kafka
+from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_settings.client_settings import checked
+from knafka.core.kafka_settings.client_settings import for_librdkafka as settings_for_librdkafka
+from knafka.core.kafka_settings.kafka_secret import for_librdkafka, with_protocol
+
+
+def connection_configuration(kafka: Kafka) -> dict[str, Any]:
+    """Return librdkafka's configuration that connects to this Kafka. Raises `InvalidDocument`."""
+    servers = ",".join(
+        server.strip() for server in kafka.bootstrap_servers.split(",") if server.strip()
+    )
+    if not servers:
+        raise InvalidDocument("bootstrapServers", "want at least one host:port")
+    configuration: dict[str, Any] = {"bootstrap.servers": servers}
+    secret = None if kafka.secret_path is None else _read(Path(kafka.secret_path))
+    if kafka.protocol is not None:
+        secret = with_protocol(secret or {}, kafka.protocol)
+    if secret is not None:
+        configuration.update(for_librdkafka(secret))
+    return configuration
+
+
+def consumer_configuration(kafka: Kafka) -> dict[str, Any]:
+    """Return the configuration of a consumer, with its declared settings. Raises
+    `InvalidDocument`."""
+    return {**connection_configuration(kafka), **side_settings(kafka, "consumer")}
+
+
+def producer_configuration(kafka: Kafka) -> dict[str, Any]:
+    """Return the configuration of a producer, with its declared settings. Raises
+    `InvalidDocument`."""
+    return {**connection_configuration(kafka), **side_settings(kafka, "producer")}
+
+
+def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
+    """Return the declared settings of the clients of this side under librdkafka's names. Raises
+    `InvalidDocument`."""
+    given = kafka.consumer if side == "consumer" else kafka.producer
+    return settings_for_librdkafka(
+        {name: checked(side, name, value, f"{side}.{name}") for name, value in given.items()}
+    )
+
+
+def _read(folder: Path) -> dict[str, str]:
+    """Return the text files of a mounted Secret, by name."""
+    try:
+        files = [path for path in folder.iterdir() if path.is_file()]
+        # Other tools keep their keystores in the same Secret: those are binary, and not for us.
+        return {path.name: path.read_text(errors="replace").strip() for path in files}
+    except OSError as error:
+        raise InvalidDocument("secretPath", f"the Secret can't be read: {error}") from error

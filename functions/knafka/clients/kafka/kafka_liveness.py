@@ -1,0 +1,63 @@
+"""Whether a consumer that hears nothing still has a broker to ask.
+
+While every broker is fenced, as after a long pause of a single node's JVM, Kafka's metadata name
+none. librdkafka (2.16.0) then drops the brokers that it knows, and may be left without any for good
+and without a word (confluentinc/librdkafka#5301). For a consumer that looks like having nothing to
+read, so one that is silent asks; where Kafka answers others, it is to be opened anew.
+
+Not here: writers (`reachability`) and admin clients (`kafka_requests`), which miss their answers.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import Consumer, KafkaException
+
+from knafka.clients.kafka.kafka_client import Connection, open_admin
+from knafka.core.errors import LogError
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+SILENCE: Final = 30.0
+"""Seconds without a record or an end after which Kafka is asked; an answer counts as one."""
+ASK_TIMEOUT: Final = 2.0
+"""Seconds that Kafka may take to answer; it takes milliseconds."""
+ASK_INTERVAL: Final = 5.0
+"""Seconds between two questions while Kafka answers nobody."""
+
+
+class Liveness:
+    """Checks that one consumer still hears from Kafka; its thread calls `check` after each read."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._ask_at = time.monotonic() + SILENCE
+
+    def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
+        """Raise `LogError` if Kafka answers other clients and not this one. Blocks for up to three
+        times `ASK_TIMEOUT` while Kafka doesn't answer."""
+        now = time.monotonic()
+        if heard:
+            self._ask_at = now + SILENCE
+        elif now >= self._ask_at:
+            if self._is_answered(client):
+                self._ask_at = now + SILENCE
+            elif not self._answers_others():
+                self._ask_at = now + ASK_INTERVAL
+            elif not self._is_answered(client):  # Kafka may have come back between the first two
+                raise LogError("the Kafka client has lost its brokers: it is opened anew")
+
+    def _answers_others(self) -> bool:
+        return self._is_answered(open_admin(self._connection, lambda error: None))
+
+    def _is_answered(self, client: Consumer | AdminClient) -> bool:
+        """Whether Kafka answers this client."""
+        try:
+            client.list_topics(self._topic, timeout=ASK_TIMEOUT)
+        except KafkaException:
+            return False
+        return True

@@ -1,0 +1,305 @@
+"""Admin requests with a timeout, retried while a coordinator or leader is moving.
+
+The error of a request without an answer has librdkafka's last report (`core.connection_errors`). A
+request ends at once if that report is an error that waiting won't mend.
+
+Not here: what is asked. See `kafka_admin` and `kafka_groups`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from knafka.clients.kafka.kafka_client import Connection, log_error_of, open_admin
+from knafka.core.errors import LogError
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+ASK_AGAIN: Final = 0.1
+"""Seconds before a request is repeated because its coordinator or leader is moving."""
+LISTEN: Final = 0.2
+"""Seconds between two polls for librdkafka's reports while there is no answer."""
+REFRESH: Final = 1.0
+"""Seconds without an answer after which librdkafka is made to ask which brokers there are. By
+itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
+NO_TIMEOUT: Final = 3600.0
+"""Seconds, the most that librdkafka takes for a request."""
+THREADS: Final = 8
+"""Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
+
+ON_ITS_WAY: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        # Of a partition that was made or has moved a moment ago, a broker may know less than we.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+    }
+)
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class AdminCalls:
+    """Requests to one Kafka; belongs to one event loop.
+
+    An answer comes within `timeout` seconds, or a `LogError` that says why not.
+    """
+
+    def __init__(self, connection: Connection, timeout: float) -> None:
+        self.timeout = timeout
+        self._connection = connection
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-admin")
+        self._errors = ConnectionErrors()
+        self._refreshing: Future[None] | None = None
+        self._answered_at = time.monotonic()
+        self.admin = open_admin(connection, self._errors.record)
+        """The admin client; `reopen` replaces it."""
+        self._opened = 1
+        """Number of clients opened so far: it tells a request whether its client was replaced."""
+
+    async def result(self, ask: Callable[[float], Future[T]]) -> T:
+        """Send a request with one future and return its result, with `results_by_key`'s retries.
+
+        `ask` gets the seconds that it may take. Raises `LogError`.
+        """
+        return (await self.results_by_key(lambda timeout: {None: ask(timeout)}))[None]
+
+    async def results_by_key(
+        self,
+        ask: Callable[[float], Mapping[K, Future[T]]],
+        leaving_out: Collection[int] = (),
+        *,
+        some: bool = False,
+    ) -> dict[K, T]:
+        """Send a request with a future for each key and return the results by key; raises
+        `LogError`. It is repeated while a coordinator or leader is moving.
+
+        Keys whose error has a code of `leaving_out` are left out; with `some`, keys with any error,
+        unless all fail. `ask` gets the seconds that it may take.
+        """
+
+        async def answers(timeout: float) -> dict[K, T]:
+            return await self._results(ask(timeout), timeout, leaving_out, some=some)
+
+        return await self._repeat_until_answered(answers)
+
+    async def of_coordinator(
+        self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
+    ) -> dict[K, T]:
+        """Send a request to the coordinator of a group; returns and raises as `results_by_key`.
+
+        librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
+        broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
+        waiting earlier, the client is replaced, so that the request is not sent late.
+        """
+
+        async def answers(timeout: float) -> dict[K, T]:
+            opened = self._opened
+            asked = ask(NO_TIMEOUT)
+            try:
+                return await self._results(asked, timeout, leaving_out)
+            finally:
+                if opened == self._opened and not all(future.done() for future in asked.values()):
+                    with suppress(LogError):
+                        self._end(self._replace())
+
+        return await self._repeat_until_answered(answers)
+
+    async def _results(
+        self,
+        asked: Mapping[K, Future[T]],
+        timeout: float,
+        leaving_out: Collection[int],
+        *,
+        some: bool = False,
+    ) -> dict[K, T]:
+        """Wait for the futures and return their results by key."""
+        found = {}
+        first: KafkaException | None = None
+        for key, future in asked.items():
+            # All are answered at the same time: awaiting each would cost more than the request.
+            if not future.done():
+                await self._answer(future, timeout)
+            try:
+                found[key] = future.result()
+            except KafkaException as error:
+                if error.args[0].code() in leaving_out:
+                    continue
+                if not some:
+                    raise
+                first = first or error
+        if first is not None and not found:
+            raise first
+        return found
+
+    async def batch(
+        self,
+        ask: Callable[[Future[dict[K, Any]], float], None],
+        leaving_out: Collection[int] = (),
+        *,
+        some: bool = False,
+    ) -> dict[K, Any]:
+        """Send a request with one future for all results; returns and raises as `results_by_key`.
+
+        A failed key has a `KafkaError` as its result.
+
+        A future for each key costs more than the request where there are thousands of keys.
+        """
+
+        async def answers(timeout: float) -> dict[K, Any]:
+            answer: Future[dict[K, Any]] = Future()
+            # librdkafka must be able to set a result even after the caller was cancelled.
+            answer.set_running_or_notify_cancel()
+            ask(answer, timeout)
+            await self._answer(answer, timeout)
+            results = answer.result()
+            failed = [result for result in results.values() if isinstance(result, KafkaError)]
+            if not failed:
+                return results
+            found = {
+                k: result for k, result in results.items() if not isinstance(result, KafkaError)
+            }
+            raised = [error for error in failed if error.code() not in leaving_out]
+            if raised and not (some and found):
+                raise KafkaException(raised[0])
+            return found
+
+        return await self._repeat_until_answered(answers)
+
+    async def in_thread(self, call: Callable[[float], T]) -> T:
+        """Run a blocking call in a thread and return its result; `call` gets the seconds that it
+        may take. Retries and raises as `results_by_key`."""
+
+        def answer(timeout: float) -> Awaitable[T]:
+            loop = asyncio.get_running_loop()
+            return loop.run_in_executor(self._threads, call, timeout)
+
+        return await self._repeat_until_answered(answer)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, future: Future[Any], timeout: float) -> None:
+        """Wait until `future` is done. Raises `LogError` for an error that waiting won't mend, and
+        `KafkaException` after `timeout` seconds, also if its client was replaced meanwhile."""
+        answered = asyncio.wrap_future(future)
+        deadline = time.monotonic() + timeout + LISTEN
+        refresh_at = time.monotonic() + REFRESH
+        try:
+            while not (await asyncio.wait({answered}, timeout=LISTEN))[0]:
+                if time.monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+                self.admin.poll(0)
+                if time.monotonic() > refresh_at:
+                    self._refresh()
+                    refresh_at = time.monotonic() + REFRESH
+                if refusal := self._errors.refusal:
+                    raise LogError(refusal)
+            answered.exception()  # asyncio wants it seen; `result` raises it
+        finally:
+            answered.cancel()
+
+    def _refresh(self) -> None:
+        """Ask for all metadata, in a thread, unless that is being done."""
+
+        def ask() -> None:
+            with suppress(KafkaException):
+                self.admin.list_topics(timeout=self.timeout)
+
+        if self._refreshing is None or self._refreshing.done():
+            with suppress(RuntimeError):  # it is being closed
+                self._refreshing = self._threads.submit(ask)
+
+    async def _repeat_until_answered(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Repeat a request while a coordinator or leader moves, at most `timeout` seconds. Raises
+        `LogError`."""
+        self.admin.poll(0)
+        self._errors.forget()
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                answer = await ask(max(ASK_AGAIN, deadline - time.monotonic()))
+                self._errors.mended()
+                self._answered_at = time.monotonic()
+                return answer
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in NO_ANSWER:
+                    no_answer = self._no_answer()
+                    if time.monotonic() - self._answered_at >= self.timeout:
+                        # It may have lost its brokers (`kafka_liveness`).
+                        with suppress(LogError):
+                            self.reopen()
+                    raise no_answer from error
+                if code not in ON_ITS_WAY or time.monotonic() > deadline:
+                    raise log_error_of(error.args[0]) from error
+            await asyncio.sleep(ASK_AGAIN)
+
+    def reopen(self) -> None:
+        """Replace the client by a new one. Raises `LogError` if none can be created."""
+        # Requests that others have sent by the former client may still end.
+        asyncio.get_running_loop().call_later(self.timeout, self._end, self._replace())
+
+    def _replace(self) -> AdminClient:
+        """Replace the client; returns the former one. Raises `LogError` if none can be created."""
+        former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
+        self._opened += 1
+        self._answered_at = time.monotonic()
+        return former
+
+    def _end(self, former: AdminClient) -> None:
+        """Release a client in a thread: its destructor waits for librdkafka's threads."""
+        with suppress(RuntimeError):  # it is being closed
+            self._threads.submit(former.poll, 0)
+
+    def _no_answer(self) -> LogError:
+        """Return the error of a request without an answer, with what librdkafka knows of the
+        reason."""
+        self.admin.poll(0)
+        why = f": {self._errors}" if str(self._errors) else ""
+        return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")
+
+
+def read_watermarks(
+    consumer: Consumer, topic: str, partitions: Iterable[int], timeout: float
+) -> dict[int, tuple[int, int]]:
+    """Return the first offset and the end offset of each partition. Blocks.
+
+    A partition whose leader is moving, as of a topic that was just made, is asked again for up to
+    `timeout` seconds. Raises `KafkaException`.
+    """
+    deadline = time.monotonic() + timeout
+    bounds: dict[int, tuple[int, int]] = {}
+    for number in partitions:
+        while number not in bounds:
+            try:
+                bounds[number] = consumer.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=timeout
+                )
+            except KafkaException as error:
+                if error.args[0].code() not in ON_ITS_WAY or time.monotonic() > deadline:
+                    raise
+                time.sleep(ASK_AGAIN)
+    return bounds

@@ -1,0 +1,201 @@
+"""librdkafka's statistics as metrics: how long Kafka takes, how it throttles, and what is queued.
+
+    a client --at each interval--> its report, as text --when somebody asks--> parsed -> metrics
+
+A report is kept as the text that librdkafka made of it, by the thread that polls the client, and is
+parsed when it is asked for, where the metrics are written: on a thread of its own. Clients of one
+process are put together, so that there is a series for each of Kafka's nodes at most.
+
+Not here: what is counted of events (`observability`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from knafka.clients.kafka.kafka_client import Connection
+from knafka.observability import Labels, Metric
+
+STALE: Final = 2.5
+"""Intervals after which a client without a report is taken for closed."""
+PERCENTILES: Final = ("p50", "p99")
+"""Percentiles of librdkafka's histograms that become metrics."""
+
+_TOPICS: Final = '"topics":'
+"""Text in a report where its topics begin, behind everything that is used: no topic's name has a
+quote or a colon."""
+_OF_PRODUCER: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
+_QUEUED: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
+
+Sample: TypeAlias = tuple[Labels, float]
+
+
+class ClientStatistics:
+    """The reports of all clients that are opened with `connection`; thread-safe."""
+
+    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """`interval`: seconds between two reports of a client, 0: none; `clock`: seconds since
+        whenever."""
+        self._interval = interval
+        self._clock = clock
+        self._reports: dict[str, tuple[float, str]] = {}
+        """The last report of each client, and when it came, by the client's name."""
+        self._lock = threading.Lock()
+
+    @property
+    def connection(self) -> Connection:
+        """Configuration with which a client reports its statistics here."""
+        if not self._interval:
+            return {}
+        return {"statistics.interval.ms": round(self._interval * 1000), "stats_cb": self.keep}
+
+    def keep(self, report: str) -> None:
+        """librdkafka's `stats_cb`: on the thread that polls, so next to nothing is looked into."""
+        # The first field is the client's name, which is its own in this process.
+        name = report[: report.find(",")]
+        if _OF_PRODUCER(report):
+            # One that has thousands of partitions says of each a kilobyte that nobody asks for.
+            report = report[: report.find(_TOPICS)]
+        with self._lock:
+            self._reports[name] = self._clock(), report
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        """Forget the reports of clients that have stopped reporting."""
+        since = self._clock() - STALE * self._interval
+        for name in [name for name, (at, _) in self._reports.items() if at < since]:
+            del self._reports[name]
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of the clients' last reports; samples are computed when they are
+        read."""
+        with self._lock:
+            self._drop_stale()
+            reports = _Reports([report for _, report in self._reports.values()])
+        for name, explained, samples in _GAUGES:
+            yield Metric(name, explained, _Samples(reports, samples), "gauge")
+
+
+@dataclass(slots=True)
+class _Pooled:
+    """Sums over the reports of all clients of one kind."""
+
+    rtt: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Round-trip times in seconds, by node and percentile."""
+    throttle: dict[str, float] = field(default_factory=dict)
+    """Throttling in seconds, by node."""
+    queued: float = 0
+    queued_bytes: float = 0
+
+
+class _Reports:
+    """Some reports, parsed once, when that is first needed."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self._pooled: dict[str, _Pooled] | None = None
+
+    @property
+    def pooled(self) -> Mapping[str, _Pooled]:
+        """Return the sums of all reports, of producers and of consumers."""
+        if self._pooled is None:
+            self._pooled = {}
+            for text in self._texts:
+                # Of a thousand partitions to parse it all takes 6 to 17 ms, and this one or two, in
+                # which no other thread has its turn.
+                most, _, topics = text.partition(_TOPICS)
+                report = json.loads(most.rstrip(" ,") + "}")
+                _add(self._pooled.setdefault(report["type"], _Pooled()), report, topics)
+        return self._pooled
+
+
+class _Samples:
+    """An iterable that asks `reports` each time."""
+
+    def __init__(
+        self, reports: _Reports, samples: Callable[[Mapping[str, _Pooled]], Iterator[Sample]]
+    ) -> None:
+        self._reports = reports
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Sample]:
+        return self._samples(self._reports.pooled)
+
+
+def _add(pooled: _Pooled, report: Mapping[str, Any], topics: str) -> None:
+    """Add a report to the sums of its kind."""
+    for broker in report["brokers"].values():
+        # Bootstrap addresses and the group's coordinator are connections to the same nodes.
+        if broker["nodeid"] < 0 or broker["source"] not in ("learned", "configured"):
+            continue
+        node, rtt, throttle = broker["nodename"], broker["rtt"], broker["throttle"]
+        if rtt["cnt"]:
+            for name in PERCENTILES:
+                longest = max(pooled.rtt.get((node, name), 0.0), rtt[name] / 1e6)
+                pooled.rtt[node, name] = longest
+        pooled.throttle[node] = max(pooled.throttle.get(node, 0.0), throttle["max"] / 1e3)
+    if report["type"] == "producer":
+        pooled.queued += report["msg_cnt"]
+        pooled.queued_bytes += report["msg_size"]
+        return
+    for what, number in _QUEUED(topics):
+        if what == "cnt":
+            pooled.queued += int(number)
+        else:
+            pooled.queued_bytes += int(number)
+
+
+def _rtt_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the samples of round-trip times, in seconds, of each kind of client."""
+    for client, pooled in sorted(pools.items()):
+        for (node, name), seconds in sorted(pooled.rtt.items()):
+            yield {"client": client, "node": node, "percentile": name.removeprefix("p")}, seconds
+
+
+def _throttle_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the samples of throttling, in seconds, of each kind of client."""
+    for client, pooled in sorted(pools.items()):
+        for node, seconds in sorted(pooled.throttle.items()):
+            yield {"client": client, "node": node}, seconds
+
+
+def _queued_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the number of queued records of each kind of client."""
+    for client, pooled in sorted(pools.items()):
+        yield {"client": client}, pooled.queued
+
+
+def _queued_bytes_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+    """Yield the bytes of queued records of each kind of client."""
+    for client, pooled in sorted(pools.items()):
+        yield {"client": client}, pooled.queued_bytes
+
+
+_GAUGES: Final[Sequence[tuple[str, str, Callable[[Mapping[str, _Pooled]], Iterator[Sample]]]]] = (
+    (
+        "knafka_kafka_rtt_seconds",
+        "Time to the answer of a node of Kafka in the last interval, of the slowest client",
+        _rtt_samples,
+    ),
+    (
+        "knafka_kafka_throttle_seconds",
+        "Longest time for which a node of Kafka throttled a client in the last interval",
+        _throttle_samples,
+    ),
+    (
+        "knafka_kafka_queue_records",
+        "Records in the producers' queues and in the consumers' fetch queues",
+        _queued_samples,
+    ),
+    (
+        "knafka_kafka_queue_bytes",
+        "Bytes in the producers' queues and in the consumers' fetch queues",
+        _queued_bytes_samples,
+    ),
+)

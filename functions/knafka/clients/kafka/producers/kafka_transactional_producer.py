@@ -1,0 +1,264 @@
+"""One transactional producer: records and a group's offsets, stored together or not at all.
+
+    begin -> produce -> offsets -> flush -> commit
+                 \\________\\_________\\__> abort
+
+It is idempotent, as every transactional producer is, so it has one request under way at a time
+(docs/decisions/0012). Not here: what is read again after an abort (`kafka_transactions`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of, open_client
+from knafka.clients.kafka.kafka_commits import AGAIN
+from knafka.clients.kafka.producers.kafka_producer import BUFFER_BYTES, BUFFER_RECORDS
+from knafka.core.errors import LogError
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
+from knafka.ports.transactions import Output, RecordTooLarge, TransactionAborted
+
+log = logging.getLogger(__name__)
+
+TRANSACTION_TIMEOUT: Final = 10.0
+"""Seconds after which Kafka aborts a transaction whose producer is gone; until then nobody reads
+beyond it, unless a producer with the same id comes, which ends it at once."""
+SEND_TIMEOUT: Final = TRANSACTION_TIMEOUT
+"""Seconds for the records and offsets of a transaction; Kafka aborts one that takes longer."""
+END_TIMEOUT: Final = 10.0
+"""Seconds in which the end of a transaction, either one, is tried again: a broker's restart."""
+FENCE_TIMEOUT: Final = 10.0
+"""Seconds for which `fence` may be repeated while connections fail."""
+FENCE_ONCE: Final = 1.0
+"""Seconds that one call of `fence` may wait for Kafka, even if its `timeout` is shorter."""
+
+ANY_PARTITION: Final = -1
+NOW: Final = 0
+"""librdkafka's values."""
+
+_PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""Errors that are reported of a transaction's remaining records when it is aborted."""
+
+
+class _Failed(NamedTuple):
+    """A record that was not taken."""
+
+    error: KafkaError
+    topic: str
+    partition: int | None
+    key: bytes | None
+
+
+class TransactionalProducer:
+    """Stores transactions. Not thread-safe; every call blocks. Close it after any `LogError` that
+    is no `TransactionAborted`."""
+
+    def __init__(self, connection: Connection, transactional_id: str) -> None:
+        self._connection = connection
+        self._transactional_id = transactional_id
+        self._errors = ConnectionErrors()
+        self._is_batching = True
+        self._fenced = False
+        self._fencing_since = 0.0
+        self._failed: list[_Failed] = []
+        self._producer = self._open()
+
+    def _open(self) -> Producer:
+        """Open the producer."""
+        batching = {} if self._is_batching else {"batch.size": 1}
+        return open_client(
+            Producer,
+            {
+                "error_cb": self._on_error,
+                # A transaction is sent as a whole: nothing comes later that is worth a wait.
+                "linger.ms": 1,
+                **self._connection,
+                **batching,
+                "transactional.id": self._transactional_id,
+                "transaction.timeout.ms": int(TRANSACTION_TIMEOUT * 1000),
+                "max.in.flight.requests.per.connection": 1,
+                "allow.auto.create.topics": False,
+                "partitioner": "murmur2_random",
+                "socket.nagle.disable": True,
+                "queue.buffering.max.messages": BUFFER_RECORDS,
+                "queue.buffering.max.kbytes": BUFFER_BYTES // 1024,
+                # Only the topic's limit decides what is too large.
+                "message.max.bytes": BUFFER_BYTES,
+                "topic.metadata.propagation.max.ms": 5000,
+                "reconnect.backoff.max.ms": 1000,
+                "delivery.report.only.error": True,
+                "on_delivery": self._on_delivery,
+            },
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Log and remember an error of librdkafka."""
+        log_error(error)
+        self._errors.record(error)
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        """Note a record that was not stored."""
+        if error is not None and error.code() not in _PURGED:
+            self._failed.append(
+                _Failed(error, message.topic() or "", message.partition(), message.key())
+            )
+
+    def fence(self, timeout: float) -> bool:
+        """Get the transactional id: a process that had it can't commit any more, and what it left
+        open is aborted. False: not within about `timeout` seconds. Raises `LogError` when it
+        has been tried for `FENCE_TIMEOUT`, or where trying won't help."""
+        if self._fenced:
+            return True
+        now = time.monotonic()
+        self._fencing_since = self._fencing_since or now
+        try:
+            self._producer.init_transactions(max(FENCE_ONCE, timeout))
+        except KafkaException as error:
+            reason = error.args[0]
+            if refusal := self._errors.refusal:
+                raise LogError(refusal) from error
+            if not reason.retriable():
+                needed = "Write", self._transactional_id
+                raise named(log_error_of(reason), transaction=needed) from error
+            if time.monotonic() - self._fencing_since > FENCE_TIMEOUT:
+                raise LogError(f"no transactional id: {self.trouble}") from error
+            return False
+        self._fenced, self._fencing_since = True, 0.0
+        return True
+
+    @property
+    def trouble(self) -> str:
+        """The problem with its connections, as a text for people."""
+        return str(self._errors) or "no answer"
+
+    def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
+        """Store all of it, as `member` of its group (`Consumer.consumer_group_metadata`). Raises as
+        `TransactionalLog.commit`."""
+        self._failed.clear()
+        deadline = time.monotonic() + SEND_TIMEOUT
+        try:
+            self._producer.begin_transaction()
+            for output in outputs:
+                self._produce(output, deadline)
+            self._retry_until(
+                lambda timeout: self._producer.send_offsets_to_transaction(
+                    offsets, member, timeout
+                ),
+                deadline,
+            )
+            self._flush(deadline)
+        except KafkaException as error:
+            raise self._abort(error.args[0]) from error
+        try:
+            self._retry_until(self._producer.commit_transaction, time.monotonic() + END_TIMEOUT)
+        except KafkaException as error:
+            reason = error.args[0]
+            if reason.txn_requires_abort():
+                raise self._abort(reason) from error
+            if reason.fatal():
+                raise log_error_of(reason) from error
+            raise LogError(
+                f"it isn't known whether a transaction was committed: {reason.str()}"
+            ) from error
+
+    def _produce(self, output: Output, deadline: float) -> None:
+        """Queue a record, waiting for room until `deadline`."""
+        while True:
+            try:
+                self._producer.produce(
+                    output.topic,
+                    value=output.value,
+                    key=output.key,
+                    headers=output.headers,  # type: ignore[arg-type]  # its list type is invariant
+                    partition=ANY_PARTITION if output.partition is None else output.partition,
+                    timestamp=output.timestamp or NOW,
+                )
+            except BufferError as error:
+                if self._failed or time.monotonic() > deadline:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from error
+                self._producer.poll(AGAIN)
+            except KafkaException as error:
+                self._failed.append(_Failed(error.args[0], output.topic, None, output.key))
+                raise
+            else:
+                return
+
+    def _flush(self, deadline: float) -> None:
+        """Wait until all records are stored, at most until `deadline`."""
+        while self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic()))):
+            if self._failed or time.monotonic() > deadline:
+                break
+        else:
+            if not self._failed:
+                return
+        if self._failed:
+            raise KafkaException(self._failed[0].error)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
+
+    def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
+        """Repeat a request until it succeeds, at most until `deadline`."""
+        while True:
+            try:
+                request(max(0.1, deadline - time.monotonic()))
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+                time.sleep(AGAIN)
+            else:
+                return
+
+    def _abort(self, reason: KafkaError) -> LogError:
+        """Abort the transaction because of `reason`; returns the error to raise."""
+        if reason.fatal():
+            return log_error_of(reason)
+        try:
+            self._retry_until(self._producer.abort_transaction, time.monotonic() + END_TIMEOUT)
+        except KafkaException as error:
+            return LogError(
+                f"a transaction could not be aborted: {error.args[0].str()}"
+                f"; it was to be because of {reason.str()}"
+            )
+        aborted = self._aborted_error(reason)
+        # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
+        # records of this producer would be out of sequence.
+        self._producer, self._fenced = self._open(), False
+        return aborted
+
+    def _aborted_error(self, reason: KafkaError) -> TransactionAborted:
+        """Return the error of an aborted transaction; `RecordTooLarge` if a record was."""
+        failed = self._failed
+        too_large = [
+            report for report in failed if report.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+        ]
+        if not too_large:
+            found = log_error_of(failed[0].error if failed else reason)
+            found = named(
+                found,
+                topic=("Write", failed[0].topic) if failed else None,
+                transaction=("Write", self._transactional_id),
+            )
+            return TransactionAborted(
+                str(found), retriable=found.retriable, unknown_topic=found.unknown_topic
+            )
+        topic, key = too_large[0].topic, too_large[0].key
+        in_batches = Counter((report.topic, report.partition) for report in too_large)
+        if self._is_batching and max(in_batches.values()) > 1:
+            # The topic's limit is for batches: each record may be small enough.
+            log.warning("%s takes no batches: records go one by one", topic)
+            self._is_batching = False
+            return TransactionAborted(f"a batch of records was too large for {topic}")
+        return RecordTooLarge(topic, key)
+
+    def close(self) -> None:
+        """Close the producer; blocks while Kafka hangs. The next producer with this id aborts a
+        transaction that could not be ended."""
+        with suppress(KafkaException):  # one that is fenced says so once more
+            self._producer.close()

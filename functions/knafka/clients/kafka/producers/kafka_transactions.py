@@ -1,0 +1,448 @@
+"""Transactions on real Kafka: `ports.transactions.TransactionalLog`.
+
+One member of a group reads several topics, and one producer stores what follows from the records
+together with the group's offsets. Kafka refuses the transaction of a member whose partitions have
+gone to others, by its generation, and that of a process which another one has replaced, by its
+transactional id. Everything blocks, on the caller's thread.
+
+Not here: how a member joins (`kafka_group_consumer`), what a transaction is made of
+(`kafka_transactional_producer`), reading without a group (`kafka_bounded_reader`).
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from threading import Thread
+from typing import Any, Final, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from knafka.clients.kafka.consumers.kafka_bounded_reader import BoundedReader
+from knafka.clients.kafka.consumers.kafka_group_consumer import (
+    HEARTBEAT_INTERVAL,
+    GroupConsumer,
+    GroupProtocol,
+    begin_at,
+    committed_of,
+    take_without_reading,
+)
+from knafka.clients.kafka.consumers.kafka_reader import RESET
+from knafka.clients.kafka.kafka_client import PASSING, Connection, log_error_of
+from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
+from knafka.clients.kafka.producers.kafka_transactional_producer import (
+    FENCE_TIMEOUT,
+    TransactionalProducer,
+)
+from knafka.core.errors import LogError
+from knafka.ports.log import OffsetAndMetadata, Positions, Record
+from knafka.ports.transactions import Claims, Offsets, Output, Partition, TransactionAborted
+
+log = logging.getLogger(__name__)
+
+STABLE_TIMEOUT: Final = 30.0
+"""Seconds to ask what the group has committed: a killed member's transaction may be under way, and
+Kafka may take twice `TRANSACTION_TIMEOUT` to abort it."""
+
+CONSUMER_SETTINGS: Final = {
+    # Milliseconds. A transaction ends with a marker that is no record. The end of the partition is
+    # reported only by an empty fetch, which Kafka holds open for this long.
+    "fetch.wait.max.ms": 50,
+}
+"""Consumer settings in which this reader differs from the others."""
+
+_METADATA: Final = b"CGMDv2:"
+_GENERATION: Final = struct.Struct("=i")
+"""How librdkafka begins the description of a member; behind it come its group and its own id."""
+
+
+class KafkaTransactions:
+    """`TransactionalLog`; `writing` is the connection of the producer if that has settings of its
+    own. The id is taken with the first call that needs it, so before anything is read."""
+
+    reached: Mapping[Partition, int]
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        topics: Sequence[str],
+        claims: Claims,
+        transactional_id: str,
+        *,
+        writing: Connection | None = None,
+        protocol: GroupProtocol = GroupProtocol.CONSUMER,
+    ) -> None:
+        self.reached = {}
+        self._claims = claims
+        self._producer = TransactionalProducer(writing or connection, transactional_id)
+        # The client id is the transactional id, so that other members see from the group's members
+        # which ids are taken.
+        named = {**connection, "client.id": transactional_id}
+        self._member = _Member(named, group, topics, claims, protocol)
+        self._bounded = BoundedReader(connection, group)
+        self._broken: LogError | None = None
+        """Why nothing can be done any more."""
+
+    def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Return up to `limit` records; none while an earlier transaction isn't fenced off yet.
+        Raises `LogError`."""
+        self._check_usable()
+        if not self._producer.fence(timeout):
+            return []
+        records = self._member.read(limit, timeout)
+        self.reached, self._member.reached = self._member.reached, {}
+        return records
+
+    def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
+        """Append records and commit offsets in one transaction. Raises `TransactionAborted` and
+        `LogError`."""
+        self._ready()
+        member = self._member
+        if not outputs and not offsets:
+            return
+        # Without an offset Kafka would not look at the generation.
+        wanted = offsets or member.last_committed()
+        if member.identity is None or not wanted.keys() <= member.owned.keys():
+            member.go_back()
+            raise TransactionAborted("the partitions have gone to other members")
+        try:
+            self._producer.commit(outputs, member.offsets_of(wanted), member.identity)
+        except TransactionAborted:
+            member.go_back()
+            raise
+        except LogError as error:
+            self._broken = error
+            raise
+        member.owned.update(wanted)
+
+    def _ready(self) -> None:
+        """Wait until earlier transactions of this id are fenced off."""
+        self._check_usable()
+        while not self._producer.fence(FENCE_TIMEOUT):
+            pass
+
+    def _check_usable(self) -> None:
+        """Raise `LogError` if this member can't go on."""
+        if self._broken is not None:
+            raise LogError(str(self._broken))
+
+    def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
+        self._ready()
+        return self._bounded.read_all(topic, partition)
+
+    def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        self._check_usable()
+        self._bounded.ensure_topic(topic, partitions, replication, config)
+
+    def ends(self, topic: str) -> Positions:
+        return self._bounded.ends(topic)
+
+    def committed(self, topic: str) -> Positions:
+        self._ready()
+        return self._bounded.committed(topic, STABLE_TIMEOUT)
+
+    def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        return self._bounded.reachable_ends(topic)
+
+    def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        return self._bounded.committed_now(topic)
+
+    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        self._member.set_paused(partitions, paused=paused)
+
+    def close(self, timeout: float) -> None:
+        """Leave the group and close all clients, within `timeout` seconds."""
+        self._broken = self._broken or LogError("it is closed")
+        if held := self._member.disown(self._member.owned):
+            self._claims.revoked(held)
+        self._member.is_closing = True
+        # A close can hang for as long as Kafka is frozen, and must not keep the process.
+        closing = Thread(target=self._close, name="kafka-transactions-close", daemon=True)
+        closing.start()
+        closing.join(timeout)
+        if closing.is_alive():
+            log.warning("Kafka did not let go of a member within %g s", timeout)
+
+    def _close(self) -> None:
+        """Close all clients."""
+        self._member.consumer.close()
+        self._producer.close()
+        self._bounded.close()
+
+
+class _Member(GroupConsumer):
+    """The consumer side of `KafkaTransactions`: the partitions that it owns, and the records it has
+    read."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        topics: Sequence[str],
+        claims: Claims,
+        protocol: GroupProtocol,
+    ) -> None:
+        self._claims = claims
+        self.owned: dict[Partition, OffsetAndMetadata | None] = {}
+        """The group's commits, by owned partition."""
+        self.identity: Any = None
+        """Member and generation under which its records were read; None: it is no member."""
+        self.reached: dict[Partition, int] = {}
+        self.is_closing = False
+        self._epochs: dict[Partition, int] = {}
+        """Leader epoch of each offset that was committed at the assignment."""
+        self._given: set[Partition] = set()
+        """Partitions with records that were returned since the last commit."""
+        self._going_back: set[Partition] = set()
+        """Partitions to be read again from their commit, which hasn't happened yet."""
+        self._gathered: list[Record] = []
+        self._paused: set[Partition] = set()
+        self._revoked: set[Partition] = set()
+        """Partitions that were revoked in the current poll."""
+        self._raised: BaseException | None = None
+        """The error that `Claims` raised in the current poll."""
+        self._failure: LogError | None = None
+        self._refusal: LogError | None = None
+        super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
+
+    # Reading
+
+    def read(self, limit: int, timeout: float) -> list[Record]:
+        """Return up to `limit` records, gathered for up to `timeout` seconds. Raises `LogError`."""
+        if self._refusal is not None:
+            raise LogError(str(self._refusal))
+        deadline = time.monotonic() + timeout
+        while True:
+            self.beat()
+            self._seek_back()
+            left = deadline - time.monotonic()
+            self._poll(limit - len(self._gathered), max(0.0, min(left, HEARTBEAT_INTERVAL)))
+            failed = self._raised or self._failure or self._refusal
+            if failed is not None or len(self._gathered) >= limit or time.monotonic() >= deadline:
+                break
+        records, self._gathered = self._gathered, []
+        self._given.update(_place_of(record) for record in records)
+        self._given.update(self.reached)
+        self.identity = _identity_of(self.consumer)
+        if failed is not None:
+            self._raised = self._failure = None
+            self.go_back()
+            raise failed
+        self.check(heard=bool(records or self.reached))
+        return records
+
+    def _poll(self, limit: int, timeout: float) -> None:
+        """Poll messages once and sort them into records, ends and errors."""
+        self._revoked.clear()
+        for message in self.consumer.consume(limit, timeout):
+            error = message.error()
+            if error is None:
+                self._keep_record(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._note_end(message)
+            elif error.code() in RESET:
+                self._start_anew(message)
+            elif error.code() == KafkaError._FATAL:
+                self._handle_fatal_error(error)
+            elif not error.retriable() and error.code() not in PASSING:
+                self._failure = log_error_of(error)
+        # Which records are of before the revoke, and which of after it, isn't known.
+        self._going_back |= self._revoked & self.owned.keys()
+
+    def _keep_record(self, message: Message) -> None:
+        """Keep a record that was read, if its partition is still owned."""
+        place = _place_of(message)
+        if self._is_read(place):
+            self._gathered.append(cast(Record, message))
+            self.reached.pop(place, None)
+
+    def _note_end(self, message: Message) -> None:
+        """Note the end of a partition."""
+        place = _place_of(message)
+        if self._is_read(place):
+            self.reached[place] = cast(int, message.offset())
+
+    def _is_read(self, place: Partition) -> bool:
+        return place in self.owned and place not in self._going_back and place not in self._revoked
+
+    def _handle_fatal_error(self, error: KafkaError) -> None:
+        """Note a fatal error, or fall back to the classic protocol if the newer one was never
+        joined."""
+        if self.joined or self.protocol is GroupProtocol.CLASSIC:
+            self._refusal = log_error_of(error)
+        else:
+            self.fall_back(error)
+
+    def _start_anew(self, message: Message) -> None:
+        """Read a partition from its start, as its offset no longer exists; report it to `Claims` as
+        revoked and assigned anew."""
+        place = _place_of(message)
+        if place not in self.owned:
+            return
+        log.warning(
+            "partition %d of %s has no offset %s any more and is read from its start: %s",
+            place.number, place.topic, message.offset(), message.error(),
+        )  # fmt: skip
+        partition = TopicPartition(place.topic, place.number)
+        self.consumer.incremental_unassign([partition])
+        partition.offset = OFFSET_BEGINNING
+        self.consumer.incremental_assign([partition])
+        self._call_claims(self._claims.revoked, self.disown([place]))
+        self.owned[place] = None
+        self._call_claims(self._claims.assigned, {place: None})
+
+    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume owned partitions, and remember which are paused."""
+        places = [partition for partition in partitions if partition in self.owned]
+        (self._paused.update if paused else self._paused.difference_update)(places)
+        self._set_consumer_paused(places, paused=paused)
+
+    def _set_consumer_paused(self, places: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume partitions of librdkafka's consumer."""
+        change = self.consumer.pause if paused else self.consumer.resume
+        for place in places:
+            try:
+                change([TopicPartition(place.topic, place.number)])
+                if not paused:
+                    # librdkafka was seen not to fetch on where it had stopped.
+                    (at,) = self.consumer.position([TopicPartition(place.topic, place.number)])
+                    if at.offset >= 0:
+                        self.consumer.seek(at)
+            except KafkaException as error:
+                # It isn't being read yet, or not any more.
+                log.info("%s: %s", place, error.args[0].str())
+
+    # What is committed
+
+    def last_committed(self) -> Offsets:
+        """Return a partition's last commit, to be committed again; empty if there is none."""
+        for place, found in self.owned.items():
+            if found is not None:
+                return {place: found}
+        return {}
+
+    def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
+        """With the leader epoch of the last record read, as `kafka_commits` has it."""
+        wanted = [TopicPartition(*place) for place in offsets]
+        epochs = {(at.topic, at.partition): epoch_of(at) for at in self.consumer.position(wanted)}
+        return [
+            TopicPartition(
+                place.topic,
+                place.number,
+                entry.offset,
+                entry.metadata,
+                max(epochs.get(place, NO_EPOCH), self._epochs.get(place, NO_EPOCH)),
+            )
+            for place, entry in offsets.items()
+        ]
+
+    def go_back(self) -> None:
+        """Read what was given since the last commit again."""
+        self._going_back |= self._given & self.owned.keys()
+        self._given.clear()
+        self._seek_back()
+
+    def _seek_back(self) -> None:
+        """Go back to the commits of partitions that must be read again."""
+        for place in list(self._going_back):
+            committed = self.owned[place]
+            offset = OFFSET_BEGINNING if committed is None else committed.offset
+            try:
+                self.consumer.seek(TopicPartition(place.topic, place.number, offset))
+            except KafkaException as error:
+                # The consumer doesn't read the partition now. It stays in `_going_back`, so its
+                # records are dropped until a seek succeeds.
+                log.info("%s: %s", place, error.args[0].str())
+            else:
+                self._going_back.discard(place)
+                self.reached.pop(place, None)
+
+    # What the group says, from within a poll
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take over newly assigned partitions."""
+        self.joined = True
+        if self.is_closing:
+            take_without_reading(consumer, partitions)
+            return
+        try:
+            committed = committed_of(consumer, partitions, STABLE_TIMEOUT) if partitions else []
+        except LogError as error:
+            # Without their metadata they must not be read.
+            self._refusal = error
+            take_without_reading(consumer, partitions)
+            return
+        consumer.incremental_assign([begin_at(entry) for entry in committed])
+        found: dict[Partition, OffsetAndMetadata | None] = {}
+        for entry in committed:
+            place = Partition(entry.topic, entry.partition)
+            self._epochs[place] = epoch_of(entry)
+            found[place] = (
+                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
+            )
+        self.owned.update(found)
+        if found:
+            self._call_claims(self._claims.assigned, found)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Give up revoked partitions."""
+        gone = self.disown([Partition(entry.topic, entry.partition) for entry in partitions])
+        if gone:
+            self._call_claims(self._claims.revoked, gone)
+        consumer.incremental_unassign(partitions)
+
+    _on_lost = _on_revoke
+
+    def disown(self, places: Collection[Partition]) -> list[Partition]:
+        """Forget these partitions; returns those that were owned."""
+        gone = [partition for partition in places if partition in self.owned]
+        if paused := self._paused.intersection(gone):
+            # librdkafka would keep them paused if they are assigned again.
+            self._set_consumer_paused(paused, paused=False)
+            self._paused -= paused
+        for partition in gone:
+            del self.owned[partition]
+            self._epochs.pop(partition, None)
+            self.reached.pop(partition, None)
+        self._given.difference_update(gone)
+        self._going_back.difference_update(gone)
+        self._revoked.update(gone)
+        self._gathered = [
+            record for record in self._gathered if _place_of(record) not in self._revoked
+        ]
+        return gone
+
+    def _call_claims(self, call: Callable[[Any], None], what: object) -> None:
+        """Call `Claims` and keep its error for `read` to raise: an exception in librdkafka's
+        callback would lose the messages of this poll."""
+        try:
+            call(what)
+        except BaseException as error:
+            self._raised = self._raised or error
+
+
+def _place_of(record: Message | Record) -> Partition:
+    return Partition(cast(str, record.topic()), cast(int, record.partition()))
+
+
+def _identity_of(consumer: Consumer) -> Any:
+    """Return the membership under which a consumer may commit; None while it has none."""
+    found = consumer.consumer_group_metadata()
+    if not found.startswith(_METADATA):
+        raise LogError("this librdkafka describes a member in an unknown way")
+    begin = len(_METADATA) + _GENERATION.size
+    (generation,) = _GENERATION.unpack(found[len(_METADATA) : begin])
+    _, member, *_ = found[begin:].split(b"\0")
+    return found if generation > 0 and member else None

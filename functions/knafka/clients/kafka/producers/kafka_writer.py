@@ -1,0 +1,393 @@
+"""The writer on real Kafka: `log.LogWriter` on producers of librdkafka.
+
+A record is sent at once while few are in flight, so that none waits for company that doesn't come;
+while many are, by a second producer that gathers them for a millisecond, which saves Kafka and us
+most of the requests (docs/decisions/0014). The first one's reports are waited for in a thread,
+which wakes the loop once for many; the other ones' are polled on the loop.
+
+A topic takes batches up to a size of its own, and librdkafka has one limit for all topics. So a
+record that came back as too large is sent again alone: only then is it known whether it is.
+
+Configuration comes in as `kafka_client.Connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of
+from knafka.clients.kafka.producers.kafka_in_flight import KeysInFlight, Together
+from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
+from knafka.clients.kafka.reachability import Reachability
+from knafka.core.errors import LogError
+from knafka.core.events.kafka_binding import Draft, RecordHeaders
+from knafka.core.kafka_settings.connection_errors import ConnectionErrors
+from knafka.core.kafka_settings.kafka_oauth import MSK_REGION
+from knafka.ports.log import Reported
+
+log = logging.getLogger(__name__)
+
+MANY_IN_FLIGHT: Final = 24
+"""From so many records in flight on, they are gathered: each request costs Kafka and us as much as
+several records."""
+GATHERING_TIME: Final = 0.02
+"""Seconds for which records are gathered after there were many: when a batch is acknowledged, few
+are in flight for a moment."""
+LINGER_MS: Final = 1
+"""Milliseconds for which they are gathered unless it is set, the shortest time that librdkafka can
+wait."""
+POLL_BUSY: Final = 0.001
+"""Seconds between looks for reports of what was gathered; a look costs a microsecond."""
+POLL_IDLE: Final = 1.0
+"""Seconds that the thread waits for a report at most."""
+ALONE: Final = {"batch.num.messages": 1}
+"""What makes a producer send each record in a batch of its own."""
+PURGE_TIMEOUT: Final = 0.5
+"""Seconds for the reports of what is given up at the end; they come from librdkafka's threads."""
+
+_Counts: TypeAlias = defaultdict[Any, int]
+"""Records by partition. To add to a `Counter` takes three times as long: its `del` is Python's, and
+so is all that changes it."""
+_Report: TypeAlias = tuple[
+    Reported, KafkaError | None, Message, RecordHeaders, bytes | None, _Counts
+]
+
+
+class KafkaWriter:
+    """`LogWriter` on up to three producers; the first is there always, others when first needed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._linger_ms = float(connection.get("linger.ms", LINGER_MS))
+        self._loop = asyncio.get_running_loop()
+        self._errors = ConnectionErrors()
+        self._prompt = self._open(linger_ms=0)
+        self._gathering: ReplaceableProducer | None = None
+        if MSK_REGION in connection:
+            # It waits a second for its token (confluent-kafka 2.16.1 sleeps that long), in which
+            # the loop stands still: at the start, and not in the first burst.
+            self._gathering = self._open(self._linger_ms)
+        self._alone: ReplaceableProducer | None = None
+        self._gather_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._busy = False
+        self._in_flight = 0
+        self._stored: dict[str, _Counts] = {}
+        """By topic."""
+        self._keys = KeysInFlight[ReplaceableProducer]()
+        self._reports: deque[_Report] = deque()
+        self._settled: deque[Together] = deque()
+        """Those whose last report has come."""
+        self._has_stored = False
+        """Whether Kafka has stored something since `_reachability` was told so."""
+        self._woken = False
+        self._answered = False
+        self._closed = False
+        self._ended = threading.Event()
+        self._reachability = Reachability(self._ask, self._purge_queues, self._renew)
+        threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
+
+    def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
+        return ReplaceableProducer({**self._connection, **more}, linger_ms, self._on_error)
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
+    def stored(self) -> Mapping[tuple[str, int], int]:
+        return {
+            (topic, partition): count
+            for topic, counts in self._stored.items()
+            for partition, count in counts.items()
+        }
+
+    @property
+    def failure(self) -> LogError | None:
+        failures = (each.failure for each in self._producers() if each.failure is not None)
+        return next(failures, None)
+
+    @property
+    def away(self) -> LogError | None:
+        return self._reachability.away
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        reported: Reported,
+    ) -> None:
+        # Here, as a report makes a new string each time that it is asked for its topic.
+        if (counts := self._stored.get(topic)) is None:
+            counts = self._stored[topic] = defaultdict(int)
+
+        # Defaults cost less than what a closure captures.
+        def on_delivery(
+            error: KafkaError | None,
+            message: Message,
+            reported: Reported = reported,
+            headers: RecordHeaders = headers,
+            key: bytes | None = key,
+            counts: _Counts = counts,
+            add: Callable[[_Report], None] = self._reports.append,
+        ) -> None:
+            # On whichever thread polls. What Kafka reports on has no headers any more.
+            add((reported, error, message, headers, key, counts))
+
+        if self._closed:
+            raise LogError("the writer is closed")
+        producer = None if key is None else self._keys.producer_of.get(key)
+        if producer is None:
+            producer = self._gatherer() if self._are_many() else self._prompt
+        producer.produce(topic, key, value, headers, on_delivery)
+        self._in_flight += 1
+        if key is not None:
+            self._keys.hold(key, producer)
+        if self._in_flight == 1:
+            self._reachability.watch(lambda: self._in_flight)
+
+    def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
+        if (counts := self._stored.get(topic)) is None:
+            counts = self._stored[topic] = defaultdict(int)
+        together = Together(len(records), reported)
+
+        def on_report(record: Draft, error: KafkaError | None, message: Message) -> None:
+            # On whichever thread polls.
+            report = (together.settle, error, message, record.headers, record.key, counts)
+            self._reports.append(report)
+
+        def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
+            # Always on the loop, where most needs nobody else.
+            if error is not None:
+                on_report(record, error, message)
+                return
+            counts[message.partition()] += 1
+            self._has_stored = True
+            self._in_flight -= 1
+            if (key := record[0]) is not None:
+                self._keys.release(key)
+            together.left -= 1
+            if not together.left:
+                self._settled.append(together)
+
+        taken = 0
+        try:
+            if self._closed:
+                raise LogError("the writer is closed")
+            usual = self._gatherer() if self._are_many(len(records)) else self._prompt
+            for record in records:
+                key, headers, value = record
+                producer = usual if key is None else self._keys.producer_of.get(key, usual)
+                report = on_gathered if producer is self._gathering else on_report
+                producer.produce(topic, key, value, headers, partial(report, record))
+                taken += 1
+                if key is not None:
+                    self._keys.hold(key, producer)
+        except LogError as error:
+            together.settle(error, len(records) - taken)
+        self._in_flight += taken
+        if self._in_flight:
+            self._reachability.watch(lambda: self._in_flight)
+
+    def _release(self, key: bytes | None) -> None:
+        """One record less in flight."""
+        self._in_flight -= 1
+        if key is not None:
+            self._keys.release(key)
+
+    def _are_many(self, more: int = 0) -> bool:
+        """Whether what is appended now, with so many more beside it, is to be gathered."""
+        now = self._loop.time()
+        if self._in_flight + more >= MANY_IN_FLIGHT:
+            self._gather_until = now + GATHERING_TIME
+        return now < self._gather_until
+
+    def _gatherer(self) -> ReplaceableProducer:
+        if self._gathering is None:
+            self._gathering = self._open(self._linger_ms)
+        self._poll_soon()
+        return self._gathering
+
+    def _poll_soon(self) -> None:
+        if not self._busy:
+            self._poll_after(POLL_BUSY)
+
+    def _poll_after(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._busy = delay == POLL_BUSY
+        self._timer = self._loop.call_later(delay, self._poll)
+
+    def _poll(self) -> None:
+        if not self._closed:
+            self._poll_after(POLL_BUSY if self._poll_polled() else POLL_IDLE)
+            self._report()
+
+    def _poll_polled(self) -> int:
+        """Look for reports of the producers that have no thread; how much is still to come."""
+        _, *polled = self._producers()
+        for each in polled:
+            each.poll(0)
+        return sum(map(len, polled))
+
+    def _serve(self) -> None:
+        """The thread: wait for reports of the prompt producer, wake the loop once for many."""
+        while not self._ended.is_set():
+            try:
+                self._prompt.poll(POLL_IDLE)
+            except Exception:  # whatever it is, it must not silence the reports that follow
+                log.exception("looking for Kafka's reports failed")
+                self._ended.wait(POLL_IDLE)
+            if self._prompt.failure is not None:
+                self._ended.wait(POLL_IDLE)
+            if self._reports and not self._woken:
+                self._woken = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(self._on_wake)
+
+    def _on_wake(self) -> None:
+        self._woken = False
+        self._report()
+
+    def _report(self) -> None:
+        reports, settled = self._reports, self._settled
+        try:
+            while settled:
+                together = settled.popleft()
+                together.report(together.error)
+            while reports:
+                reported, error, message, headers, key, counts = reports.popleft()
+                if error is None:
+                    self._has_stored = True
+                    self._release(key)
+                    counts[message.partition()] += 1
+                    reported(None)
+                elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    self._send_alone(message, headers, key, reported, counts)
+                else:
+                    self._release(key)
+                    reported(_refused(error, message))
+        finally:
+            if self._has_stored:
+                self._has_stored = False
+                self._reachability.acknowledged()
+            if reports or settled:  # a callback broke: it must not silence those that follow
+                self._loop.call_soon(self._report)
+
+    def _send_alone(
+        self,
+        message: Message,
+        headers: RecordHeaders,
+        key: bytes | None,
+        reported: Reported,
+        counts: _Counts,
+    ) -> None:
+        """Find out whether it was the record that is too large or only its batch.
+
+        Records of one batch go in their order, and what comes after them of their keys goes behind
+        them. Only what is on its way already may come before them; none of it is acknowledged.
+        """
+
+        def on_delivery(error: KafkaError | None, sent: Message) -> None:
+            self._release(key)
+            if error is None:
+                counts[sent.partition()] += 1
+            reported(None if error is None else _refused(error, sent))
+
+        if self._alone is None:
+            self._alone = self._open(0, **ALONE)
+        if key is not None:
+            self._keys.producer_of[key] = self._alone
+        self._poll_soon()
+        try:
+            self._alone.produce(
+                cast(str, message.topic()),
+                key,
+                message.value(),
+                headers,
+                on_delivery,
+            )
+        except LogError as error:
+            self._release(key)
+            reported(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        """librdkafka's error callback, on whichever thread polls."""
+        log_error(error)
+        self._errors.record(error)
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._on_all_down)
+
+    def _on_all_down(self) -> None:
+        if not self._closed:
+            self._reachability.all_down()
+
+    def _purge_queues(self) -> None:
+        """Kafka is away: what was never sent needs to wait no longer; its senders try again."""
+        for each in self._producers():
+            each.purge(in_flight=False)
+
+    def _renew(self) -> None:
+        for each in self._producers():
+            each.renew()
+        self._poll_soon()
+
+    def _producers(self) -> list[ReplaceableProducer]:
+        made = (self._prompt, self._gathering, self._alone)
+        return [each for each in made if each is not None]
+
+    async def reach(self, timeout: float) -> None:
+        self._errors.forget()
+        try:
+            await self._ask(timeout)
+        except LogError as error:
+            if error.retriable and not self._closed:
+                self._reachability.doubt()
+            raise
+
+    async def _ask(self, timeout: float) -> None:
+        try:
+            await asyncio.to_thread(self._prompt.ask, timeout)
+        except KafkaException as error:
+            why = str(self._errors) or error.args[0].str()
+            errors = self._errors
+            may_pass = errors.refusal is None if self._answered else errors.nobody_listens
+            raise LogError(why, retriable=may_pass) from error
+        self._answered = True
+        self._errors.mended()
+
+    async def close(self, timeout: float) -> None:
+        self._closed = True
+        self._reachability.close()
+        await self._flush(timeout)
+        if self._in_flight:
+            # What was not acknowledged was not answered with success; its senders try again.
+            for each in self._producers():
+                each.purge(in_flight=True)
+            await self._flush(PURGE_TIMEOUT)
+        self._ended.set()
+
+    async def _flush(self, timeout: float) -> None:
+        deadline = self._loop.time() + timeout
+        while self._in_flight and self._loop.time() < deadline:
+            self._poll_polled()
+            self._report()
+            await asyncio.sleep(POLL_BUSY)
+
+
+def _refused(error: KafkaError, message: Message) -> LogError:
+    """Why a record wasn't stored."""
+    return named(log_error_of(error), topic=("Write", message.topic() or ""))

@@ -1,0 +1,183 @@
+"""Keys of the API server: who signs the tokens of service accounts, and with which keys.
+
+    /.well-known/openid-configuration -> issuer
+    /openid/v1/jwks                   -> public keys
+
+Read with the pod's own token and CA, in the background: at the start, each `INTERVAL`, and when a
+token names a key that isn't known, at most once in `PAUSE`. While the API server is away those that
+were read are used on.
+
+Not here: what a token must say (`core.auth_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from jwt import PyJWK
+
+from knafka.clients.kubernetes.api_server import ask_with_credentials, shown
+from knafka.core.errors import KnafkaError
+from knafka.core.tokens.auth_tokens import ALGORITHMS, LEEWAY
+from knafka.observability import RateLimitedFilter
+from knafka.ports.signing_keys import SigningKey
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+DISCOVERY: Final = "/.well-known/openid-configuration"
+JWKS: Final = "/openid/v1/jwks"
+"""Kubernetes' own path; the discovery document's `jwks_uri` may lead to an address that isn't the
+API server's for pods, and whoever is asked gets this pod's token."""
+INTERVAL: Final = 300.0
+"""Seconds between two reads: for so long a key that is withdrawn is believed."""
+PAUSE: Final = 10.0
+"""Seconds from one read to the next for an unknown key: whoever invents keys causes no more."""
+AGAIN: Final = 2.0
+"""Seconds after a read that failed."""
+MAX_KEYS: Final = 64
+MIN_RSA_BITS: Final = 2048
+
+Fetch = Callable[[str], bytes]
+"""The body of what is at a path; blocks. Raises `OSError`."""
+
+
+class KeysUnreadable(KnafkaError):
+    """The API server answered with something else than its keys."""
+
+
+class _Discovery(msgspec.Struct):
+    """The OpenID discovery document."""
+
+    issuer: str
+
+
+class _Jwks(msgspec.Struct):
+    """A JWK set."""
+
+    keys: list[dict[str, Any]]
+
+
+class JwkKey:
+    """A `SigningKey` by the library."""
+
+    def __init__(self, key: PyJWK) -> None:
+        self._key = key
+        self.algorithms: Set[str] = frozenset({key.algorithm_name})
+
+    def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
+        """Whether `signature` is this key's signature of `signed`; False for a malformed one."""
+        try:
+            return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
+        except Exception:  # whatever a signature may have it meet, it isn't this key's
+            return False
+
+
+def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
+    """Return the usable keys of a JWK set by id. Raises `KeysUnreadable`."""
+    try:
+        listed = msgspec.json.decode(document, type=_Jwks).keys
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise KeysUnreadable("its keys are no JWKS") from None
+    keys: dict[str, SigningKey] = {}
+    for described in listed[:MAX_KEYS]:
+        key_id = described.get("kid")
+        if not isinstance(key_id, str) or described.get("use", "sig") != "sig":
+            continue
+        if described.get("kty") not in ("RSA", "EC"):
+            continue  # never a shared secret
+        try:
+            key = PyJWK(described)
+        except Exception:  # the library raises many kinds for what is no key
+            continue
+        if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", 0) >= (
+            MIN_RSA_BITS if described["kty"] == "RSA" else 256
+        ):
+            keys[key_id] = JwkKey(key)
+    return keys
+
+
+class ApiServerKeys:
+    """`ports.signing_keys.SigningKeys`, while `follow` runs."""
+
+    def __init__(
+        self,
+        fetch: Fetch,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall_clock`: seconds since the Unix epoch, as the issuer's tokens have them."""
+        self.issuer: str | None = None
+        self.generation = 0
+        self._keys: Mapping[str, SigningKey] = {}
+        self._described: bytes = b""
+        """The keys as they were read last."""
+        self._fetch = fetch
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._read_at: float | None = None
+        self._newest = 0.0
+        """Time of issue after which a token's key may be newer than those that were read."""
+        self._wanted = asyncio.Event()
+        self.tried = asyncio.Event()
+        """Set once the API server was asked, whatever came of it."""
+
+    def find(self, key_id: str) -> SigningKey | None:
+        return self._keys.get(key_id)
+
+    def read_again(self, issued: float) -> bool:
+        """Read the keys again as a token that was `issued` then names an unknown one; returns False
+        if they were read since."""
+        if self._read_at is not None and self._clock() - self._read_at < PAUSE:
+            return issued > self._newest  # and is shown again once they may be read
+        self._wanted.set()
+        return True
+
+    async def follow(self) -> None:
+        """Read, and read again, until cancelled."""
+        while True:
+            self._wanted.clear()
+            try:
+                await self._read()
+                wait = INTERVAL
+            except (OSError, KnafkaError) as error:
+                log.warning("the API server's keys for senders' tokens: %s", shown(error))
+                wait = AGAIN
+            self.tried.set()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._wanted.wait()
+            except TimeoutError:
+                continue
+            if wait == AGAIN:
+                await asyncio.sleep(AGAIN)
+
+    async def _read(self) -> None:
+        """Read the issuer and its keys from the API server."""
+        began = self._wall_clock()
+        discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
+        described = await asyncio.to_thread(self._fetch, JWKS)
+        try:
+            issuer = msgspec.json.decode(discovery, type=_Discovery).issuer
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise KeysUnreadable("its discovery document names no issuer") from None
+        if (issuer, described) != (self.issuer, self._described):
+            keys = parse_keys(described)
+            if not keys:
+                raise KeysUnreadable("none of its keys can be used")
+            self.issuer, self._keys, self._described = issuer, keys, described
+            self.generation += 1
+        self._read_at, self._newest = self._clock(), began - LEEWAY
+
+
+def fetch_with_credentials(url: str, folder: Path) -> Fetch:
+    """Return the function that fetches keys, with parameters and errors as in
+    `api_server.ask_with_credentials`."""
+    ask = ask_with_credentials(url, folder)
+    return lambda path: ask(path, None)

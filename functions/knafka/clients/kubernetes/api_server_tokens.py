@@ -1,0 +1,109 @@
+"""Tokens of service accounts from the API server: TokenRequest, for one account and one audience.
+
+    POST /api/v1/namespaces/NAMESPACE/serviceaccounts/NAME/token
+
+Which accounts it gives tokens of is what the pod's own account may (decision 0040). How long one
+lives is taken from the answer's two times, both of the API server's clock.
+
+Not here: keeping and renewing them (`core.sink_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.error
+from collections.abc import Callable, Set
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from knafka.clients.kubernetes.api_server import Ask, shown
+from knafka.core.tokens.sink_tokens import EXPIRATION, Account, IssuedToken
+from knafka.ports.account_tokens import TokenUnavailable
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
+
+_MEANT: Final = {
+    401: "this pod's own token isn't taken",
+    403: "this pod's service account may not create serviceaccounts/token of it",
+    404: "there is no such service account",
+}
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    creation_timestamp: datetime | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    expiration_seconds: float = EXPIRATION
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    token: str
+    expiration_timestamp: datetime | None = None
+
+
+class _Answer(msgspec.Struct):
+    status: _Status
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class ApiServerTokens:
+    """`ports.account_tokens.AccountTokens` of Kubernetes."""
+
+    def __init__(self, ask: Ask, own_audiences: Callable[[], Set[str]]) -> None:
+        """`own_audiences` gives the API server's: of those no token is asked for, as whoever is
+        shown one could ask the API server with it. Raises `OSError`."""
+        self._ask = ask
+        self._own_audiences = own_audiences
+
+    async def issue(self, account: Account, audience: str) -> IssuedToken:
+        """Request a token of `account` for `audience` from the API server. Raises
+        `TokenUnavailable`."""
+        if _NAMESPACE(account.namespace) is None or _NAME(account.name) is None:
+            # It becomes part of a path.
+            raise TokenUnavailable("its name is no service account's")
+        path = f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}/token"
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [audience], "expirationSeconds": EXPIRATION},
+        }
+        try:
+            if audience in self._own_audiences():
+                raise TokenUnavailable("that is the API server's own audience, and no other's")
+            body = await asyncio.to_thread(self._ask, path, msgspec.json.encode(request))
+        except OSError as error:
+            raise TokenUnavailable(f"the API server: {_failure_text(error)}") from None
+        try:
+            answer = msgspec.json.decode(body, type=_Answer)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            # Without its cause, whose text may have a part of a token.
+            raise TokenUnavailable("the API server answered with no token") from None
+        token = IssuedToken(answer.status.token.encode(), _lifetime(answer))
+        if not token.is_usable:
+            raise TokenUnavailable("the API server answered with what can't be sent as a token")
+        return token
+
+
+def _failure_text(error: OSError) -> str:
+    """Return why the API server issued no token, with a hint where its status has a known cause."""
+    said = shown(error)
+    if isinstance(error, urllib.error.HTTPError) and error.code in _MEANT:
+        return f"{said}: {_MEANT[error.code]}"
+    return said
+
+
+def _lifetime(answer: _Answer) -> float:
+    """Seconds: it may be another one than was asked for."""
+    created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
+    if created is not None and expires is not None:
+        try:
+            return (expires - created).total_seconds()
+        except TypeError:  # only one of them has a time zone
+            pass
+    return answer.spec.expiration_seconds

@@ -1,0 +1,169 @@
+"""Foreign records: any record of a KafkaSource's topics as a CloudEvent, in upstream's form.
+
+    a CloudEvent, structured or binary -> that event
+    any other record                   -> dev.knative.kafka.event, its value as the data
+
+Whatever a record holds becomes an event: what looks like a CloudEvent and is a broken one is any
+other record. Text that CloudEvents forbids is replaced by U+FFFD, as is what isn't UTF-8.
+
+Not here: Kafka clients, and what is delivered of the event (`kafka_binding`, `http_binding`).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from knafka.core.contract import Conversion
+from knafka.core.errors import InvalidEvent
+from knafka.core.events.event import Event, cleaned, is_media_type
+from knafka.core.events.kafka_binding import (
+    CONTENT_TYPE,
+    BoundedCache,
+    RecordHeaders,
+    passes,
+    read,
+    to_record,
+)
+from knafka.core.times import rfc3339
+
+EVENT_TYPE: Final = "dev.knative.kafka.event"
+KEY: Final = "key"
+HEADER: Final = "kafkaheader"
+"""Prefix of the extensions that hold a record's headers."""
+
+_OTHER_CHARACTERS = re.compile("[^a-z0-9]")
+_STRUCTURED: Final = b"application/cloudevents"
+
+
+class RecordPosition(NamedTuple):
+    """A record's topic, partition, offset and timestamp."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since the Unix epoch; negative: it has none."""
+
+
+def as_event(
+    conversion: Conversion,
+    place: RecordPosition,
+    key: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]] | None,
+    value: bytes | None,
+) -> tuple[RecordHeaders, bytes | None]:
+    """Headers and value of the record that holds the event (`kafka_binding.read` takes it)."""
+    found = list(headers or ())
+    if _looks_like_an_event(found):
+        try:
+            envelope = read(found, value)
+        except InvalidEvent:
+            pass
+        else:
+            if not conversion.extensions:
+                return [(name, raw) for name, raw in found if raw is not None], value
+            event = Event({**envelope.attributes, **conversion.extensions}, envelope.data)
+            return to_record(event, envelope.passed)[1:]
+    attributes = {**_attributes(conversion, place, key, found), **conversion.extensions}
+    passed = [(name, raw) for name, raw in found if raw is not None and passes(name)]
+    return to_record(Event(attributes, value), passed)[1:]
+
+
+def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
+    """Whether it makes sense to parse the record as an event."""
+    return any(
+        name.startswith("ce_")
+        or (
+            raw is not None
+            and name.lower() == CONTENT_TYPE
+            and raw[: len(_STRUCTURED)].lower() == _STRUCTURED
+        )
+        for name, raw in headers
+    )
+
+
+def _attributes(
+    conversion: Conversion,
+    place: RecordPosition,
+    key: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]],
+) -> dict[str, str]:
+    """Return the attributes of the event that a record becomes."""
+    topic, partition, offset, timestamp = place
+    attributes = {
+        "specversion": "1.0",
+        "id": f"partition:{partition}/offset:{offset}",
+        "source": f"{conversion.source}#{topic}",
+        "type": EVENT_TYPE,
+        "subject": f"partition:{partition}#{offset}",
+    }
+    if timestamp >= 0:
+        attributes["time"] = rfc3339(timestamp / 1000)
+    if key:
+        # Upstream's two: a Broker that gets the event keeps the record's order by the first.
+        attributes["partitionkey"] = attributes[KEY] = key_text(key, conversion.key_type)
+    for name, raw in headers:
+        if raw is None:
+            continue
+        text = cleaned(raw.decode(errors="replace"))
+        if name.lower() == CONTENT_TYPE and (not text or is_media_type(text)):
+            if text:
+                attributes["datacontenttype"] = text.lower()
+        else:
+            attributes[_EXTENSIONS[name]] = text
+    return attributes
+
+
+_EXTENSIONS = BoundedCache[str, str](lambda name: HEADER + _OTHER_CHARACTERS.sub("", name.lower()))
+
+
+def key_text(key: bytes, key_type: str) -> str:
+    """Return a record's key as an attribute's text; a key whose length its type doesn't have is
+    taken as a string."""
+    if key_type == "byte-array":
+        return base64.b64encode(key).decode()
+    if key_type == "int" and len(key) in (4, 8):
+        return str(int.from_bytes(key, signed=True))
+    if key_type == "float" and len(key) in (4, 8):
+        return _float_text(key)
+    return cleaned(key.decode(errors="replace"))
+
+
+def _float_text(key: bytes) -> str:
+    """A floating-point number of 32 or 64 bits as Java writes it: the fewest digits that tell it
+    from its neighbours, with an exponent below a thousandth and from ten million on."""
+    form = ">f" if len(key) == 4 else ">d"
+    (number,) = struct.unpack(form, key)
+    if not math.isfinite(number):
+        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    shortest = next(
+        text
+        for precision in range(1, 18)
+        if _packs_to(form, text := f"{number:.{precision}g}", key)
+    )
+    sign, digits, exponent = Decimal(shortest).as_tuple()
+    minus = "-" if sign else ""
+    if number == 0:
+        return f"{minus}0.0"
+    assert isinstance(exponent, int)
+    if 1e-3 <= abs(number) < 1e7:
+        plain = f"{Decimal((0, digits, exponent)):f}"
+        whole, _, fraction = plain.partition(".")
+        return f"{minus}{whole}.{fraction.rstrip('0') or '0'}"
+    figures = "".join(map(str, digits)).rstrip("0") or "0"
+    power = exponent + len(digits) - 1
+    return f"{minus}{figures[0]}.{figures[1:] or '0'}E{power}"
+
+
+def _packs_to(form: str, text: str, key: bytes) -> bool:
+    """Whether a number's text is packed into these bytes again."""
+    try:
+        return struct.pack(form, float(text)) == key
+    except OverflowError:
+        return False  # rounded up beyond the largest

@@ -1,0 +1,101 @@
+"""Hops: how often what comes of an event has come back, so that a loop ends (KN-BRK-13).
+
+    event --reply--> event --reply--> ...           `knativebrokerttl`, upstream's: 254, 253, ... 1
+    event --dead letter, to a sink--> event --> ... `knafkahops`: 1, 2, 3
+
+A reply that would have no hop left is not stored or sent, so its event becomes a dead letter; a
+dead letter that would have more hops than `MAX_HOPS` goes to the dead-letter topic, not to its
+sink. Both counts are attributes, so that they cross Brokers; a reply takes its event's over.
+
+Not here: what becomes of either (`dispatcher.replying`, `dispatcher.sender`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from knafka.core.errors import InvalidEvent
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, read, to_record
+
+TTL: Final = "knativebrokerttl"
+"""Attribute of a reply: how many replies in a row may still follow, and this one."""
+FIRST_TTL: Final = 255
+"""Remaining replies of an event without the attribute; upstream's default."""
+DEEP: Final = 10
+"""Replies in a row from which on they are told of as a loop."""
+
+HOPS: Final = "knafkahops"
+"""Attribute of a dead letter at a sink: how often in a row it has become one."""
+MAX_HOPS: Final = 3
+"""Dead letters in a row that go to sinks. Few, as where many Triggers have their own Broker for a
+sink, each makes a dead letter of each: so many that they multiply with each hop."""
+
+
+class HopLimit(InvalidEvent):
+    """A reply that may not follow."""
+
+
+def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
+    """How many hops a record's event has left."""
+    return min(_number(headers, value, TTL, FIRST_TTL), FIRST_TTL)
+
+
+def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
+    """How often a record's event has been a dead letter at a sink."""
+    return _number(headers, value, HOPS, 0)
+
+
+def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
+    """The reply to a record's event with the counts that it takes over, and its hops left.
+
+    Raises `HopLimit` if none would be left.
+    """
+    left = ttl_of(headers, value) - 1
+    if left <= 0:
+        raise HopLimit(
+            f"it would be reply {FIRST_TTL} in a row: replies come back to who gives them; "
+            "filter them out of the Trigger that they come from"
+        )
+    counts = {TTL: str(left)}
+    if hops := hops_of(headers, value):
+        counts[HOPS] = str(hops)
+    return with_attributes(reply, counts), left
+
+
+def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
+    """The record with these attributes of its event in place of its own."""
+    if _is_structured(draft.headers):
+        envelope = read(draft.headers, draft.value)
+        event = Event(envelope.attributes | attributes, envelope.data)
+        return Draft(draft.key, to_record(event, envelope.passed).headers, to_record(event).value)
+    new = {f"ce_{name}": value.encode() for name, value in attributes.items()}
+    kept = [header for header in draft.headers if header[0] not in new]
+    return draft._replace(headers=[*kept, *new.items()])
+
+
+def _number(headers: RecordHeaders | None, value: bytes | None, name: str, default: int) -> int:
+    """Return a counter attribute of the event; `default` if it is missing or no number."""
+    text = _attribute(headers or [], value, name)
+    # Not what Python takes for a number: signs, spaces, other scripts' digits.
+    return int(text[:9]) if text and text.isascii() and text.isdigit() else default
+
+
+def _attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
+    """Return an attribute of the event in a record, in either content mode; None: it has none."""
+    if _is_structured(headers):
+        try:
+            return read(headers, value).attributes.get(name)
+        except InvalidEvent:
+            return None
+    header = f"ce_{name}"
+    return next((raw.decode("utf-8", "replace") for name, raw in headers if name == header), None)
+
+
+def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether the record's content mode is structured."""
+    return any(
+        name == CONTENT_TYPE and raw[:23].lower() == b"application/cloudevents"
+        for name, raw in headers
+    )

@@ -1,0 +1,387 @@
+"""The HTTP binding: requests and responses as records, and records as requests (CE-H1 to CE-H13).
+
+The hot paths go from header bytes to header bytes. Reading has two ways: a fast one that only
+ever says yes, to a binary event whose header values stand for themselves, and a careful one that
+decodes, names every problem and judges all else; where the fast one says yes they agree.
+Not here: sockets, status codes, and headers of the connection (host, content-length, prefer).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+from urllib.parse import quote, unquote_to_bytes
+
+from knafka.core.errors import (
+    BatchedContent,
+    InvalidBatch,
+    InvalidEvent,
+    UnsupportedContentMode,
+)
+from knafka.core.events import json_format, json_records
+from knafka.core.events.event import (
+    MAX_ATTRIBUTES,
+    URIS,
+    Attributes,
+    Event,
+    is_attribute_name,
+    is_uri,
+    is_uri_reference,
+    problems_of,
+    refusal,
+    too_many,
+)
+from knafka.core.events.json_records import (
+    IS_URI_REFERENCE,
+    MAX_HEAD_BYTES,
+    MAX_HEAD_LINES,
+    ORDINARY_CONTENT_TYPE,
+    is_time,
+)
+from knafka.core.events.kafka_binding import (
+    CONTENT_TYPE,
+    MODE,
+    BoundedCache,
+    Draft,
+    Envelope,
+    Mode,
+    RecordHeaders,
+    fits_binary,
+    mode_of,
+    passes,
+    to_record,
+)
+
+HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""As an HTTP parser gives them: names in any letter case, order and duplicates kept."""
+
+MAX_BATCH: Final = 1_000
+"""Events in one batch: a sender's requests become a thousandth, and others wait 20 ms at most."""
+MAX_TOLD: Final = 10
+"""Events of a batch whose problems are told; of all others only where they stand."""
+
+_PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
+"""What stands for itself in a header value, written and read (CE-H5)."""
+_PLAIN_TEXT = _PLAIN.decode()
+
+_PLAIN_CODINGS: Final = {
+    b"content-encoding": (b"", b"identity"),
+    b"transfer-encoding": (b"", b"identity", b"chunked"),
+}
+"""What leaves a body as it is, by header."""
+
+PARTITION: Final = "knativekafkapartition"
+OFFSET: Final = "knativekafkaoffset"
+"""Attributes of what is delivered: where its record lies."""
+_PARTITION, _OFFSET = b"ce-" + PARTITION.encode(), b"ce-" + OFFSET.encode()
+
+_NOT_AN_ATTRIBUTE = "ce-"
+_MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
+_QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
+
+
+def record_of(headers: HttpHeaders, body: bytes) -> Draft:
+    """The record of the event in a request: always binary, whichever mode the request is in.
+
+    An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
+    that names every problem, `BatchedContent` for a batch (CE-H11).
+    """
+    pairs = [(kept, value) for name, value in headers if (kept := _HEADER_NAMES[name])]
+    found = dict(pairs)
+    is_single = len(found) == len(pairs)
+    content_type = found.pop(CONTENT_TYPE, None)
+    source, time = found.get("ce_source"), found.get("ce_time")
+    if (
+        is_single
+        and len(found) < MAX_ATTRIBUTES
+        and _NOT_AN_ATTRIBUTE not in found
+        and found.get("ce_specversion") in (b"1.0", b"0.3")
+        and found.get("ce_id")
+        and found.get("ce_type")
+        and source
+        and not b"".join(found.values()).translate(None, _PLAIN)
+        and (content_type is None or ORDINARY_CONTENT_TYPE[content_type])
+        and IS_URI_REFERENCE[source]
+        and (time is None or is_time(time))
+        and (subject := found.get("ce_subject")) != b""
+        and ((schema := found.get("ce_dataschema")) is None or is_uri(schema.decode()))
+        and "ce_schemaurl" not in found
+    ):
+        key = found.get("ce_partitionkey") or subject
+        return Draft(key, pairs, body or None)
+    if is_single and content_type and _MODES[content_type] is Mode.STRUCTURED:
+        beside = [(name, raw.strip(b" \t")) for name, raw in found.items() if name[:2] != "ce"]
+        return _structured(body, beside)
+    return _read_carefully(headers, body)
+
+
+def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
+    """The records of the events in a batch, in their order (CE-H11); `headers` have been found to
+    be a batch's by `record_of`.
+
+    What travels beside an event travels beside each of them. Raises `InvalidBatch` that names the
+    position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no array.
+    """
+    beside: dict[str, bytes] = {}
+    for name, raw in headers:
+        kept = _HEADER_NAMES[name]
+        if kept and kept != CONTENT_TYPE and kept[:2] != "ce":
+            value = raw.strip(b" \t")
+            beside[kept] = beside[kept] + b", " + value if kept in beside else value
+    passed = list(beside.items())
+    if (records := json_records.records_of(body, passed, MAX_BATCH)) is not None:
+        return records
+    documents = json_format.elements_of(body, MAX_BATCH)
+    if len(documents) > MAX_BATCH:
+        raise InvalidBatch(
+            f"a batch may have {MAX_BATCH} events: send it in several", too_many=True
+        )
+    records, problems = [], {}
+    for position, document in enumerate(documents):
+        try:
+            records.append(_structured(document, passed))
+        except InvalidEvent as error:
+            problems[position] = str(error)
+    if problems:
+        raise InvalidBatch(_told(problems, len(documents)))
+    return records
+
+
+def _told(problems: Mapping[int, str], count: int) -> str:
+    """Where in a batch what is wrong: the first ones with their reasons, all with their places."""
+    shown = list(problems.items())[:MAX_TOLD]
+    text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
+    if rest := [str(position) for position in problems][MAX_TOLD:]:
+        text += f"; and at {', '.join(rest)}"
+    return f"{len(problems)} of the batch's {count} events are not valid, none is stored: {text}"
+
+
+def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
+    """The record of the event in a response; None if the response doesn't claim to hold one.
+
+    It claims to by any `ce-` header or a CloudEvents content type; then `InvalidEvent` is raised
+    for what is malformed, a batch included (CE-H13, KN-DP-08), and for a body that is encoded: no
+    attribute of an event says that its data are compressed, as a receiver answers 415 to.
+    """
+    if not claims_event(headers):
+        return None
+    for name, value in headers:
+        coding = value.strip().lower()
+        if (plain := _PLAIN_CODINGS.get(name.lower())) is not None and coding not in plain:
+            header, shown = name.decode("latin-1"), coding.decode("latin-1")
+            raise InvalidEvent(f"its {header} is {shown!r:.80}: send the event without one")
+    return record_of(headers, body)
+
+
+def claims_event(headers: HttpHeaders) -> bool:
+    """Whether a response claims to hold an event, valid or not."""
+    for name, value in headers:
+        kept = _HEADER_NAMES[name]
+        if kept.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
+            kept == CONTENT_TYPE and mode_of(value.decode("latin-1")) is not Mode.BINARY
+        ):
+            return True
+    return False
+
+
+def request_of(
+    envelope: Envelope, mode: Literal["json", "binary", "batch"] | None = None
+) -> tuple[bytes, bytes]:
+    """The event's header lines, each ending in CRLF, and the body of the request that delivers it.
+
+    `mode` None leaves the content mode as the record has it, or as its event came in if its
+    attributes are too large for header lines (KN-DLV-05); `batch` sends the events that
+    are the data of a Sensor's action, and not the one around them.
+    """
+    attributes, data, passed, document, sent_as_json = envelope
+    if mode == "batch":
+        head = b"content-type: application/cloudevents-batch+json\r\n"
+        body = data or b"[]"
+    elif (
+        mode == "json"
+        or (mode is None and (sent_as_json or document is not None))
+        or (document is not None and not fits_binary(attributes))
+    ):
+        head = b"content-type: application/cloudevents+json\r\n"
+        body = json_format.write(envelope.event) if document is None else document
+    else:
+        head = head_of(attributes)
+        body = data or b""
+    for name, value in passed:
+        head += b"%s: %s\r\n" % (name.encode(), value)
+    return head, body
+
+
+def located_request_of(
+    envelope: Envelope,
+    partition: int,
+    offset: int,
+    mode: Literal["json", "binary", "batch"] | None = None,
+) -> tuple[bytes, bytes]:
+    """As `request_of`, with the attributes that say where in Kafka the record lies, as upstream's
+    Kafka Broker and channel add them to what they deliver.
+
+    They replace the event's own of these names. A document gets them in front of its members, and
+    stays as it is behind them. A batch is of events that lie nowhere: it gets none.
+    """
+    attributes, data, passed, document, sent_as_json = envelope
+    if mode == "batch":
+        return request_of(envelope, mode)
+    has_own = PARTITION in attributes or OFFSET in attributes
+    becomes_json = mode == "json" or (mode is None and sent_as_json)
+    if document is None and not becomes_json and not has_own:
+        head, body = request_of(envelope, mode)
+        return b"%s: %d\r\n%s: %d\r\n%s" % (_PARTITION, partition, _OFFSET, offset, head), body
+    if document is not None:
+        if mode is None or not fits_binary(attributes):
+            mode = "json"
+        if has_own:
+            document = None  # written anew: a member may not be given twice
+        else:
+            start = document.index(b"{") + 1
+            members = f'"{PARTITION}":"{partition}","{OFFSET}":"{offset}",'.encode()
+            document = document[:start] + members + document[start:]
+    located = {**attributes, PARTITION: str(partition), OFFSET: str(offset)}
+    return request_of(Envelope(located, data, passed, document, sent_as_json), mode)
+
+
+def head_of(attributes: Attributes) -> bytes:
+    """The header lines of valid attributes in binary mode, minimally percent-encoded (CE-H5)."""
+    lines = [
+        f"ce-{name}: {value}\r\n" for name, value in attributes.items() if name != "datacontenttype"
+    ]
+    head = "".join(lines).encode()
+    if len(head.translate(None, _PLAIN)) != 3 * len(lines):
+        head = "".join(
+            f"ce-{name}: {encode(value)}\r\n"
+            for name, value in attributes.items()
+            if name != "datacontenttype"
+        ).encode()
+    if content_type := attributes.get("datacontenttype"):
+        head += f"content-type: {content_type}\r\n".encode()
+    return head
+
+
+def encode(text: str) -> str:
+    """An attribute's value as a header value (CE-H5)."""
+    return quote(text, safe=_PLAIN_TEXT)
+
+
+def decode(value: bytes) -> str:
+    """An attribute's value from a header value (CE-H6). Raises `UnicodeDecodeError`.
+
+    A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
+    """
+    return unquote_to_bytes(_unquoted(value).encode()).decode()
+
+
+def decode_uri(value: bytes) -> str:
+    """A URI or URI-reference from a header value: decoded, unless only the raw value is one.
+
+    Most SDKs send the URI as it is, percent signs and all (CE-H7): `/a%20b` means `/a%20b`, since
+    no URI holds a space. Raises `UnicodeDecodeError`.
+    """
+    decoded = decode(value)
+    if not is_uri_reference(decoded) and is_uri_reference(raw := _unquoted(value)):
+        return raw
+    return decoded
+
+
+def text_of(value: bytes) -> str:
+    """A header value as text: UTF-8, else ISO-8859-1, which Node.js and WSGI servers write."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _unquoted(value: bytes) -> str:
+    """A header value as text, without the quotes of a quoted string."""
+    if quoted := _QUOTED(value):
+        value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
+    return text_of(value)
+
+
+def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
+    attributes: dict[str, str] = {}
+    passed: dict[str, bytes] = {}
+    content_types: list[str] = []
+    problems: list[str] = []
+    for name, raw in headers:
+        kept, value = _HEADER_NAMES[name], raw.strip(b" \t")
+        if kept == _NOT_AN_ATTRIBUTE:
+            problems.append(f"the header {name!r:.80} names no attribute")
+        elif kept == CONTENT_TYPE:
+            content_types.append(value.decode("latin-1"))
+        elif kept.startswith("ce_"):
+            if (attribute := kept[3:]) in attributes:
+                problems.append(f"the header ce-{attribute} is given more than once")
+            try:
+                read = decode_uri if attribute in URIS else decode
+                attributes[attribute] = read(value)
+            except UnicodeDecodeError:
+                problems.append(f"the header ce-{attribute} is not UTF-8")
+        elif kept:
+            passed[kept] = passed[kept] + b", " + value if kept in passed else value
+    if len(content_types) > 1:
+        raise InvalidEvent("the header content-type is given more than once")
+    content_type = content_types[0] if content_types else ""
+    beside = list(passed.items())
+
+    mode = mode_of(content_type)
+    if mode is Mode.BATCH:
+        if content_type.partition(";")[0].strip().lower() == json_format.BATCH_MEDIA_TYPE:
+            raise BatchedContent("batches of events are not taken here, send one at a time")
+        raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
+    if mode is Mode.STRUCTURED:
+        # The body is the whole event, whatever the headers repeat of it (CE-H8).
+        return _structured(body, beside)
+    if mode is Mode.UNREADABLE and not attributes and not problems:
+        raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise too_many()
+    if problems := problems + problems_of(attributes):
+        raise refusal(problems)
+    return to_record(Event(attributes, body or None), beside)
+
+
+def _structured(body: bytes, beside: RecordHeaders) -> Draft:
+    return json_records.record_of(body, beside) or _structured_carefully(body, beside)
+
+
+def _structured_carefully(body: bytes, beside: RecordHeaders) -> Draft:
+    event = json_format.read(body)
+    draft = to_record(event, beside)
+    if _is_large(event.attributes):
+        draft.headers.append((MODE, b"structured"))
+    return draft
+
+
+def _is_large(attributes: Attributes) -> bool:
+    """Whether the attributes are more than fits a request's header lines everywhere."""
+    if len(attributes) > MAX_HEAD_LINES:
+        return True
+    characters = sum(len(name) + len(value) for name, value in attributes.items())
+    # One that is outside ASCII takes up to 12 bytes.
+    return 12 * characters > MAX_HEAD_BYTES and len(head_of(attributes)) > MAX_HEAD_BYTES
+
+
+def _record_header_of(name: bytes) -> str:
+    """The record header that a request header becomes, or "" if it's dropped.
+
+    `_NOT_AN_ATTRIBUTE` stands for all whose names begin with `ce-` and then go wrong.
+    """
+    lower = name.decode("latin-1").lower()
+    if lower.startswith("ce-"):
+        attribute = lower[3:]
+        if attribute == "datacontenttype" or not is_attribute_name(attribute):
+            return _NOT_AN_ATTRIBUTE
+        return f"ce_{attribute}"
+    return lower if lower == CONTENT_TYPE or passes(lower) else ""
+
+
+_HEADER_NAMES = BoundedCache[bytes, str](_record_header_of)

@@ -1,0 +1,369 @@
+"""The JSON event format: a whole CloudEvent as one JSON document (structured mode, CE-H8, CE-H9).
+
+Both bindings share it. JSON data cross it byte for byte: they are the very bytes between the
+document's other members, found by scanning and never written anew (CE-H10), so that whitespace,
+key order, big integers and NaN survive.
+
+Reading has two ways, as the HTTP binding has: a fast one in C that only ever says yes, to a
+document of which it is certain that the careful one takes it for the same event, and the careful
+one, which names every problem (docs/decisions/0036-structured-events.md).
+Not here: other event formats, and any look inside the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Final, NoReturn, TypeAlias
+
+import msgspec
+
+from knafka.core.errors import InvalidEvent
+from knafka.core.events.event import (
+    CORE,
+    MAX_ATTRIBUTES,
+    Attributes,
+    Event,
+    is_valid_1_0,
+    problems_of,
+    refusal,
+    too_many,
+)
+
+MEDIA_TYPE: Final = "application/cloudevents+json"
+BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
+
+_DATA = ("data", "data_base64")
+_PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
+
+
+class _Integer(str):
+    """A JSON integer as it is written: an `int` would refuse long ones and lose `-0`."""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+Members: TypeAlias = dict[str, msgspec.Raw]
+"""An object's, values as their own bytes."""
+
+_SPLIT = msgspec.json.Decoder(Members).decode
+"""The members of an object; of a member given twice the last one."""
+_SPLIT_ALL = msgspec.json.Decoder(list[Members]).decode
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_TEXT = msgspec.json.Decoder(str).decode
+_IS_JSON = msgspec.json.Decoder(msgspec.Raw).decode
+_ENCODE = msgspec.json.Encoder().encode
+QUOTE: Final = ord('"')
+MAX_COLONS: Final = 4096
+"""In a document that is split at once: that takes up to a microsecond for each member, and every
+sender waits meanwhile. The careful way ends at the first member that is one too many."""
+MAX_BATCH_COLONS: Final = 16 * MAX_COLONS
+"""The same in a batch: 15 ms, were all of them members."""
+_WHITESPACE: Final = b" \t\n\r"
+
+_SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
+_SKIP = json.JSONDecoder(parse_int=len).raw_decode
+"""The same for a list or an object, whose value nobody needs: a megabyte has 500,000 integers."""
+_CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_constant).decode
+
+
+def is_json(media_type: str) -> bool:
+    """Whether the media type's subtype is `json` or ends in `+json` (CE-H9)."""
+    subtype = media_type.partition(";")[0].rstrip().lower().rpartition("/")[2]
+    return subtype == "json" or subtype.endswith("+json")
+
+
+def read(document: bytes) -> Event:
+    """The valid event in a structured JSON document; `InvalidEvent` names every problem in it.
+
+    Integers and booleans become canonical strings, null is unset, and data without a
+    datacontenttype are `application/json` (CE-H9). A member given twice is refused, since readers
+    differ in which one they believe; so are more than `MAX_ATTRIBUTES`, at once, as every sender
+    waits while one event is read.
+    """
+    event = _read_fast(document)
+    return _read_carefully(document) if event is None else event
+
+
+def _read_fast(document: bytes) -> Event | None:
+    """The event, or None: only the other way knows whether there is one, and which."""
+    try:
+        members = split(document)
+        if members is None:
+            return None
+        data = members.pop("data", None)
+        attributes = {}
+        escapes = b"\\" in document
+        for name, raw in members.items():
+            text = str(raw, "utf-8")
+            if text[0] == '"':
+                attributes[name] = text[1:-1] if not (escapes and "\\" in text) else _TEXT(text)
+            elif name not in CORE and is_integer_or_boolean(text):
+                attributes[name] = text
+            else:
+                return None
+    except (ValueError, RecursionError):
+        return None
+    source = None
+    if data is not None:
+        source = bytes(data)
+        media_type = attributes.setdefault("datacontenttype", "application/json")
+        if source[0] == QUOTE and not is_json(media_type):
+            return None
+    return Event(attributes, source) if is_valid_1_0(attributes) else None
+
+
+def is_integer_or_boolean(text: str | bytes) -> bool:
+    """Whether what is JSON already is an integer from 0 on, or a boolean: canonical as it is."""
+    return text.isdigit() or text in ("true", "false", b"true", b"false")
+
+
+def split(document: bytes) -> Members | None:
+    """The members of a JSON object, if it is written without whitespace between them, or with as
+    much as Python's own json writes; None: it isn't, a member is given twice, or there may be far
+    more than an event may have. ValueError: that it is one is not certain."""
+    if _may_have_members(document, MAX_COLONS):
+        return None
+    document.decode()  # the values were not looked at so closely
+    members = _split_deep(document)
+    if len(members) > MAX_ATTRIBUTES:
+        return None
+    document = document.strip(_WHITESPACE)
+    # Whitespace, escapes in names and members given twice make it longer. Each member has two
+    # quotes, a colon and a comma or brace, and there is one more brace.
+    compact = len("".join(members)) + len(b"".join(members.values())) + 4 * len(members) + 1
+    return members if len(document) == compact or document == _spaced(members) else None
+
+
+def _may_have_members(document: bytes, limit: int) -> bool:
+    """Whether there may be more members than that: each takes five bytes, `"":0,`."""
+    return len(document) > 5 * limit and document.count(b":") > limit
+
+
+def _split_deep(document: bytes) -> Members:
+    """In a frame of its own: nothing that is nested deeper than the other way takes."""
+    return _SPLIT(document)
+
+
+def split_batch(document: bytes, limit: int) -> list[Members] | None:
+    """The members of every object in a JSON array, in one pass, where `split` gives them of each
+    and there are `limit` at most; None: the elements have to be looked at one by one."""
+    if _may_have_members(document, MAX_BATCH_COLONS):
+        return None
+    try:
+        document.decode()  # the values were not looked at so closely
+        objects = _split_batch_deep(document)
+    except (ValueError, RecursionError):
+        return None
+    if len(objects) > limit or max(map(len, objects), default=0) > MAX_ATTRIBUTES:
+        return None
+    document = document.strip(_WHITESPACE)
+    names = len("".join(chain.from_iterable(objects)))
+    values = len(b"".join(chain.from_iterable(map(dict.values, objects))))
+    # As in `split`, with two brackets, and a comma before each object but the first.
+    if len(document) == names + values + 4 * sum(map(len, objects)) + 2 * len(objects) + 1:
+        return objects
+    return objects if document == b"[%b]" % b", ".join(map(_spaced, objects)) else None
+
+
+def _split_batch_deep(document: bytes) -> list[Members]:
+    """As `_split_deep`."""
+    return _SPLIT_ALL(document)
+
+
+def _spaced(members: Members) -> bytes:
+    """The object as Python's json writes it; not one that has no members, or a percent sign in a
+    name."""
+    if not members or "%" in "".join(members):
+        return b""
+    text = '": %b, "'.join(members)
+    return f'{{"{text}": %b}}'.encode() % tuple(members.values())
+
+
+def _read_carefully(document: bytes) -> Event:
+    """Parse any structured event, member by member. Raises `InvalidEvent` that names every
+    problem."""
+    members: dict[str, tuple[object, str]] = {}
+    try:
+        for name, value, source in _members(document.decode()):
+            if name in members:
+                raise ValueError(f"the member {name!r:.80} is given more than once")
+            members[name] = (value, source)
+            if len(members) > MAX_ATTRIBUTES + len(_DATA):
+                raise too_many()
+    except RecursionError:
+        raise InvalidEvent("the structured event is nested too deep") from None
+    except ValueError as error:
+        raise InvalidEvent(f"the structured event is no JSON object: {error}") from None
+
+    attributes: dict[str, str] = {}
+    problems: list[str] = []
+    for name, (value, _) in members.items():
+        if name not in _DATA and value is not None:
+            if (text := _canonical(name, value)) is None:
+                problems.append(f"the attribute {name!r:.80} is of a JSON type it can't have")
+            else:
+                attributes[name] = text
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise too_many()
+    try:
+        data = _data_of(members, attributes)
+    except ValueError as error:
+        raise refusal([*problems, str(error), *problems_of(attributes)]) from None
+    if problems := problems + problems_of(attributes):
+        raise refusal(problems)
+    return Event(attributes, data)
+
+
+def elements_of(document: bytes, limit: int) -> list[bytes]:
+    """The elements of a JSON array, each as it is written, and what is left of it from the first
+    one beyond `limit` on as none. Raises `InvalidEvent`."""
+    try:
+        document.decode()  # the values were not looked at so closely
+        return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
+    except (ValueError, RecursionError):
+        pass  # NaN and lone surrogates stand in data as well, and not for msgspec
+    try:
+        elements = []
+        for element in _elements(document.decode()):
+            elements.append(element.encode())
+            if len(elements) > limit:
+                break
+        return elements
+    except RecursionError:
+        raise InvalidEvent("the batch is nested too deep") from None
+    except ValueError as error:
+        raise InvalidEvent(f"the batch is no JSON array: {error}") from None
+
+
+def write_batch(events: Iterable[Event]) -> bytes:
+    """The events as one JSON array."""
+    return b"[%b]" % b",".join(map(write, events))
+
+
+def write(event: Event) -> bytes:
+    """The event as one JSON document; JSON data are spliced in as they are, others as base64."""
+    attributes, data = event.attributes, event.data
+    if data is None:
+        return _dump(attributes)
+    if is_json(attributes.get("datacontenttype", "")) and _is_json_text(data):
+        return _dump(attributes)[:-1] + b',"data":' + data + b"}"
+    if attributes.get("specversion") != "0.3":
+        return _dump({**attributes, "data_base64": b64encode(data).decode()})
+    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already.
+    if not (_declares_base64(attributes) and data.isascii()):
+        data = b64encode(data)
+    return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
+
+
+def _members(text: str) -> Iterator[tuple[str, object, str]]:
+    """The members of a JSON object: name, value, and the value's own text. Raises ValueError."""
+    mark, at = _punctuation(text, 0, "{")
+    if text.startswith("}", at):
+        mark, at = _punctuation(text, at, "}")
+    while mark != "}":
+        name, at = _SCAN(text, at)
+        if type(name) is not str:
+            raise ValueError(f"a member without a name before character {at}")
+        _, start = _punctuation(text, at, ":")
+        value, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        yield name, value, text[start:at]
+        mark, at = _punctuation(text, at, ",}")
+    if at != len(text):
+        raise ValueError(f"something follows it at character {at}")
+
+
+def _elements(text: str) -> Iterator[str]:
+    """The elements of a JSON array, as they are written. Raises ValueError."""
+    mark, at = _punctuation(text, 0, "[")
+    if text.startswith("]", at):
+        mark, at = _punctuation(text, at, "]")
+    while mark != "]":
+        start = at
+        _, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        yield text[start:at]
+        mark, at = _punctuation(text, at, ",]")
+    if at != len(text):
+        raise ValueError(f"something follows it at character {at}")
+
+
+def _punctuation(text: str, at: int, wanted: str) -> tuple[str, int]:
+    """One of the wanted marks and the position after it, whitespace around it skipped."""
+    match = _PUNCTUATION(text, at)
+    if match is None or match[1] not in wanted:
+        raise ValueError(f"want {' or '.join(wanted)} at character {at}")
+    return match[1], match.end()
+
+
+def _canonical(name: str, value: object) -> str | None:
+    """An attribute's value as a string; None when its JSON type isn't allowed."""
+    if type(value) is str:
+        return value
+    if name in CORE:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, _Integer):
+        return "0" if value == "-0" else str(value)
+    return None
+
+
+def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str]) -> bytes | None:
+    """The data's bytes; sets or drops the attribute that describes their encoding in the document.
+
+    Raises ValueError.
+    """
+    value, source = members.get("data", (None, ""))
+    encoded, _ = members.get("data_base64", (None, ""))
+    if source and encoded is not None:
+        raise ValueError("data and data_base64 exclude each other")
+    if source and attributes.get("specversion") == "0.3" and _declares_base64(attributes):
+        del attributes["datacontentencoding"]
+        source, encoded = "", value
+    if encoded is not None:
+        return _from_base64(encoded)
+    if not source:
+        return None
+    media_type = attributes.setdefault("datacontenttype", "application/json")
+    if type(value) is str and not is_json(media_type):
+        return value.encode()
+    return source.encode()
+
+
+def _from_base64(encoded: object) -> bytes:
+    """Decode the value of `data_base64`. Raises ValueError."""
+    if type(encoded) is not str:
+        raise ValueError("base64 data are not a string")
+    try:
+        return b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise ValueError(f"the data are not base64: {error}") from None
+
+
+def _declares_base64(attributes: Attributes) -> bool:
+    """Whether a 0.3 event says that its data are base64 text."""
+    return attributes.get("datacontentencoding", "").lower() == "base64"
+
+
+def _dump(members: Attributes) -> bytes:
+    return _ENCODE(dict(members))
+
+
+def _is_json_text(data: bytes) -> bool:
+    """Whether the bytes are valid JSON in UTF-8."""
+    try:
+        data.decode()
+        _IS_JSON(data)
+        return True
+    except (ValueError, RecursionError):
+        pass  # a lone surrogate is JSON, and not for msgspec
+    try:
+        _CHECK(data.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True

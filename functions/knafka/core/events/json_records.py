@@ -1,0 +1,222 @@
+"""Records of structured events and batches, straight from a document's bytes (CE-H8, CE-H11).
+
+    document --msgspec--> members --names--> layout --values--> record headers
+
+Only ever says yes, to events whose values stand for themselves; everything else is for
+`http_binding`, which asks here first, and for `json_format`, which names every problem.
+What follows from members' names alone is worked out once: a sender's events mostly have the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from msgspec import Raw
+
+from knafka.core.events import json_format
+from knafka.core.events.event import (
+    CORE,
+    REQUIRED,
+    is_attribute_name,
+    is_timestamp,
+    is_uri_reference,
+)
+from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, RecordHeaders
+
+MAX_HEAD_BYTES: Final = 7 * 1024
+"""An event's attributes as header lines, at most, of one that came as JSON. Tomcat and Jetty take
+8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js 16
+KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
+MAX_HEAD_LINES: Final = 80
+"""Apache and gunicorn take 100."""
+
+_PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+"""What stands for itself in a JSON string, and is legal in every attribute."""
+ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
+    re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
+)
+IS_URI_REFERENCE = BoundedCache[bytes, bool](lambda value: is_uri_reference(value.decode()))
+"""Of sources: a sender has few."""
+_IS_MINUTE = BoundedCache[bytes, bool](lambda value: is_timestamp(value.decode() + "00Z"))
+_IS_SECOND = re.compile(
+    rb"(?:[0-5]\d|60)(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+).fullmatch
+_JSON: Final = (CONTENT_TYPE, b"application/json")
+"""Of data whose event has no datacontenttype (CE-H9)."""
+_LOOKED_AT: Final = (
+    "specversion", "id", "type", "source", "time", "subject", "partitionkey", "datacontenttype"
+)  # fmt: skip
+"""Attributes whose values are looked at, each by itself."""
+
+
+class _Layout(NamedTuple):
+    """What follows from the names of a document's attributes, in their order."""
+
+    headers: tuple[str, ...]
+    """The record headers that they become."""
+    size: int
+    """Characters of all headers."""
+    pick: Callable[[Sequence[Any]], Any]
+    """Takes what is `_LOOKED_AT` out of the values and a None behind them."""
+
+
+def is_time(value: bytes) -> bool:
+    """As `event.is_timestamp`, of ASCII; events of a minute have most of it in common."""
+    return _IS_MINUTE[value[:17]] and _IS_SECOND(value, 17) is not None
+
+
+def record_of(document: bytes, beside: RecordHeaders) -> Draft | None:
+    """The record of a structured event; `beside` are the headers that travel with it."""
+    try:
+        members = json_format.split(document)
+    except (ValueError, RecursionError):
+        return None
+    if members is None:
+        return None
+    data = members.pop("data", None)
+    return _record_of(members, data, beside)
+
+
+def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft] | None:
+    """The records of all events of a batch of up to `limit`, from one pass over it."""
+    objects = json_format.split_batch(document, limit)
+    if objects is None:
+        return None
+    data = [members.pop("data", None) for members in objects]
+    alike = _records_alike(objects, data, beside)
+    if alike is not None:
+        return alike
+    records: list[Draft] = []
+    for members, raw in zip(objects, data, strict=True):
+        if (record := _record_of(members, raw, beside)) is None:
+            return None
+        records.append(record)
+    return records
+
+
+def _records_alike(
+    objects: Sequence[json_format.Members],
+    data: Sequence[Raw | None],
+    beside: RecordHeaders,
+) -> list[Draft] | None:
+    """As `_record_of` for each, of events whose attributes have the same names in the same order,
+    and are all strings: as in most batches. None: for some it isn't so."""
+    if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
+        return None
+    names, size, pick = layout
+    width = len(names)
+    text = b"".join(chain.from_iterable(map(dict.values, objects)))
+    values = text[1:-1].split(b'""')
+    if not (
+        len(values) == width * len(objects)
+        and text[0] == text[-1] == json_format.QUOTE
+        and not b"".join(values).translate(None, _PLAIN_JSON)
+    ):
+        return None
+    columns = [values[place::width] for place in range(width)]
+    largest = sum([max(map(len, column)) for column in columns])
+    versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
+    if not (
+        {*versions} == {b"1.0"}
+        and b"" not in ids
+        and b"" not in types
+        and 12 * (largest + size) <= MAX_HEAD_BYTES
+        and all(map(ORDINARY_CONTENT_TYPE.__getitem__, {*media_types}))
+        and all(map(IS_URI_REFERENCE.__getitem__, {*sources}))
+        and all(map(is_time, times))
+        and b"" not in subjects
+    ):
+        return None
+    are_json = all([json_format.is_json(media_type.decode()) for media_type in {*media_types}])
+    nothing = [b""] * len(objects)
+    rest = iter(values)
+    records = []
+    for raw, key, subject in zip(data, keys or nothing, subjects or nothing, strict=True):
+        headers = list(zip(names, rest))  # noqa: B905 - its share of the rest
+        value = None
+        if raw is not None:
+            value = bytes(raw)
+            if not media_types:
+                headers.append(_JSON)
+            elif not are_json and value[0] == json_format.QUOTE:
+                return None
+        if beside:
+            headers += beside
+        records.append(Draft(key or subject or None, headers, value))
+    return records
+
+
+def _record_of(
+    members: json_format.Members, data: Raw | None, beside: RecordHeaders
+) -> Draft | None:
+    """`members`: without the `data`."""
+    layout = _LAYOUTS[tuple(members)]
+    if layout is None:
+        return None
+    names, size, pick = layout
+    text = b"".join(members.values())
+    # Between strings stand two quotes, unless there are some in them: those aren't plain.
+    values = text[1:-1].split(b'""')
+    if not (len(values) == len(names) and text[0] == text[-1] == json_format.QUOTE):
+        if (found := _values_of(members)) is None:
+            return None
+        values = found
+    together = b"".join(values)
+    version, id_, type_, source, time, subject, partition_key, media_type = pick((*values, None))
+    if (
+        version != b"1.0"
+        or not (id_ and type_ and source)
+        or together.translate(None, _PLAIN_JSON)
+        or 12 * (len(together) + size) > MAX_HEAD_BYTES
+        or not (media_type is None or ORDINARY_CONTENT_TYPE[media_type])
+        or not IS_URI_REFERENCE[source]
+        or not (time is None or is_time(time))
+        or subject == b""
+    ):
+        return None
+    headers = list(zip(names, values))  # noqa: B905 - they are as many; to ask takes a third longer
+    value = None
+    if data is not None:
+        value = bytes(data)
+        if media_type is None:
+            headers.append(_JSON)
+        elif value[0] == json_format.QUOTE and not json_format.is_json(media_type.decode()):
+            return None
+    return Draft(partition_key or subject, headers + beside if beside else headers, value)
+
+
+def _values_of(members: json_format.Members) -> list[bytes] | None:
+    """The values of attributes that aren't all strings; None: one is of a type it can't have, or
+    looks otherwise as a header."""
+    values = []
+    for name, raw in members.items():
+        value = bytes(raw)
+        if value[0] == json_format.QUOTE:
+            values.append(value[1:-1])
+        elif name not in CORE and json_format.is_integer_or_boolean(value):
+            values.append(value)
+        else:
+            return None
+    return values
+
+
+def _layout_of(names: tuple[str, ...]) -> _Layout | None:
+    """None: only the careful way knows what is wrong with them, or large."""
+    if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
+        return None
+    if not all(map(is_attribute_name, names)):
+        return None
+    headers = tuple([CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names])
+    places = [names.index(name) if name in names else -1 for name in _LOOKED_AT]
+    return _Layout(headers, len("".join(headers)), itemgetter(*places))
+
+
+def _weight_of(names: tuple[str, ...]) -> int:
+    return len("".join(names)) // 16
+
+
+_LAYOUTS = BoundedCache[tuple[str, ...], "_Layout | None"](_layout_of, _weight_of)

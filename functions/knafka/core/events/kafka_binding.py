@@ -1,0 +1,213 @@
+"""The Kafka binding: an event as a record, and a record as an event (CE-K1 to CE-K7).
+
+Records are written in binary mode, whatever mode an event came in, unless a KafkaSink wants them in
+structured mode. The one exception is an event whose datacontenttype is itself that of a structured
+event or a batch: in binary mode a reader would mistake it (CE-K2).
+Not here: Kafka clients, topics and partitions; record keys on the way out (CE-K4: a key says
+nothing about the event); any percent-encoding (CE-K1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from knafka.core.errors import InvalidEvent, UnsupportedContentMode
+from knafka.core.events import json_format
+from knafka.core.events.event import (
+    SPEC_VERSIONS,
+    Attributes,
+    Event,
+    is_attribute_name,
+    is_legal,
+    key_of,
+    validate,
+)
+
+RecordHeaders: TypeAlias = list[tuple[str, bytes]]
+"""Record headers as confluent-kafka takes and gives them."""
+
+CONTENT_TYPE: Final = "content-type"
+
+MODE: Final = "knafka-mode"
+"""Record header, no attribute: `structured`, of an event that is sent as JSON, as it came, unless a
+delivery has another format: as header lines its attributes are more than common servers take."""
+
+_passes = re.compile(r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z0-9_.-]+").fullmatch
+
+
+class Draft(NamedTuple):
+    """A record to be appended."""
+
+    key: bytes | None
+    headers: RecordHeaders
+    value: bytes | None
+
+
+class Envelope(NamedTuple):
+    """A record taken apart once, for filters and for the HTTP request."""
+
+    attributes: dict[str, str]
+    data: bytes | None
+    passed: RecordHeaders
+    """Headers that travel beside the event (KN-DP-10, KN-DP-11), fit for HTTP as they are."""
+    document: bytes | None = None
+    """The record's value if it holds the whole event as JSON (CE-K7)."""
+    sent_as_json: bool = False
+    """Whether the record's header `MODE` says so."""
+
+    @property
+    def event(self) -> Event:
+        return Event(self.attributes, self.data)
+
+
+class Mode(Enum):
+    """How an event lies in a request or a record, by the content type alone (CE-H1, CE-K2)."""
+
+    BINARY = "binary"
+    STRUCTURED = "structured"
+    BATCH = "batch"
+    UNREADABLE = "unreadable"
+    """An event format other than JSON: binary if there are attributes beside it (CE-H2)."""
+
+
+def mode_of(content_type: str) -> Mode:
+    """Return the content mode that a content type declares."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type.startswith("application/cloudevents-batch"):
+        return Mode.BATCH
+    if media_type == json_format.MEDIA_TYPE:
+        return Mode.STRUCTURED
+    if media_type.startswith("application/cloudevents"):
+        return Mode.UNREADABLE
+    return Mode.BINARY
+
+
+def fits_binary(attributes: Attributes) -> bool:
+    """Whether a reader of binary mode would not mistake the data's content type for a mode."""
+    mode = mode_of(attributes.get("datacontenttype", ""))
+    return mode not in (Mode.STRUCTURED, Mode.BATCH)
+
+
+Key = TypeVar("Key", bound=str | bytes | tuple[str, ...])
+Value = TypeVar("Value")
+
+
+class BoundedCache(dict[Key, Value], Generic[Key, Value]):
+    """`compute(key)` by key, each computed once: for header names and content types.
+
+    Bounded, as they come from outside: keys that weigh more than 64, their length unless it is
+    said how, are not kept, and a full cache starts anew.
+    """
+
+    def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:
+        super().__init__()
+        self._compute = compute
+        self._weigh = weigh
+
+    def __missing__(self, key: Key) -> Value:
+        value = self._compute(key)
+        if self._weigh(key) <= 64:
+            if len(self) >= 1024:
+                self.clear()
+            self[key] = value
+        return value
+
+
+def passes(name: str) -> bool:
+    """Whether a header, its name in lower case, travels beside the event (KN-DP-10, KN-DP-11)."""
+    return _passes(name) is not None
+
+
+def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
+    """The record of a valid event; `passed` are the headers beside it."""
+    key = key_of(event.attributes)
+    headers = [
+        (CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}", value.encode())
+        for name, value in event.attributes.items()
+    ]
+    value = event.data
+    if not fits_binary(event.attributes):
+        headers = [(CONTENT_TYPE, b"application/cloudevents+json; charset=UTF-8")]
+        value = json_format.write(event)
+    return Draft(None if key is None else key.encode(), headers + (passed or []), value)
+
+
+def in_structured_mode(record: Draft) -> Draft:
+    """The record of the same event in structured mode (CE-K7), of one in any mode.
+
+    What travels beside the event still does. The content type is upstream's, without a charset.
+    """
+    envelope = read(record.headers, record.value)
+    document = envelope.document
+    if document is None:
+        document = json_format.write(envelope.event)
+    headers = [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode()), *envelope.passed]
+    return Draft(record.key, headers, document)
+
+
+def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None) -> Envelope:
+    """Take a record apart. Raises `InvalidEvent` if it holds no event (CE-K8).
+
+    Checked is what filters and HTTP rely on: UTF-8, a known specversion, the required attributes,
+    nothing that CloudEvents forbids in a string. Of headers with one name the last wins (CE-K6).
+    """
+    attributes: dict[str, str] = {}
+    passed: dict[str, bytes] = {}
+    try:
+        for name, raw in headers or ():
+            if attribute := _ATTRIBUTES[name]:
+                if raw is None:
+                    raise InvalidEvent(f"the record header {name} has no value")
+                attributes[attribute] = raw.decode()
+            elif attribute is None and raw is not None:
+                passed[name] = raw
+    except UnicodeDecodeError:
+        raise InvalidEvent(f"the record header {name} is not UTF-8") from None
+
+    sent_as_json = bool(passed) and passed.pop(MODE, None) == b"structured"
+    beside = [(name, raw) for name, raw in passed.items() if _is_printable(raw)] if passed else []
+    content_type = attributes.get("datacontenttype")
+    if content_type is not None and content_type[:23].lower() == "application/cloudevents":
+        match mode_of(content_type):
+            case Mode.STRUCTURED:
+                event = json_format.read(value or b"")
+                return Envelope(dict(event.attributes), event.data, beside, value)
+            case Mode.BATCH:
+                raise UnsupportedContentMode("a record can't hold a batch of events")
+            case Mode.UNREADABLE if len(attributes) == 1:
+                raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
+    elif content_type == "":
+        del attributes["datacontenttype"]
+    text = "".join(attributes.values())
+    if not (
+        attributes.get("specversion") in SPEC_VERSIONS
+        and attributes.get("id")
+        and attributes.get("source")
+        and attributes.get("type")
+        and is_legal(text)
+        and (content_type is None or content_type.isascii())
+    ):
+        validate(attributes)
+    return Envelope(attributes, value, beside, None, sent_as_json)
+
+
+def _is_printable(raw: bytes) -> bool:
+    return raw.isascii() and raw.decode().isprintable()
+
+
+def _attribute_of(name: str) -> str | None:
+    """The attribute in a record header; None for one that is kept beside it, "" for any other."""
+    if name.startswith("ce_"):
+        attribute = name[3:]
+        if attribute == "datacontenttype" or not is_attribute_name(attribute):
+            raise InvalidEvent(f"the record header {name!r:.80} names no attribute")
+        return attribute
+    if name.lower() == CONTENT_TYPE:
+        return "datacontenttype"
+    return None if passes(name) or name == MODE else ""
+
+
+_ATTRIBUTES = BoundedCache[str, "str | None"](_attribute_of)

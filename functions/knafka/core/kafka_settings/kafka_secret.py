@@ -1,0 +1,150 @@
+"""The Secret for Kafka: what its values mean to librdkafka and to a Java client.
+
+Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
+name no protocol. Its values come in by key, wherever they lie; a Secret that can't work is an
+`InvalidDocument`. Not here: tokens (`kafka_oauth`), and reading it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_settings import kafka_oauth
+from knafka.core.kafka_settings.kafka_oauth import OAUTHBEARER, quoted
+
+PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
+
+_JAVA_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+_OTHER_KEY: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY)-----")
+
+
+def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
+    """The security part of librdkafka's configuration."""
+    secret = _explicit(secret)
+    protocol = _protocol(secret)
+    configuration = {"security.protocol": protocol.lower()}
+    if protocol.startswith("SASL"):
+        mechanism = _mechanism(secret)
+        if mechanism == OAUTHBEARER:
+            kafka_oauth.check_protocol(secret, protocol)
+            configuration |= kafka_oauth.for_librdkafka(secret)
+        else:
+            configuration["sasl.mechanism"] = mechanism
+            configuration["sasl.username"] = _required_value(secret, "user")
+            configuration["sasl.password"] = _required_value(secret, "password")
+    if protocol.endswith("SSL"):
+        if authority := secret.get("ca.crt"):
+            configuration["ssl.ca.pem"] = authority
+        if _has_certificate(secret):
+            configuration["ssl.certificate.pem"] = _required_value(secret, "user.crt")
+            configuration["ssl.key.pem"] = _key(secret)
+    return configuration
+
+
+def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
+    """Values of a Secret that doesn't say how Kafka is reached, with what is declared of that: a
+    client has a certificate if there is one."""
+    without = {} if values.get("user.crt") else {"user.skip": "true"}
+    return {**values, **without, "protocol": protocol}
+
+
+def for_java(secret: Mapping[str, str]) -> dict[str, str]:
+    """The security part of a Java client's configuration, certificates inline."""
+    secret = _explicit(secret)
+    protocol = _protocol(secret)
+    configuration = {"security.protocol": protocol}
+    if protocol.startswith("SASL"):
+        mechanism = _mechanism(secret)
+        if mechanism == OAUTHBEARER:
+            kafka_oauth.check_protocol(secret, protocol)
+            configuration |= kafka_oauth.for_java(secret)
+        else:
+            user, password = _required_value(secret, "user"), _required_value(secret, "password")
+            configuration["sasl.mechanism"] = mechanism
+            configuration["sasl.jaas.config"] = (
+                f"{_JAVA_MODULES[mechanism]} required "
+                f"username={quoted(user)} password={quoted(password)};"
+            )
+    if protocol.endswith("SSL"):
+        if authority := secret.get("ca.crt"):
+            configuration["ssl.truststore.type"] = "PEM"
+            configuration["ssl.truststore.certificates"] = authority
+        if _has_certificate(secret):
+            configuration["ssl.keystore.type"] = "PEM"
+            configuration["ssl.keystore.certificate.chain"] = _required_value(secret, "user.crt")
+            configuration["ssl.keystore.key"] = _key(secret)
+    return configuration
+
+
+def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
+    """The Secret in today's keys; upstream's older ones leave the protocol to be inferred."""
+    found = dict(secret)
+    mechanism = secret.get("saslType") or secret.get("sasltype")
+    if mechanism and not secret.get("sasl.mechanism"):
+        found["sasl.mechanism"] = mechanism
+    if (user := secret.get("username")) and not secret.get("user"):
+        found["user"] = user
+    is_old = any(secret.get(key) for key in ("username", "saslType", "sasltype", "tls.enabled"))
+    if is_old and not secret.get("protocol"):
+        by_password = found.get("user") and found.get("password")
+        encrypted = secret.get("ca.crt") or _boolean_value(secret, "tls.enabled")
+        channel = "SSL" if encrypted else "PLAINTEXT"
+        found["protocol"] = f"SASL_{channel}" if by_password else channel
+        if not secret.get("user.key"):
+            found["user.skip"] = "true"
+    return found
+
+
+def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
+    """Return this key's Boolean in the Secret; False if it is missing. Raises `InvalidDocument`."""
+    value = secret.get(key) or "false"
+    if value.lower() not in ("true", "false"):
+        raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")
+    return value.lower() == "true"
+
+
+def _protocol(secret: Mapping[str, str]) -> str:
+    return _one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
+
+
+def _mechanism(secret: Mapping[str, str]) -> str:
+    return _one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
+
+
+def _one_of(allowed: Collection[str], key: str, value: str) -> str:
+    """Return the value if it is allowed. Raises `InvalidDocument`."""
+    if value not in allowed:
+        raise InvalidDocument(key, f"invalid value: {value!r}: want one of {', '.join(allowed)}")
+    return value
+
+
+def _has_certificate(secret: Mapping[str, str]) -> bool:
+    return secret.get("protocol") == "SSL" and not _boolean_value(secret, "user.skip")
+
+
+def _key(secret: Mapping[str, str]) -> str:
+    """The client's private key, which Java reads in one format only, so we do as upstream does."""
+    key = _required_value(secret, "user.key")
+    if other := _OTHER_KEY.search(key):
+        raise InvalidDocument(
+            "user.key",
+            f"{other[1]} is not PKCS#8 without a passphrase: "
+            "`openssl pkcs8 -topk8 -nocrypt` makes it so",
+        )
+    return key
+
+
+def _required_value(secret: Mapping[str, str], key: str) -> str:
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
+    if not (value := secret.get(key)):
+        raise InvalidDocument(key, "missing in the Secret for Kafka")
+    return value

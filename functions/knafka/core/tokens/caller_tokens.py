@@ -1,0 +1,116 @@
+"""Caller tokens: how a function knows that a request is its operator's (decision 0038). Pure.
+
+    key of the installation, URL of a function --HMAC-SHA-256--> token: what the operator sends
+    token --SHA-256--> verifier: what stands in the function's environment
+
+A verifier is no secret: nobody finds a token of 256 bits by its digest. So a function keeps none,
+and whoever reads its Service, its environment or its image learns nothing to call it with. A token
+is good for one function only: who answers in a function's place learns what opens that function.
+
+Not here: where keys are kept and how they are rotated (`knafka_operator.runtime.function_keys`).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+from knafka.core.tokens.bearer import SCHEME, bearer_token
+
+CALLERS: Final = "KNAFKA_CALLERS"
+"""Environment variable with the verifiers of the tokens that open a function."""
+SCRAPERS: Final = "KNAFKA_SCRAPERS"
+"""Environment variable with the verifiers of the tokens that open a function's metrics."""
+METRICS_TOKENS: Final = "KNAFKA_METRICS_TOKENS"
+"""Environment variable of the operator and the console with the tokens for metrics."""
+MAX_HEADER_BYTES: Final = 256
+"""Longest `Authorization` header that is looked at; `Bearer` and a token have 50 bytes."""
+MAX_VERIFIERS: Final = 16
+"""Keys of an installation at once; two are usual while one replaces the other."""
+
+REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
+"""Text of the 401 for callers without a token."""
+
+NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRICS_TOKENS)"
+"""Text of the 401 for requests for metrics without a token."""
+
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
+_VERIFIER: Final = re.compile(r"[0-9a-f]{64}").fullmatch
+_PURPOSE: Final = b"knafka caller token\n"
+
+
+def token_of(key: bytes, url: str) -> str:
+    """Return the token with which this installation's operator calls the function at `url`."""
+    digest = hmac.digest(key, _PURPOSE + url.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def verifier_of(token: str) -> str:
+    """Return the verifier of a token: its SHA-256 digest in hexadecimal, for a function's
+    environment."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def verifiers_of(tokens: Iterable[str]) -> str:
+    """Return the value of `CALLERS` or `SCRAPERS` for these tokens."""
+    return ",".join(map(verifier_of, tokens))
+
+
+def parse_tokens(text: str) -> tuple[str, ...]:
+    """Parse the comma-separated tokens for metrics. Raises `InvalidDocument`, which shows none of
+    them."""
+    given = tuple(token.strip() for token in text.split(",") if token.strip())
+    if len(given) > MAX_VERIFIERS or not all(map(_TOKEN, given)):
+        problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 letters each"
+        raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
+    return given
+
+
+def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the token in a request's `Authorization: Bearer`; empty if there is none, several, or
+    one too long to be ours."""
+    token = bearer_token(headers)
+    if token is None or len(SCHEME) + len(token) > MAX_HEADER_BYTES:
+        return ""
+    return token.strip().decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """The callers that a function answers, by the verifiers of their tokens."""
+
+    verifiers: Sequence[bytes] = ()
+    """Digests of tokens; empty: everybody is answered."""
+
+    @classmethod
+    def parse(cls, text: str, variable: str = CALLERS) -> Callers:
+        """Parse comma-separated verifiers in hexadecimal. Raises `InvalidDocument`."""
+        given = [digest.strip() for digest in text.split(",") if digest.strip()]
+        if len(given) > MAX_VERIFIERS or not all(map(_VERIFIER, given)):
+            problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
+            raise InvalidDocument(variable, problem)
+        return cls(tuple(bytes.fromhex(digest) for digest in given))
+
+    @classmethod
+    def of(cls, tokens: Iterable[str]) -> Callers:
+        """Return the callers with these tokens."""
+        return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
+
+    def accept(self, bearer: str) -> bool:
+        """Whether a request with this token is answered; takes equally long for wrong and right
+        tokens."""
+        if not self.verifiers:
+            return True
+        digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()
+        # All of them are compared: what is known of one tells nothing of the next.
+        return any([hmac.compare_digest(digest, verifier) for verifier in self.verifiers])
+
+
+EVERYBODY: Final = Callers()
+"""The callers of a function without verifiers."""

@@ -1,0 +1,149 @@
+"""Sink tokens: what a Trigger shows a destination that has an audience, and when it asks for
+another one (decision 0040). Pure.
+
+    none, or most of its life is over   --> ask for one; the one that lives is used meanwhile
+    the request failed                  --> ask again later, each time later
+    the destination answers 401         --> ask for another one at once, but not for each 401
+
+Times are seconds of one clock that is never set back; the issuer's own is looked at nowhere.
+
+Not here: asking (`ports.account_tokens`), and sending (`knafka.dispatcher.engine.authorizing`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final, NamedTuple
+
+from knafka.core.tokens.auth_tokens import MAX_TOKEN_BYTES
+
+EXPIRATION: Final = 3600
+"""Seconds for which a token is asked for, as upstream does; the API server may give another life.
+For so long a sink goes on if the API server goes away just before it would be renewed, less a
+fifth."""
+RENEWED_AT: Final = 0.8
+"""Part of its life after which a token is renewed, as kubelet does; up to a tenth of its life
+earlier, by chance, so that those that began together don't end together."""
+SPREAD: Final = 0.1
+MARGIN: Final = 10.0
+"""Seconds before its end from which a token isn't sent any more, or a tenth of its life: it has to
+arrive, and clocks differ."""
+SHORTEST_LIFE: Final = 1.0
+"""Seconds: a token with less is none."""
+FIRST_AGAIN: Final = 1.0
+LAST_AGAIN: Final = 10.0
+"""Seconds after a request that failed, doubled each time."""
+FIRST_REFUSAL_PAUSE: Final = 10.0
+LAST_REFUSAL_PAUSE: Final = 300.0
+"""Seconds from one renewal for a 401 to the next, doubled each time: a sink that takes no token
+costs the API server little, and one whose keys were rotated gets a new one at once."""
+REFUSALS_FORGOTTEN: Final = 600.0
+"""Seconds without a 401 after which the pause is short again."""
+
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
+"""Characters that RFC 6750 allows after `Bearer`: none of them ends a header."""
+
+
+class Account(NamedTuple):
+    """A service account."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class IssuedToken(NamedTuple):
+    """A token as it was given; never shown."""
+
+    value: bytes
+    life: float
+    """Seconds from its request on."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the token can be sent in a header."""
+        value = self.value
+        return (
+            self.life >= SHORTEST_LIFE
+            and len(value) <= MAX_TOKEN_BYTES
+            and _TOKEN(value) is not None
+        )
+
+    def __repr__(self) -> str:
+        return f"IssuedToken(life={self.life!r})"
+
+
+class SinkToken:
+    """The token of one account for one audience."""
+
+    __slots__ = (
+        "_ask_from",
+        "_failures",
+        "_is_refused",
+        "_jitter",
+        "_refusal_pause",
+        "_refusals_from",
+        "_renew_at",
+        "_until",
+        "_value",
+    )
+
+    def __init__(self, jitter: float = 0.0) -> None:
+        """`jitter`: 0 to 1, by chance."""
+        self._jitter = jitter
+        self._value = b""
+        self._until = self._renew_at = self._ask_from = -math.inf
+        self._failures = 0
+        self._is_refused = False
+        """Whether the destination has refused it, and it was not renewed since."""
+        self._refusals_from = -math.inf
+        """Time from which on a 401 is a reason to renew the token."""
+        self._refusal_pause = FIRST_REFUSAL_PAUSE
+
+    def __repr__(self) -> str:
+        return f"SinkToken(until={self._until!r})"
+
+    def current(self, now: float) -> bytes | None:
+        """The token, while it lives; None: there is none to send."""
+        return self._value if now < self._until else None
+
+    def is_due(self, now: float) -> bool:
+        """Whether another one is to be asked for now."""
+        return now >= self._renew_at and now >= self._ask_from
+
+    def issued(self, token: IssuedToken, asked_at: float) -> bool:
+        """Store a newly issued token; returns False if it can't be used, so that the request counts
+        as failed."""
+        if not token.is_usable:
+            self.failed(asked_at)
+            return False
+        life = token.life
+        self._value = token.value
+        self._until = asked_at + life - min(MARGIN, life / 10)
+        self._renew_at = asked_at + life * (RENEWED_AT - SPREAD * self._jitter)
+        self._failures, self._ask_from, self._is_refused = 0, -math.inf, False
+        return True
+
+    def failed(self, now: float) -> None:
+        """Note that a request brought no token."""
+        wait = min(FIRST_AGAIN * 2.0 ** min(self._failures, 30), LAST_AGAIN)
+        self._failures += 1
+        self._ask_from = now + wait
+
+    def refused(self, value: bytes, now: float) -> bool:
+        """The destination has answered 401 to a request with this token. Whether another request
+        with another token may end differently; False: the answer stands."""
+        if value != self._value or self._is_refused:
+            return True
+        if now < self._refusals_from:
+            return False
+        if now - self._refusals_from > REFUSALS_FORGOTTEN:
+            self._refusal_pause = FIRST_REFUSAL_PAUSE
+        self._refusals_from = now + self._refusal_pause
+        self._refusal_pause = min(self._refusal_pause * 2, LAST_REFUSAL_PAUSE)
+        self._is_refused = True
+        self._renew_at = min(self._renew_at, now)
+        return True

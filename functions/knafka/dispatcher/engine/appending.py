@@ -1,0 +1,89 @@
+"""Append one record to Kafka and wait until it is stored: for replies and for dead letters.
+
+A dead-letter topic is created at its first dead letter, as most Triggers never need one. Each
+process ensures once that the topic exists, and again after a dead letter could not be stored, as
+somebody may have deleted the topic meanwhile.
+
+Not here: what an event's failure means (`sender`), and the topic's settings (`Egress`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from knafka.core.contract import TopicSettings
+from knafka.core.errors import LogError
+from knafka.core.events.kafka_binding import Draft
+from knafka.ports.log import LogWriter, TopicMaker
+
+
+async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None:
+    """Append a record to `topic` and wait for Kafka; returns None once the record is durable, else
+    why it was not stored."""
+    stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
+
+    def reported(error: LogError | None) -> None:
+        """Pass Kafka's report of the record on to the waiting caller, if it still waits."""
+        if not stored.done():  # nobody may wait any more
+            stored.set_result(error)
+
+    try:
+        writer.append(topic, draft.key, draft.value, draft.headers, reported)
+    except LogError as error:
+        return error
+    return await stored
+
+
+class DeadLetterTopic:
+    """A dead-letter topic of a Trigger or Broker, created when the first dead letter is written."""
+
+    def __init__(
+        self, name: str, settings: TopicSettings, writer: LogWriter, topics: TopicMaker
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        self._writer = writer
+        self._topics = topics
+        self._exists = False
+        self._creating: asyncio.Task[LogError | None] | None = None
+
+    async def append(self, draft: Draft) -> LogError | None:
+        """Append a dead letter, after creating the topic if necessary; returns None once it is
+        durable, else why it was not stored."""
+        creation_error = await self.ensure()
+        # Also if it could not be created: without the right to create topics, it may still exist.
+        error = await append(self._writer, self.name, draft)
+        if error is None or error.too_large:
+            self._exists = True
+            return error
+        self._exists = False
+        if creation_error is None:
+            return error
+        return LogError(
+            f"{error}, and it could not be made ({creation_error}): make the topic {self.name}, or "
+            "allow the Kafka user of this Broker to create topics whose names begin with knafka-"
+        )
+
+    async def ensure(self) -> LogError | None:
+        """Create the topic unless this process knows that it exists; returns None, or why it could
+        not be created. Concurrent callers share one request."""
+        if self._exists:
+            return None
+        if self._creating is None:
+            self._creating = asyncio.create_task(self._create())
+        # Shielded: other callers wait for the same request.
+        return await asyncio.shield(self._creating)
+
+    async def _create(self) -> LogError | None:
+        """Create the topic; returns why that failed, or None."""
+        settings = self._settings
+        try:
+            await self._topics.ensure_topic(
+                self.name, settings.partitions, settings.replication, settings.config
+            )
+        except LogError as error:
+            return error
+        finally:
+            self._creating = None
+        self._exists = True
+        return None

@@ -1,0 +1,312 @@
+"""At most once: an event is sent only after Kafka has confirmed its commit (BUS-5, BUS-S7).
+
+    read --> commit, confirmed --> filter --> lane --> workers: attempts --> settled | lost
+
+Nobody else reads committed events again. So a drain finishes the events that it holds before its
+partitions go; events that it can't finish within the time of a stop or a revoke are lost, and
+counted as lost.
+
+`ConfirmedReader` stands between a drain and its reader. The rest is as in every other drain
+(`drain`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from knafka.core.contract import Egress
+from knafka.core.drain import DrainProgress, Ended
+from knafka.core.errors import LogError
+from knafka.core.offsets import OffsetRange
+from knafka.core.progress import Progress, decode, encode, policy_of
+from knafka.dispatcher.engine.drain import (
+    COMMIT_INTERVAL,
+    READ_LIMIT,
+    READ_TIMEOUT,
+    REVOKE_TIMEOUT,
+    Drain,
+    OpenReader,
+)
+from knafka.dispatcher.engine.pending import AssignedPartition
+from knafka.ports.log import (
+    Assignment,
+    Commits,
+    ConfirmingReader,
+    LogReader,
+    OffsetAndMetadata,
+    Positions,
+    Record,
+)
+
+log = logging.getLogger(__name__)
+
+CONFIRM_TIMEOUT: Final = 10.0
+"""Seconds for a commit with all its repetitions; then the drain fails."""
+COMMIT_RETRY_TIMEOUT: Final = 0.1
+"""Longest time (seconds) that a read waits for records while a failed commit must be repeated."""
+
+
+class ConfirmedReader:
+    """`LogReader` that returns a record only after its commit is confirmed, and never twice.
+
+    A commit that fails during a rebalance is repeated by the next reads, with more records. If it
+    isn't known whether Kafka has a commit, `read` raises `LogError`, and its records are never
+    returned.
+    """
+
+    pause_is_free: Final = False
+
+    def __init__(
+        self,
+        open_reader: OpenReader,
+        assignment: Assignment,
+        policy: int,
+        limit: int,
+    ) -> None:
+        self.ends: Positions = {}
+        self._assignment = assignment
+        self._policy = policy
+        self._limit = limit
+        self._uncommitted: list[Record] = []
+        """Records that were read and whose offsets are not committed yet."""
+        self._next_offsets: dict[int, int] = {}
+        """The offset to read next, by assigned partition."""
+        self._committed: dict[int, int] = {}
+        """The offset that Kafka has confirmed last, by assigned partition."""
+        self._settled: dict[int, Sequence[OffsetRange]] = {}
+        """Ranges of offsets above the position that an earlier, at-least-once owner has settled, by
+        partition."""
+        self._give_up_at: float | None = None
+        self._loop = asyncio.get_running_loop()
+        reader = open_reader(self)
+        if not isinstance(reader, ConfirmingReader):
+            raise TypeError("the reader of an at-most-once drain must be a ConfirmingReader")
+        self._reader = reader
+
+    @property
+    def uncommitted(self) -> int:
+        """Number of records that wait for their commit."""
+        return len(self._uncommitted)
+
+    # LogReader
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Read at most `limit` records, waiting up to `timeout` seconds; returns them once their
+        offsets are committed, and none while the commit must be repeated. Raises `LogError`."""
+        self.ends = {}
+        if self._uncommitted:
+            timeout = min(timeout, COMMIT_RETRY_TIMEOUT)
+        room = max(1, min(limit, self._limit) - len(self._uncommitted))
+        for record in await self._reader.read(room, timeout):
+            number, offset = record.partition(), record.offset()
+            if offset >= self._next_offsets.get(number, offset + 1):
+                self._next_offsets[number] = offset + 1
+                self._uncommitted.append(record)
+        reached = {
+            number: end for number, end in self._reader.ends.items() if number in self._next_offsets
+        }
+        self._next_offsets.update(reached)
+        if not await self._commit():
+            return ()
+        self.ends = reached
+        records, self._uncommitted = self._uncommitted, []
+        return records
+
+    async def _commit(self) -> bool:
+        """Commit the offsets of all records that were read; returns True once Kafka has confirmed
+        it, False if the commit must be repeated. Raises `LogError`."""
+        commits = {
+            number: OffsetAndMetadata(next_offset, self._metadata(number, next_offset))
+            for number, next_offset in self._next_offsets.items()
+            if next_offset != self._committed.get(number)
+        }
+        if not commits:
+            return True
+        now = self._loop.time()
+        self._give_up_at = self._give_up_at or now + CONFIRM_TIMEOUT
+        try:
+            async with asyncio.timeout_at(self._give_up_at):
+                await self._reader.commit_now(commits)
+        except TimeoutError:
+            raise LogError("Kafka did not confirm a commit in time") from None
+        except LogError as error:
+            if not error.retriable or self._loop.time() >= self._give_up_at:
+                raise
+            log.info("a commit was not confirmed, and is made again: %s", error)
+            return False
+        self._give_up_at = None
+        self._committed.update((number, commit.offset) for number, commit in commits.items())
+        return True
+
+    def _metadata(self, number: int, next_offset: int) -> str:
+        """Encode the commit metadata of a partition: the ranges at or above `next_offset` that are
+        settled."""
+        ahead = [offsets for offsets in self._settled.get(number, ()) if offsets[0] >= next_offset]
+        self._settled[number] = ahead
+        return encode(next_offset, Progress(ahead), self._policy)[0]
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        self._reader.pause(partitions)
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        self._reader.resume(partitions)
+
+    def commit(self, commits: Commits) -> None:
+        """Do nothing: all records that `read` has returned are committed."""
+
+    async def close(self, timeout: float) -> None:
+        await self._reader.close(timeout)
+
+    # Assignment
+
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        """Note the commits of newly assigned partitions."""
+        for number, committed in partitions.items():
+            offset, metadata = committed or OffsetAndMetadata(0)
+            self._next_offsets[number] = self._committed[number] = offset
+            self._settled[number] = decode(offset, metadata, self._policy).settled
+        self._assignment.assigned(partitions)
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        """Forget partitions; returns no commits, as everything returned is committed."""
+        self._drop(partitions)
+        await self._assignment.revoked(partitions)
+        return {}
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Forget partitions that belong to another dispatcher."""
+        self._drop(partitions)
+        self._assignment.lost(partitions)
+
+    def _drop(self, partitions: Iterable[int]) -> None:
+        """Forget these partitions and their uncommitted records, which the next owner reads."""
+        for number in partitions:
+            for by_partition in (self._next_offsets, self._committed, self._settled):
+                by_partition.pop(number, None)
+        self._uncommitted = [
+            record for record in self._uncommitted if record.partition() in self._next_offsets
+        ]
+
+
+class AtMostOnceDrain(Drain):
+    """A drain that sends no event before its offset is committed.
+
+    A kill of the process loses the events that it holds: about twice `max_in_flight` at most.
+    """
+
+    def __init__(self, egress: Egress, open_reader: OpenReader, *others: Any, **named: Any) -> None:
+        super().__init__(egress, self._open_confirmed, *others, **named)
+        self._open_inner = open_reader
+        self._confirmed: ConfirmedReader | None = None
+        self._revoked_partitions: list[AssignedPartition] = []
+        """Partitions that were revoked while attempts were under way: their unfinished events are
+        lost."""
+
+    def _open_confirmed(self, assignment: Assignment) -> LogReader:
+        """Open the reader that confirms commits; it holds one record at a time under a rate
+        limit."""
+        limit = min(READ_LIMIT, self._egress.max_in_flight)
+        if self._egress.rate_limit is not None:
+            limit = 1
+        self._confirmed = ConfirmedReader(
+            self._open_inner, assignment, policy_of(self._egress), limit
+        )
+        return self._confirmed
+
+    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+        """Stop reading, finish the events that are held within `timeout` seconds, and leave the
+        group."""
+        self._stop_at = min(self._stop_at, self._loop.time() + timeout)
+        self._stopping = True
+
+    def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
+        """Return the progress, after counting lost events."""
+        self._count_lost()
+        return super().progress(ended, error)
+
+    def seconds_until_idle(self, idle: float) -> float:
+        """Return as `Drain.seconds_until_idle`; uncommitted records count as work."""
+        if self._confirmed is not None and self._confirmed.uncommitted:
+            self._active_at = self._loop.time()
+        return super().seconds_until_idle(idle)
+
+    def _full_partitions(self) -> list[AssignedPartition]:
+        """Return the partitions that must be paused; all of them while events wait for the rate
+        limit."""
+        if self._waits_for_rate():
+            return [partition for partition in self._partitions.values() if not partition.paused]
+        return super()._full_partitions()
+
+    def _has_room(self, partition: AssignedPartition) -> bool:
+        return not self._waits_for_rate() and super()._has_room(partition)
+
+    def _waits_for_rate(self) -> bool:
+        """Whether the rate limit delays events now: then reading (and so committing) more would
+        lose them if this process dies."""
+        if self._egress.rate_limit is None:
+            return False
+        return not self._workers.may_begin or self._workers.has_waiting
+
+    def _partition_share(self) -> int:
+        return max(1, self._egress.max_in_flight // max(1, len(self._partitions)))
+
+    async def _finish_attempts(self, reader: LogReader) -> None:
+        """Finish the events that are held, until `_stop_at`: nobody reads them again."""
+        if self._stop_at == math.inf:
+            self._stop_at = self._loop.time() + REVOKE_TIMEOUT
+        while self._count_unsettled() and (left := self._stop_at - self._loop.time()) > 0:
+            # Reads keep us in the group; records that they commit are taken, too.
+            reader.pause(list(self._partitions))
+            self._take_records(await reader.read(1, 0.0))
+            await self._wait_until(lambda: not self._count_unsettled(), min(left, READ_TIMEOUT))
+        self._workers.stop()
+        self._revoke_timeout = 0.0  # they had their time
+
+    async def _commit_regularly(self, reader: LogReader) -> None:
+        """Count lost events and release finished ones every `COMMIT_INTERVAL`; `reader` has
+        committed everything already."""
+        while True:
+            await asyncio.sleep(COMMIT_INTERVAL)
+            self._count_lost()
+            for partition in self._partitions.values():
+                self._workers.release(partition)
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        """Finish the events of these partitions, within `REVOKE_TIMEOUT`; returns no commits."""
+        revoked_partitions = [
+            self._partitions[number] for number in partitions if number in self._partitions
+        ]
+        if not self._stopping:
+            self.shrunk_at = self._loop.time()
+        await self._wait_until(
+            lambda: not any(partition.tracker.unsettled for partition in revoked_partitions),
+            self._revoke_timeout,
+        )
+        self.lost(partitions)
+        return {}
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Forget partitions, but count their unfinished events as lost later."""
+        self._revoked_partitions += [
+            self._partitions[number] for number in partitions if number in self._partitions
+        ]
+        super().lost(partitions)
+
+    def _count_lost(self) -> None:
+        """Count and log the unfinished events of revoked partitions that have no attempt under
+        way."""
+        under_way = []
+        for partition in self._revoked_partitions:
+            if partition.in_flight:
+                under_way.append(partition)
+            elif count := len(partition.tracker.unsettled):
+                self.counts.events.lost += count
+                log.warning(
+                    "%s: %d events of partition %d are lost: committed, and not finished before "
+                    "it went", self._egress.group, count, partition.number,
+                )  # fmt: skip
+        self._revoked_partitions = under_way

@@ -1,0 +1,223 @@
+"""Authorizing: requests to destinations that have an audience, with a token for it (KN-DP).
+
+    audience of the target --> its Egress's token for it --> Authorization: Bearer --> the target
+    401                    --> another token at once, and the same attempt goes on with it
+
+A token goes to the destination that it is for and to nobody else: no redirection is followed
+(`ports.subscriber`), and an answer that repeats it is kept without it. Without a token nothing is
+sent: the attempt hasn't taken place, and the event waits.
+
+Imported only where an Egress has such a destination. Not here: what a token's life means
+(`core.sink_tokens`), and where tokens come from (`ports.account_tokens`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Final
+
+from knafka.core.contract import Egress
+from knafka.core.delivery import Reason
+from knafka.core.errors import DeliveryError
+from knafka.core.tokens.sink_tokens import Account, SinkToken
+from knafka.observability import RateLimitedFilter
+from knafka.ports.account_tokens import AccountTokens, TokenUnavailable
+from knafka.ports.subscriber import Response, Subscriber, Target
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter())
+
+MAX_TOKENS: Final = 4096
+"""Tokens that are cached, three for each Egress at most; the oldest is removed first."""
+HIDDEN: Final = b"(token)"
+"""Text that replaces a token in a response that repeats the token."""
+
+_AUTHORIZATION: Final = re.compile(rb"(?im)^authorization[ \t]*:[^\r\n]*\r\n")
+
+
+class _KeptToken:
+    """A cached token of one account and audience, and the request for the next token."""
+
+    __slots__ = ("problem", "request", "token")
+
+    def __init__(self, jitter: float) -> None:
+        self.token = SinkToken(jitter)
+        self.request: asyncio.Task[None] | None = None
+        self.problem = ""
+        """Why the last request brought no token; empty if it brought one."""
+
+
+class SinkTokens:
+    """Cache of the tokens that this process shows to destinations, for the accounts of all its
+    Egresses."""
+
+    def __init__(
+        self,
+        issuer: AccountTokens | None,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`issuer`: None if no API server is configured; then every request for a token fails."""
+        self._issuer = issuer
+        self._clock = clock
+        self._chance = chance
+        self._kept: dict[tuple[Account, str], _KeptToken] = {}
+
+    def __len__(self) -> int:
+        """Number of cached tokens."""
+        return len(self._kept)
+
+    async def token(self, account: Account, audience: str) -> bytes:
+        """Return a valid token of `account` for `audience`, requesting one if necessary. Raises
+        `TokenUnavailable`."""
+        kept = self._kept_token(account, audience)
+        if kept.token.is_due(self._clock()):
+            self._request_token(kept, account, audience)
+        if (value := kept.token.current(self._clock())) is not None:
+            return value
+        return await self._await_request(kept)
+
+    def refused(self, account: Account, audience: str, value: bytes) -> bool:
+        """Note that the destination refused the token `value`; see `SinkToken.refused`."""
+        return self._kept_token(account, audience).token.refused(value, self._clock())
+
+    async def replacement(self, account: Account, audience: str, value: bytes) -> bytes:
+        """Return another token than `value`, which the destination refused. Raises
+        `TokenUnavailable`."""
+        kept = self._kept_token(account, audience)
+        if kept.token.current(self._clock()) == value:
+            if kept.token.is_due(self._clock()):
+                self._request_token(kept, account, audience)
+            await self._await_request(kept, value)
+        return await self.token(account, audience)
+
+    async def close(self) -> None:
+        """Cancel all requests for tokens."""
+        requests = [kept.request for kept in self._kept.values() if kept.request is not None]
+        for task in requests:
+            task.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    def _kept_token(self, account: Account, audience: str) -> _KeptToken:
+        """Return the cache entry of this account and audience, creating it if necessary."""
+        kept = self._kept.get((account, audience))
+        if kept is None:
+            if len(self._kept) >= MAX_TOKENS:
+                del self._kept[next(iter(self._kept))]
+            kept = self._kept[account, audience] = _KeptToken(self._chance())
+        return kept
+
+    def _request_token(self, kept: _KeptToken, account: Account, audience: str) -> None:
+        """Start a request for a new token, unless one is under way."""
+        if kept.request is None:
+            kept.request = asyncio.create_task(self._renew(kept, account, audience))
+
+    async def _await_request(self, kept: _KeptToken, refused: bytes | None = None) -> bytes:
+        """Wait for the request under way and return its token. Raises `TokenUnavailable` if there
+        is none, or only the `refused` one."""
+        if kept.request is not None:
+            # Shielded: other callers wait for the same request.
+            await asyncio.shield(kept.request)
+        value = kept.token.current(self._clock())
+        if value is None or value == refused:
+            raise TokenUnavailable(kept.problem or "it was not asked for")
+        return value
+
+    async def _renew(self, kept: _KeptToken, account: Account, audience: str) -> None:
+        """Request a token from the issuer and store it, or store why it was not issued."""
+        asked_at = self._clock()
+        try:
+            if self._issuer is None:
+                raise TokenUnavailable("this function has nobody to ask for one (KNAFKA_OIDC_URL)")
+            token = await self._issuer.issue(account, audience)
+            if not kept.token.issued(token, asked_at):
+                raise TokenUnavailable("what was given can't be used")
+            kept.problem = ""
+        except TokenUnavailable as error:
+            self._failed(kept, account, audience, str(error))
+        except Exception as error:  # a bug of ours: its text may have what it was about
+            self._failed(kept, account, audience, type(error).__name__)
+        finally:
+            kept.request = None
+
+    def _failed(self, kept: _KeptToken, account: Account, audience: str, problem: str) -> None:
+        """Store and log why no token was issued."""
+        kept.token.failed(self._clock())
+        kept.problem = f"no token of {account} for {audience:.200}: {problem}"
+        log.warning("%s", kept.problem)
+
+
+class AuthorizedSubscriber:
+    """A `Subscriber` that adds a bearer token of one account to requests whose target has an
+    audience."""
+
+    def __init__(self, subscriber: Subscriber, tokens: SinkTokens, account: Account | None) -> None:
+        """`account`: None if the Egress has no service account yet; then such requests fail."""
+        self._subscriber = subscriber
+        self._tokens = tokens
+        self._account = account
+
+    async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
+        """Send one request, as `Subscriber.post` does; after a 401 it is sent once more with a new
+        token. Raises `DeliveryError`, with `Reason.NO_TOKEN` if there is no token."""
+        audience, account = target.audience, self._account
+        if audience is None:
+            return await self._subscriber.post(target, head, body, timeout)
+        if account is None:
+            raise _no_token_error("its Trigger has no service account yet")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        if _AUTHORIZATION.search(head) is not None:
+            head = _AUTHORIZATION.sub(b"", head)  # no event says who we are
+        try:
+            async with asyncio.timeout_at(deadline):
+                token = await self._tokens.token(account, audience)
+            response = await self._send(target, token, head, body, deadline - loop.time())
+            if response.status != 401 or not self._tokens.refused(account, audience, token):
+                return response
+            async with asyncio.timeout_at(deadline):
+                another = await self._tokens.replacement(account, audience, token)
+            return await self._send(target, another, head, body, deadline - loop.time())
+        except TokenUnavailable as error:
+            raise _no_token_error(str(error)) from None
+        except TimeoutError:
+            raise _no_token_error("none came in time") from None
+
+    async def _send(
+        self, target: Target, token: bytes, head: bytes, body: bytes, timeout: float
+    ) -> Response:
+        """Send one request with this token; the token is removed from the response."""
+        head = b"%bauthorization: Bearer %b\r\n" % (head, token)
+        return _redact(token, await self._subscriber.post(target, head, body, max(0.0, timeout)))
+
+    async def close(self) -> None:
+        await self._subscriber.close()
+
+
+def authorize(egress: Egress, subscriber: Subscriber, tokens: SinkTokens | None) -> Subscriber:
+    """Return a `Subscriber` that adds tokens of the Egress's account to the requests of
+    `subscriber`."""
+    account = egress.service_account
+    sender_account = None if account is None else Account(egress.namespace, account)
+    # Not `or`: an empty cache is false.
+    tokens = SinkTokens(None) if tokens is None else tokens
+    return AuthorizedSubscriber(subscriber, tokens, sender_account)
+
+
+def _redact(token: bytes, response: Response) -> Response:
+    """Return the response with the token replaced, as others read it in a reply or a dead
+    letter."""
+    if token not in response.body and not any(token in value for _, value in response.headers):
+        return response
+    headers = [(name, value.replace(token, HIDDEN)) for name, value in response.headers]
+    return response._replace(headers=headers, body=response.body.replace(token, HIDDEN))
+
+
+def _no_token_error(problem: str) -> DeliveryError:
+    """Return the `DeliveryError` of a request that was not sent because there is no token."""
+    return DeliveryError(Reason.NO_TOKEN.value, problem)

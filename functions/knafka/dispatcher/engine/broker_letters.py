@@ -1,0 +1,193 @@
+"""Dead letters of a Broker: one for each record that holds no event, whatever number of Triggers
+read it.
+
+    the topic has a dead letter of the record ---------------> settled, nothing written     it has
+none, and this dispatcher's turn is later --------> read the topic again soon     it has none, and
+this dispatcher's turn has begun -------> written, durable --> settled
+
+The dispatchers of all Triggers read such a record at about the same moment, and one of them is to
+write its dead letter. No Trigger is elected for that, as it may lag behind, be paused or be
+deleted. Instead each dispatcher reads the dead-letter topic up to its end before it writes there,
+and waits for its turn: a random moment within `TURN_WINDOW`, by which the others will see its dead
+letter. A dispatcher whose turn has passed writes at once from then on. A dispatcher that has seen
+another one's dead letter waits `DELAY_AFTER_OTHERS` longer. Two dispatchers whose turns are closer
+than reading and writing take still write two dead letters (at least once); `compact.plan` merges
+those of one origin.
+
+The number of remembered dead letters is bounded: if one is forgotten, a second one may be written.
+
+Not here: which records hold no event (`sender`), and creating the topic (`appending`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from knafka.core.dead_letter import origin_of
+from knafka.core.delivery import Done, Retry
+from knafka.core.errors import InvalidEvent, LogError
+from knafka.dispatcher.engine.appending import DeadLetterTopic
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import Record, TopicTail, headers_of
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+TURN_WINDOW: Final = 5.0
+"""Seconds within which each dispatcher's turn lies. With 15 ms for reading and writing, only one of
+38 dispatchers that read a record at the same moment writes, nine times out of ten."""
+DELAY_AFTER_OTHERS: Final = 1.0
+"""Seconds by which the turn of a dispatcher is later once it has seen another one's dead letter."""
+READ_AGAIN_INTERVAL: Final = 0.25
+"""Seconds between two reads of the dead-letter topic before this dispatcher's turn."""
+LETTERS_PER_READ: Final = 100
+"""Dead letters that one read returns at most; each may have a megabyte."""
+MAX_REMEMBERED_LETTERS: Final = 10_000
+"""Dead letters that are remembered: one or two megabytes."""
+MAX_CLOCK_DIFFERENCE: Final = 300_000
+"""Milliseconds by which the clocks of two Kafka brokers may differ: a dead letter's timestamp may
+be that much older than its record's."""
+LOG_APPEND_TIME: Final = 2
+"""Kafka's type of a timestamp that the Kafka broker has set. A timestamp of the sender proves
+nothing."""
+
+
+class _RecordIdentity(NamedTuple):
+    """A record's place, and a hash of its value: a topic that was created anew has other records
+    there."""
+
+    topic: str
+    partition: int
+    offset: int
+    value_hash: int | None
+    """None of a record without a value, and of a dead letter that was stored without the value."""
+
+
+class BrokerDeadLetters:
+    """Writes the dead letters of one Broker or KafkaChannel, for all of its Triggers in this
+    process."""
+
+    def __init__(
+        self,
+        topic: DeadLetterTopic,
+        tail: TopicTail,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """`draw` returns random numbers from 0 to 1."""
+        self.topic = topic
+        self._tail = tail
+        self._draw = draw
+        self._read_since: int | None = None
+        """Timestamp (ms) from which on the topic has been read; None: not at all yet."""
+        self._known: dict[_RecordIdentity, bool] = {}
+        """Records whose dead letter exists, and whether this process wrote it; oldest first."""
+        self._turn_begins_at: float | None = None
+        """When this dispatcher's turn begins, on the event loop's clock; None: not drawn yet."""
+        self._has_seen_others = False
+        self._locks: WeakValueDictionary[_RecordIdentity, asyncio.Lock] = WeakValueDictionary()
+        self._read_lock = asyncio.Lock()
+        self._reads_begun = self._last_complete_read = 0
+        """Reads of the topic that have begun; `_last_complete_read` is the last one that reached
+        the end."""
+
+    async def write_once(
+        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
+    ) -> Done | Retry | None:
+        """Make sure that the record's dead letter is stored once.
+
+        Returns the result of `write` if this dispatcher had to write it, None if the dead letter
+        exists already, and `Retry` if neither is certain yet. Raises `LogError` if the topic can't
+        be read.
+        """
+        place = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
+        # In a shared dispatcher many have the same record.
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with lock:
+            if await self._has_letter(place, record):
+                if not self._is_ours(place):
+                    self._turn_begins_at, self._has_seen_others = None, True
+                return None
+            now = asyncio.get_running_loop().time()
+            if self._turn_begins_at is None:
+                # Made first, as that takes longer than a look and a write.
+                await self.topic.ensure()
+                wait = TURN_WINDOW * self._draw() + (
+                    DELAY_AFTER_OTHERS if self._has_seen_others else 0.0
+                )
+                self._turn_begins_at = now + wait
+            if now < self._turn_begins_at:
+                return Retry(min(READ_AGAIN_INTERVAL, self._turn_begins_at - now))
+            decision = await write()
+            if isinstance(decision, Done):
+                self._remember(place, is_ours=True)
+            return decision
+
+    async def close(self, timeout: float) -> None:
+        await self._tail.close(timeout)
+
+    async def _has_letter(self, place: _RecordIdentity, record: Record) -> bool:
+        """Whether the topic has a dead letter of this record; reads the topic up to its end unless
+        that is known. Raises `LogError`."""
+        asked = self._reads_begun
+        async with self._read_lock:
+            # A look that began after we asked has answered us, too.
+            if self._knows(place) or self._last_complete_read > asked:
+                return self._knows(place)
+            kind, timestamp = record.timestamp()
+            since = max(0, timestamp - MAX_CLOCK_DIFFERENCE) if kind == LOG_APPEND_TIME else 0
+            if self._read_since is None or since < self._read_since:
+                self._tail.begin(since)
+                self._read_since = since
+            self._reads_begun += 1
+            try:
+                while not self._knows(place):
+                    if not (letters := await self._tail.read_on(LETTERS_PER_READ)):
+                        self._last_complete_read = self._reads_begun
+                        break
+                    for letter in letters:
+                        self._note_letter(letter)
+            except asyncio.CancelledError:
+                self._read_since = None  # what it was given is lost: it is read again
+                raise
+            except LogError as error:
+                if not error.denied:
+                    raise
+                log.warning(
+                    "%s can't be read, so a record that holds no event may get a dead letter of "
+                    "each Trigger: %s",
+                    *(self.topic.name, error),
+                )
+            return self._knows(place)
+
+    def _knows(self, place: _RecordIdentity) -> bool:
+        """Whether a dead letter of this record was seen or written."""
+        return place in self._known or place._replace(value_hash=None) in self._known
+
+    def _is_ours(self, place: _RecordIdentity) -> bool:
+        """Whether this process wrote the record's dead letter."""
+        without_value = place._replace(value_hash=None)
+        return self._known.get(place, False) or self._known.get(without_value, False)
+
+    def _note_letter(self, letter: Record) -> None:
+        """Remember the record that a dead letter says it is of."""
+        # Anybody with the right to write to the topic can forge these headers.
+        with suppress(InvalidEvent):
+            if (origin := origin_of(headers_of(letter) or [])) is not None:
+                self._remember(_identity_of(*origin, letter.value()), is_ours=False)
+
+    def _remember(self, place: _RecordIdentity, *, is_ours: bool) -> None:
+        """Remember that the record has a dead letter, and forget the oldest beyond the limit."""
+        self._known.setdefault(place, is_ours)
+        while len(self._known) > MAX_REMEMBERED_LETTERS:
+            del self._known[next(iter(self._known))]
+
+
+def _identity_of(topic: str, partition: int, offset: int, value: bytes | None) -> _RecordIdentity:
+    """Return the identity of the record at this place with this value."""
+    return _RecordIdentity(topic, partition, offset, None if value is None else hash(value))

@@ -1,0 +1,560 @@
+"""The drain: a dispatcher's membership in its Trigger's group, from joining to leaving.
+
+    fetch --track--> filter --no--> settled
+                        \\--yes--> lane --> workers: attempts --> settled | again later
+    every COMMIT_INTERVAL: commit the positions, and what is known of what is above them
+
+At-least-once lives here: an offset is committed only up to the lowest unsettled record. What is
+settled above it, and how far the delivery of the others has come, is in the commit's metadata
+(`core.progress`), so that a partition's next owner goes on where this one stopped. Memory is
+bounded by the unsettled records it holds: a partition that outgrows its share is not read until it
+has caught up.
+
+Not here: who asks for it, and how long it may live (`function`); what an outcome means (`sender`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeAlias, cast
+from zlib import crc32
+
+from knafka.core.contract import Egress, Order
+from knafka.core.drain import DrainProgress, Ended
+from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders
+from knafka.core.filter_index import Selection, select
+from knafka.core.filters import compile_trigger
+from knafka.core.progress import decode, policy_of
+from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.congestion import CongestionControl
+from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
+from knafka.dispatcher.engine.lanes import lane_function
+from knafka.dispatcher.engine.parsing import OwnParser, Parser
+from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent
+from knafka.dispatcher.engine.reserve import Reserve
+from knafka.dispatcher.engine.selecting import SelectedRecord, SharedReader
+from knafka.dispatcher.engine.sender import Sender
+from knafka.dispatcher.engine.tracing import EgressTracing
+from knafka.dispatcher.engine.turn_limit import TurnLimit
+from knafka.dispatcher.engine.workers import Workers
+from knafka.ports.log import (
+    Assignment,
+    Commits,
+    LogReader,
+    LogWriter,
+    OffsetAndMetadata,
+    Record,
+    TopicMaker,
+    headers_of,
+)
+from knafka.ports.subscriber import Subscriber
+
+log = logging.getLogger(__name__)
+
+READ_LIMIT: Final = 500
+"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
+fair."""
+READ_TIMEOUT: Final = 0.25
+"""Seconds a read waits for a first record; also how soon a stop is noticed."""
+READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
+"""`READ_TIMEOUT` while no record is held, so that a stop has nothing to finish: shorter reads were
+a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
+READ_TIMEOUT_OF_SHARED: Final = 30.0
+"""`READ_TIMEOUT` of a shared reader, which calls `take` instead of waking the drain, and which a
+stop interrupts."""
+COMMIT_INTERVAL: Final = 1.0
+"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
+MAX_UNSETTLED: Final = 10_000
+"""Records held at once over all partitions: how far others may overtake a slow key."""
+NEIGHBOURS_LIMIT: Final = 100
+"""Records held of a partition in the order `partition`, where none may overtake another, by a drain
+that shares its event loop: while a backlog waits to be read on, its neighbours have time."""
+MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
+ROOM_TIMEOUT: Final = 1.0
+"""Seconds to wait for room before a partition is paused, as pausing discards what was
+prefetched."""
+JOIN_PATIENCE: Final = 50.0
+"""Seconds to wait for partitions at least: the group may first have to notice a dead member, which
+takes the 45 s of a session (docs/decisions/0013)."""
+FIRST_READ_PATIENCE: Final = 1.0
+"""Seconds of idleness at least: the time that a reader may take from its assignment to its first
+record."""
+REVOKE_TIMEOUT: Final = 2.0
+"""Seconds that attempts under way may still take when a partition is revoked; slower ones are
+repeated by the next owner."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for the last commit and for leaving the group, besides the time for attempts under
+way."""
+
+OpenReader: TypeAlias = Callable[[Assignment], LogReader]
+
+
+class Drain:
+    """Reads, filters, delivers and settles the events of one Trigger until idle or stopped; `now`
+    returns Unix time."""
+
+    def __init__(
+        self,
+        egress: Egress,
+        open_reader: OpenReader,
+        writer: LogWriter,
+        subscriber: Subscriber,
+        now: Callable[[], float],
+        topics: TopicMaker,
+        parser: Parser | None = None,
+        held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
+        pace: TurnLimit | None = None,
+        tracing: EgressTracing | None = None,
+        broker_dead_letters: BrokerDeadLetters | None = None,
+    ) -> None:
+        self.counts = DrainCounts()
+        self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
+        self.idle: float | None = None
+        """Seconds without work after which the drain ends; None: never."""
+        self.shrunk_at: float | None = None
+        """When partitions last went to another dispatcher, on the event loop's clock; None:
+        never."""
+        self.is_over = False
+        self._reported = ReportedCounts()
+        """The counts that earlier requests have reported."""
+        self._egress = egress
+        self._policy = policy_of(egress)
+        self._open_reader = open_reader
+        self._max_held_bytes = held_bytes
+        self._held_in_order = READ_LIMIT if pace is None else NEIGHBOURS_LIMIT
+        count_filter_error = self.counts.count_filter_error
+        self._matches_filter = compile_trigger(egress.filter, egress.filters, count_filter_error)
+        self.selection: Selection | None = select(egress.filter, egress.filters, count_filter_error)
+        self._shared: SharedReader | None = None
+        """Its reader, if that reads for many drains."""
+        self._records_arrived = asyncio.Event()
+        """Set when records for this drain were read."""
+        self._lane_of = lane_function(egress.order)
+        self._parser, self._tracing = parser or OwnParser(), tracing
+        self._sender = Sender(
+            egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser,
+            broker_dead_letters,
+        )  # fmt: skip
+        self._workers = Workers(
+            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace,
+            Reserve(self.counts.attempts),
+        )  # fmt: skip
+        self._workers.on_crash = self.stop
+        self._settled_while_paused: Callable[[], None] = lambda: None
+        """Called after an event of a paused partition is settled."""
+        self._partitions: dict[int, AssignedPartition] = {}
+        self.partitions: Mapping[int, AssignedPartition] = self._partitions
+        self._stopping = False
+        self._stop_at = math.inf
+        """Time until which attempts may be under way once the drain ends, on the event loop's
+        clock."""
+        self._revoke_timeout = REVOKE_TIMEOUT
+        self._loop = asyncio.get_running_loop()
+        self._active_at = self._loop.time()
+
+    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+        """End the drain: finish the attempts under way, commit and leave the group.
+
+        Attempts get `timeout` seconds, or those of another call if that is less: a deleted Trigger
+        must not use up its pod's grace period. Attempts that take longer than `REVOKE_TIMEOUT`
+        don't hold up the others: new attempts go on beside them until `2 * REVOKE_TIMEOUT` before
+        the end.
+        """
+        self._stop_at = min(self._stop_at, self._loop.time() + timeout)
+        self._stopping = True
+        self._workers.stop()
+        if self._shared is not None:
+            self._shared.interrupt()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    @property
+    def owns_partitions(self) -> bool:
+        return bool(self._partitions)
+
+    def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
+        """Return the counts since the last request ended, and the drain's state now."""
+        self.catch_up()
+        return DrainProgress(
+            **self.counts.grown_since(self._reported),
+            unsettled=self._count_unsettled(),
+            partitions=tuple(sorted(self._partitions)),
+            congestion=self.congestion.describe() or None,
+            loop=self.counts.describe_loop,
+            ended=ended,
+            error=error,
+        )
+
+    def request_ended(self) -> None:
+        """Start the counts of `progress` anew: the last request has reported them."""
+        self.catch_up()
+        self._reported = self.counts.snapshot()
+
+    async def run(self) -> DrainProgress:
+        """Drain until idle or stopped; returns the last progress. A `LogError` ends the drain as
+        failed, and is not raised."""
+        self._active_at = self._loop.time()
+        reader = self._open_reader(self)
+        if isinstance(reader, SharedReader):
+            self._shared = reader
+        if reader.pause_is_free:
+            self._settled_while_paused = partial(self._resume, reader)
+        committing = asyncio.create_task(self._commit_regularly(reader))
+        ended, problem = Ended.FAILED, None
+        try:
+            ended = await self._fetch(reader)
+            await self._finish_attempts(reader)
+        except LogError as error:
+            problem = str(error)
+            log.error("the drain of %s failed: %s", self._egress.group, error)
+        finally:
+            self._stopping = True
+            committing.cancel()
+            try:
+                # Leaving revokes every partition, with a last commit.
+                await reader.close(CLOSE_TIMEOUT)
+            finally:
+                self.lost(list(self._partitions))
+                await self._workers.close()
+                await asyncio.gather(committing, return_exceptions=True)
+                self.is_over = True
+        if self._workers.crash is not None:
+            raise self._workers.crash
+        return self.progress(ended, problem)
+
+    async def _fetch(self, reader: LogReader) -> Ended:
+        """Read and take records until the drain is idle or stopped; returns which."""
+        while not self._stopping:
+            idle = math.inf if self.idle is None else self.idle
+            if (seconds_until_idle := self.seconds_until_idle(idle)) <= 0:
+                return Ended.IDLE
+            timeout = READ_TIMEOUT
+            if self._shared is not None:
+                if not any(partition.paused for partition in self._partitions.values()):
+                    timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_OF_SHARED)
+            elif self._partitions and not self._count_unsettled():
+                timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
+            await self._read(reader, timeout)
+        return Ended.STOPPED
+
+    async def _read(self, reader: LogReader, timeout: float) -> None:
+        """Read once: wait for capacity, pause or resume partitions, then take what `reader`
+        returns."""
+        # Not for long, however slow the subscriber is: reading is what keeps us in the group.
+        await self._workers.wait_for_capacity(ROOM_TIMEOUT)
+        await self._make_room(reader)
+        if records := await reader.read(READ_LIMIT, timeout):
+            self._active_at = self._loop.time()
+            self._take_records(records)
+        self._advance_to_ends(reader)
+
+    async def _finish_attempts(self, reader: LogReader) -> None:
+        """Wait until no attempt is under way, at most until `_stop_at`; see `stop`."""
+        if self._stop_at == math.inf:
+            self._stop_at = self._loop.time() + REVOKE_TIMEOUT
+        while True:
+            self._workers.stop()
+            left = self._stop_at - self._loop.time()
+            is_last_time = left <= 2 * REVOKE_TIMEOUT
+            timeout = left if is_last_time else REVOKE_TIMEOUT
+            if await self._wait_until(self._has_no_attempts, timeout) or is_last_time:
+                break
+            slow = self._workers.under_way
+            self._workers.resume()
+            while (
+                slow & self._workers.under_way
+                and self._stop_at - self._loop.time() > 2 * REVOKE_TIMEOUT
+            ):
+                await self._read(reader, READ_TIMEOUT)
+        self._revoke_timeout = 0.0  # they had their time
+
+    async def _wait_until(self, holds: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a worker's progress has made `holds` return True, at most `timeout` seconds;
+        returns whether it does."""
+        moved = self._workers.moved
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not holds():
+                    moved.clear()
+                    await moved.wait()
+        return holds()
+
+    def seconds_until_idle(self, idle: float) -> float:
+        """Return the seconds until the drain will have been without work for `idle` seconds, if no
+        record comes."""
+        self.catch_up()
+        now = self._loop.time()
+        if self._count_unsettled() > 0 or not self._workers.may_begin:
+            self._active_at = now
+        at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
+        return self._active_at + max(idle, at_least) - now
+
+    def _advance_to_ends(self, reader: LogReader) -> None:
+        """Advance the positions of partitions that were read to their ends, past offsets without
+        records."""
+        for number, end in reader.ends.items():
+            if partition := self._partitions.get(number):
+                partition.tracker.reach(end)
+
+    # What a shared reader gives
+
+    def catch_up(self) -> None:
+        """Count the records that a shared reader has skipped for this drain, and advance the
+        offsets."""
+        if self._shared is not None:
+            self._shared.catch_up()
+
+    def wants_trace(self, envelope: Envelope) -> bool:
+        """Whether this drain records spans of the event, even if its filter drops it."""
+        return self._tracing is not None and self._tracing.is_sampled(envelope)
+
+    def may_select(self, number: int) -> bool:
+        """Whether the shared reader may skip records of this partition that don't match the
+        filter."""
+        partition = self._partitions.get(number)
+        return (
+            partition is not None
+            and not partition.tracker.has_settled_ahead
+            and not partition.restored
+        )
+
+    def selected_from(self, number: int, offset: float) -> None:
+        """Note that the shared reader returns only matching records of this partition from `offset`
+        on."""
+        if (partition := self._partitions.get(number)) is not None:
+            partition.matching_from = offset
+
+    def passed_over(self, number: int, count: int, behind: int) -> None:
+        """Count records that the shared reader skipped; all offsets below `behind` are done."""
+        if (partition := self._partitions.get(number)) is not None:
+            partition.tracker.reach(behind)
+            if count:
+                self.counts.events.read += count
+                self.counts.events.filtered += count
+                self._active_at = self._loop.time()
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take records that the shared reader hands over while `read` waits."""
+        self._active_at = self._loop.time()
+        self._take_records(records)
+
+    # What was read
+
+    def _take_records(self, records: Sequence[Record]) -> None:
+        """Parse and filter records; track those that match and queue them in their lanes."""
+        passes, counts, tracing = self._matches_filter, self.counts.events, self._tracing
+        envelope_of = self._parser.envelope
+        self._records_arrived.set()
+        for record in records:
+            partition = self._partitions.get(record.partition())
+            if partition is None:
+                continue  # revoked while the batch was on its way: its next owner reads it
+            tracker, offset = partition.tracker, record.offset()
+            if tracker.has_settled_ahead and tracker.was_settled(offset):
+                tracker.skip(offset)
+                continue
+            counts.read += 1
+            matches = (
+                offset >= partition.matching_from and not cast(SelectedRecord, record).is_for_all
+            )
+            event: PendingEvent | None = None
+            headers: RecordHeaders | None = None
+            try:
+                headers = headers_of(record)
+                envelope = envelope_of(record, headers)
+                trace = None if tracing is None or matches else tracing.begin(envelope)
+                if matches or passes(envelope.attributes):
+                    event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
+                    self._sender.encode(event, envelope)
+                if trace is not None:
+                    trace.filtered(passes=event is not None)
+                    if event is not None:
+                        event.trace = trace
+            except Exception as error:  # it concerns this record, and the others go on
+                # What holds no event has no order: nothing waits behind it.
+                lane = None if isinstance(error, InvalidEvent) else self._lane_of(record.key())
+                event = PendingEvent(record, headers, partition, lane)
+                event.size = len(record.value() or b"")
+                self._sender.give_up(event, error)
+            if event is None:
+                counts.filtered += 1
+                tracker.skip(offset)
+                partition.restored.pop(offset, None)
+            else:
+                tracker.track(offset, event)
+                self._admit(event)
+
+    def _admit(self, event: PendingEvent) -> None:
+        """Queue an event in its lane, and give it to the workers if it may be sent now."""
+        partition = event.partition
+        partition.held_bytes += event.size
+        wait = 0.0
+        if partition.restored and (state := partition.restored.pop(event.offset, None)):
+            wait = self._sender.resume(event, state, same_policy=partition.same_policy)
+            partition.retrying.add(event)
+        if partition.lanes.admit(event.lane, event):
+            if wait:
+                self._workers.add_later(event, wait)
+            else:
+                self._workers.add(event)
+
+    def _settle(self, event: PendingEvent) -> None:
+        """Settle an event: advance the offsets, and let the next event of its lane go."""
+        partition = event.partition
+        partition.tracker.settle(event.offset)
+        partition.held_bytes -= event.size
+        following = partition.lanes.release(event.lane)
+        if following is not None:
+            self._workers.add(following)
+        if partition.paused:
+            self._settled_while_paused()
+
+    # Room
+
+    async def _make_room(self, reader: LogReader) -> None:
+        """Resume partitions that have room, and pause those that are full, after waiting for room
+        where pausing costs something."""
+        self._resume(reader)
+        if not (full := self._full_partitions()):
+            return
+        if not reader.pause_is_free:
+            workers = self._workers
+            await self._wait_until(
+                lambda: workers.is_stopping or all(map(self._has_room, full)), ROOM_TIMEOUT
+            )
+            full = self._full_partitions()
+        for partition in full:
+            partition.paused = True
+        if full:
+            reader.pause([partition.number for partition in full])
+
+    def _resume(self, reader: LogReader) -> None:
+        """Resume the paused partitions that have room again."""
+        resumed = [
+            partition
+            for partition in self._partitions.values()
+            if partition.paused and self._has_room(partition)
+        ]
+        for partition in resumed:
+            partition.paused = False
+        if resumed:
+            reader.resume([partition.number for partition in resumed])
+
+    def _full_partitions(self) -> list[AssignedPartition]:
+        """Return the partitions that must be paused, as they hold too many records or bytes."""
+        unpaused = [partition for partition in self._partitions.values() if not partition.paused]
+        if self._count_held_bytes() >= self._max_held_bytes():
+            return unpaused
+        share = self._partition_share()
+        return [
+            partition
+            for partition in unpaused
+            if len(partition.tracker.unsettled) >= share or not partition.may_read
+        ]
+
+    def _has_room(self, partition: AssignedPartition) -> bool:
+        """Whether a paused partition may be read again: it holds half of its share at most."""
+        return (
+            len(partition.tracker.unsettled) <= self._partition_share() // 2
+            and partition.may_read
+            and self._count_held_bytes() <= self._max_held_bytes() // 2
+        )
+
+    def _count_unsettled(self) -> int:
+        """Return the number of unsettled records over all partitions."""
+        return sum(len(partition.tracker.unsettled) for partition in self._partitions.values())
+
+    def _count_held_bytes(self) -> int:
+        """Return the bytes of the requests that are held over all partitions."""
+        return sum(partition.held_bytes for partition in self._partitions.values())
+
+    def _has_no_attempts(self) -> bool:
+        """Whether no attempt is under way."""
+        return not any(partition.in_flight for partition in self._partitions.values())
+
+    def _partition_share(self) -> int:
+        """Return how many records one partition may hold."""
+        if self._egress.order is Order.PARTITION:
+            return self._held_in_order  # what is further ahead only takes memory
+        return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
+
+    # Offsets and partitions
+
+    async def _commit_regularly(self, reader: LogReader) -> None:
+        """Commit the positions every `COMMIT_INTERVAL`, or less often while a shared reader brings
+        nothing."""
+        # Neighbours that begin together don't commit at once: each has a moment by its group.
+        moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
+        await asyncio.sleep(moment)
+        moment = self._loop.time()
+        while True:
+            self.catch_up()
+            commits = {}
+            for partition in self._partitions.values():
+                commit = partition.to_commit(self._policy)
+                if commit is not None and commit != partition.committed:
+                    commits[partition.number] = partition.committed = commit
+                self._workers.release(partition)
+            if commits:
+                self.counts.commits += 1
+                reader.commit(commits)
+            if self._shared is None or self._count_unsettled():
+                await asyncio.sleep(COMMIT_INTERVAL)
+            else:
+                await self._wait_to_commit(self._shared.commit_interval, moment)
+
+    async def _wait_to_commit(self, interval: float, moment: float) -> None:
+        """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
+        Among many drains, each commits at its own `moment` of the second."""
+        self._records_arrived.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval):
+                await self._records_arrived.wait()
+                left = (moment - self._loop.time()) % COMMIT_INTERVAL
+                await asyncio.sleep(left or COMMIT_INTERVAL)
+
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        """Start the partitions, from what earlier owners have committed."""
+        self._active_at = self._loop.time()
+        self.counts.rebalances += 1
+        for number, committed in partitions.items():
+            progress, offset = None, 0
+            if committed is not None:
+                offset = committed.offset
+                progress = decode(offset, committed.metadata, self._policy)
+            self._partitions[number] = AssignedPartition(number, progress, offset)
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        """Finish the attempts of these partitions, within `REVOKE_TIMEOUT`; returns their last
+        commits."""
+        revoked_partitions = [
+            self._partitions[number] for number in partitions if number in self._partitions
+        ]
+        if not self._stopping:
+            self.shrunk_at = self._loop.time()
+        for partition in revoked_partitions:
+            partition.close()
+        await self._wait_until(
+            lambda: not any(partition.in_flight for partition in revoked_partitions),
+            self._revoke_timeout,
+        )
+        self.lost(partitions)
+        commits = (
+            (partition.number, partition.to_commit(self._policy))
+            for partition in revoked_partitions
+        )
+        return {number: commit for number, commit in commits if commit is not None}
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Forget partitions that belong to another dispatcher: nothing may be committed."""
+        for number in partitions:
+            if partition := self._partitions.pop(number, None):
+                partition.close()

@@ -1,0 +1,56 @@
+"""Parse the event in a record and encode the request that delivers it, anew for each drain.
+
+Where many drains read the same record, `shared.record` does both only once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias
+
+from knafka.core.events.http_binding import located_request_of, request_of
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
+from knafka.core.numbering import partition_of
+from knafka.ports.log import Record
+
+Format: TypeAlias = Literal["json", "binary", "batch"] | None
+"""How the request holds the event: in structured or binary mode, or its data as a JSON batch; None:
+in the mode of its record."""
+
+
+class Parser(Protocol):
+    """Parses records and encodes requests. `headers` are the record's, which must be read only
+    once."""
+
+    def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        """Parse the record's event. Raises `InvalidEvent`."""
+        ...
+
+    def request(
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
+    ) -> tuple[bytes, bytes]:
+        """Encode the request that delivers the event; returns its header lines, after `prefix`, and
+        its body. `located`: include the attributes with the record's partition and offset."""
+        ...
+
+
+class OwnParser:
+    """A `Parser` that caches nothing."""
+
+    def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        return read(headers, record.value())
+
+    def request(
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
+    ) -> tuple[bytes, bytes]:
+        head, body = request_for(record, envelope, format_, located)
+        return prefix + head, body
+
+
+def request_for(
+    record: Record, envelope: Envelope, format_: Format, located: bool
+) -> tuple[bytes, bytes]:
+    """Encode the request that delivers a record's event; returns its header lines and its body."""
+    if located:
+        partition = partition_of(record.partition())
+        return located_request_of(envelope, partition, record.offset(), format_)
+    return request_of(envelope, format_)

@@ -1,0 +1,263 @@
+"""Pending events: records that were read and are not settled yet, and their partitions."""
+
+from __future__ import annotations
+
+from asyncio import TimerHandle
+from math import inf
+from typing import TYPE_CHECKING
+
+from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
+from knafka.core.delivery import Outcome
+from knafka.core.events.hops import hops_of
+from knafka.core.events.kafka_binding import Draft, RecordHeaders
+from knafka.core.offsets import OffsetTracker
+from knafka.core.progress import (
+    MAX_DELIVERIES,
+    SUBSCRIBER,
+    DeliveryStage,
+    DeliveryState,
+    Progress,
+    encode,
+)
+from knafka.dispatcher.engine.lanes import Lane, Lanes
+from knafka.ports.log import OffsetAndMetadata, Record
+
+if TYPE_CHECKING:
+    from knafka.dispatcher.engine.tracing import DeliveryTrace
+
+
+class AssignedPartition:
+    """One assigned partition: its offsets, its lanes and its unsettled events.
+
+    `progress` is what an earlier owner stored in its last commit's metadata, and `initial_offset`
+    that commit's offset.
+    """
+
+    __slots__ = (
+        "_metadata_is_complete",
+        "backoffs",
+        "committed",
+        "held_back",
+        "held_bytes",
+        "in_flight",
+        "initial_offset",
+        "lanes",
+        "matching_from",
+        "number",
+        "open",
+        "paused",
+        "restored",
+        "retrying",
+        "same_policy",
+        "tracker",
+    )
+
+    def __init__(
+        self, number: int, progress: Progress | None = None, initial_offset: int = 0
+    ) -> None:
+        progress = progress or Progress()
+        self.number = number
+        self.initial_offset = initial_offset
+        self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
+        self.restored = dict(progress.deliveries)
+        """State of deliveries that an earlier owner began, by offset, until their records are
+        read."""
+        self.same_policy = progress.same_policy
+        """Whether the earlier owner had the same retry policy and destinations."""
+        self.committed: OffsetAndMetadata | None = None
+        """The last commit of this drain; None: it has made none."""
+        self.lanes: Lanes[PendingEvent] = Lanes()
+        self.held_bytes = 0
+        """Bytes of the requests for its unsettled records."""
+        self.in_flight = 0
+        """Attempts under way."""
+        self.retrying: set[PendingEvent] = set()
+        """Unsettled events that had an attempt, or found no token for one."""
+        self.held_back: list[PendingEvent] = []
+        """Events that wait until the commit metadata has room for their state (`may_begin`)."""
+        self.backoffs: set[TimerHandle] = set()
+        """Timers of the events that wait for their next attempt."""
+        self.open = True
+        """Whether attempts may begin; a partition is closed before it is revoked."""
+        self.paused = False
+        """Whether its reader is paused."""
+        self.matching_from: float = inf
+        """First offset from which on its reader returns only records that match the filter
+        (`selecting`)."""
+        self._metadata_is_complete = True
+        """Whether the last commit's metadata had room for all that is known above its offset."""
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the commit metadata has room for one more delivery that has begun."""
+        return len(self.retrying) + len(self.restored) < MAX_DELIVERIES
+
+    @property
+    def may_read(self) -> bool:
+        """Whether the commit metadata has room for the state that more records would add."""
+        return self._metadata_is_complete and len(self.retrying) < MAX_DELIVERIES
+
+    @property
+    def position(self) -> int:
+        """The offset below which every record is settled."""
+        position = self.tracker.position
+        return self.initial_offset if position is None else position
+
+    def close(self) -> None:
+        """Let no more attempts begin, and cancel the timers of those that wait."""
+        self.open = False
+        while self.backoffs:
+            self.backoffs.pop().cancel()
+
+    def to_commit(self, policy: int) -> OffsetAndMetadata | None:
+        """Return the position and its metadata (`core.progress`); None: no record was read yet.
+        `policy` is the checksum of `policy_of`."""
+        tracker = self.tracker
+        if (position := tracker.position) is None:
+            return None
+        deliveries = {event.offset: event.state for event in self.retrying} | self.restored
+        progress = Progress(tracker.settled_ahead(), dict(sorted(deliveries.items())))
+        metadata, self._metadata_is_complete = encode(position, progress, policy)
+        return OffsetAndMetadata(position, metadata)
+
+
+class PendingReply:
+    """A reply that its topic or destination has not taken yet."""
+
+    __slots__ = ("body", "draft", "size", "status")
+
+    def __init__(self, draft: Draft, status: int, body: bytes) -> None:
+        self.draft = draft
+        self.status = status
+        """Status of the subscriber's response that held the reply."""
+        self.body = body
+        """Body of that response, for the dead letter."""
+        self.size = len(draft.value or b"") + len(body)
+
+
+class PendingEvent:
+    """A record that is not settled, and the state of its delivery."""
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "due",
+        "failed",
+        "first_attempt",
+        "head",
+        "headers",
+        "is_probe",
+        "lane",
+        "last_attempt",
+        "log",
+        "offset",
+        "partition",
+        "record",
+        "reply",
+        "reply_tries",
+        "response_body",
+        "size",
+        "stage",
+        "trace",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        record: Record,
+        headers: RecordHeaders | None,
+        partition: AssignedPartition,
+        lane: Lane,
+    ) -> None:
+        self.record = record
+        self.headers = headers
+        """The record's headers; None if they can't be read. They are read only once: after it has
+        raised, confluent-kafka returns a broken list, whose use crashes the process."""
+        self.partition = partition
+        self.offset = record.offset()
+        self.lane = lane
+        self.head = b""
+        self.body = b""
+        self.size = 0
+        """Bytes of head and body as first encoded, and of a kept reply."""
+        self.stage: DeliveryStage = SUBSCRIBER
+        self.tries = 0
+        """Failed attempts in this stage."""
+        self.attempts = 0
+        """Attempts at the subscriber."""
+        self.reply: PendingReply | None = None
+        """The subscriber's reply, until its topic or destination has taken it."""
+        self.reply_tries = 0
+        """Failed attempts to store or send the reply."""
+        self.first_attempt = 0.0
+        self.last_attempt = 0.0
+        self.due = 0.0
+        """When the next attempt may begin (Unix time)."""
+        self.is_probe = False
+        """Whether it probes a subscriber that is away (`congestion`)."""
+        self.failed: Outcome | None = None
+        """The subscriber's last outcome, once the delivery has failed for good."""
+        self.response_body = b""
+        """Body of the subscriber's last response, or a sentence that says why there is none."""
+        self.log: list[Attempt] | None = None
+        """The last failed attempts, as far as they are known one by one; None: none failed."""
+        self.trace: DeliveryTrace | None = None
+        """Its spans; None: it isn't sampled."""
+
+    @property
+    def hops(self) -> int:
+        """How often in a row the event has been a dead letter at a sink (`core.hops`)."""
+        return hops_of(self.headers, self.record.value())
+
+    def attempt_failed(self, outcome: Outcome) -> None:
+        """Record the outcome of the last attempt at the subscriber, which failed."""
+        attempt = Attempt(self.last_attempt, outcome)
+        if self.log is None:
+            self.log = [attempt]
+        else:
+            self.log = [*self.log[1 - LOGGED_ATTEMPTS :], attempt]
+
+    @property
+    def state(self) -> DeliveryState:
+        """The state of its delivery, which a commit's metadata keeps."""
+        failed = self.failed
+        if failed is None and self.log and self.log[-1].began == self.last_attempt:
+            failed = self.log[-1].outcome
+        return DeliveryState(
+            self.stage,
+            self.tries,
+            self.attempts,
+            self.first_attempt,
+            self.last_attempt,
+            self.due,
+            failed,
+            self.reply_tries,
+        )
+
+    def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
+        """Continue the delivery where an earlier owner stopped; under another policy its retries
+        start anew."""
+        self.attempts = state.attempts
+        self.first_attempt = state.first_attempt
+        self.last_attempt = state.last_attempt
+        if state.failed is not None:
+            self.log = [Attempt(state.last_attempt, state.failed)]
+        if same_policy or (state.stage is DeliveryStage.TOPIC and state.failed is not None):
+            self.stage = state.stage
+            self.tries = state.tries
+            self.due = state.due
+            self.failed = None if state.stage is SUBSCRIBER else state.failed
+            self.reply_tries = state.reply_tries
+
+    def keep_reply(self, reply: PendingReply) -> None:
+        """Keep a reply for its next attempt; its size counts as held by the partition."""
+        self.reply = reply
+        self.size += reply.size
+        self.partition.held_bytes += reply.size
+
+    def drop_reply(self) -> None:
+        """Forget the kept reply, if there is one."""
+        if self.reply is not None:
+            self.size -= self.reply.size
+            self.partition.held_bytes -= self.reply.size
+            self.reply = None

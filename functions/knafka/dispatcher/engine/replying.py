@@ -1,0 +1,232 @@
+"""Handle a subscriber's reply before its event is settled.
+
+    reply to a Trigger        is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)     reply to a
+Subscription   is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
+
+A reply that could not be stored or sent has retries of its own, as many as its event's; the event
+is not sent to the subscriber again meanwhile. The last failure fails the delivery, with a reason of
+its own. A reply at the end of a chain of too many replies, as in a loop (`core.hops`; KN-BRK-13),
+fails it at once.
+
+Not here: what the failure means for the event (`sender`).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from knafka.core.contract import Delivery, Egress, Sink
+from knafka.core.dead_letter import extensions_of
+from knafka.core.delivery import (
+    Outcome,
+    Reason,
+    is_delivered,
+    is_retried_status,
+    retry_after_seconds,
+)
+from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.events.hops import DEEP, FIRST_TTL, HopLimit, reply_to
+from knafka.core.events.http_binding import claims_event, reply_of, request_of
+from knafka.core.events.kafka_binding import Draft, read
+from knafka.dispatcher.engine.appending import append
+from knafka.dispatcher.engine.counts import DrainCounts
+from knafka.dispatcher.engine.pending import PendingEvent, PendingReply
+from knafka.dispatcher.engine.tracing import DeliveryTrace, log_ids
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import LogWriter
+from knafka.ports.subscriber import Response, Subscriber, Target
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+
+class Replies(Protocol):
+    """Handles the replies of one Egress's subscriber."""
+
+    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Store, send or discard the reply in a 2xx response other than 202.
+
+        Returns the attempt's outcome, and the body that explains it in a dead letter. A reply whose
+        failure may be temporary is kept in `event.reply`.
+        """
+        ...
+
+    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Try again to store or send the reply that is kept in `event.reply`; returns as `handle`
+        does."""
+        ...
+
+
+class _RetriedReplies(ABC):
+    """Base of the handlers whose replies are retried."""
+
+    failure_reason: Reason
+
+    def __init__(self, egress: Egress, counts: DrainCounts) -> None:
+        self._subscriber_url = egress.subscriber.url
+        self._events = counts.events
+        self._counts = counts
+
+    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        if response.cut and claims_event(response.headers):
+            log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
+            return Outcome(response.status, self.failure_reason, permanent=True), response.body
+        try:
+            reply = reply_of(response.headers, response.body)
+            if reply is not None:
+                reply, ttl = reply_to(event.headers, event.record.value(), reply)
+                if ttl <= FIRST_TTL - DEEP:
+                    self._note_deep_reply(FIRST_TTL - ttl)
+        except HopLimit as error:
+            self._note_deep_reply(FIRST_TTL)
+            return Outcome(response.status, self.failure_reason, permanent=True), str(
+                error
+            ).encode()
+        except InvalidEvent as error:
+            log.info("a malformed reply from %s: %s", self._subscriber_url, error)
+            return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
+        if reply is not None:
+            pending = PendingReply(reply, response.status, response.body)
+            if (failed := await self._forward(pending, event.trace)) is not None:
+                if not failed[0].permanent:
+                    event.keep_reply(pending)
+                return failed
+            self._events.replied += 1
+        return Outcome(response.status), response.body
+
+    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        assert event.reply is not None
+        if (failed := await self._forward(event.reply, event.trace)) is not None:
+            return failed
+        self._events.replied += 1
+        return Outcome(event.reply.status), event.reply.body
+
+    def _note_deep_reply(self, replies: int) -> None:
+        """Count and log a chain of so many replies to replies."""
+        counts = self._counts
+        counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
+        log.warning(
+            "%s answers what are replies themselves, %d in a row or more: a loop ends at %d",
+            self._subscriber_url,
+            DEEP,
+            FIRST_TTL,
+        )
+
+    @abstractmethod
+    async def _forward(
+        self, reply: PendingReply, trace: DeliveryTrace | None
+    ) -> tuple[Outcome, bytes] | None:
+        """Store or send the reply; returns None once that is done, else the outcome and body of
+        `handle`."""
+
+
+class StoredReplies(_RetriedReplies):
+    """Stores a Trigger's replies in its Broker's topic."""
+
+    failure_reason = Reason.REPLY_NOT_STORED
+
+    def __init__(self, egress: Egress, counts: DrainCounts, writer: LogWriter) -> None:
+        super().__init__(egress, counts)
+        self._writer = writer
+        self._topic = egress.reply_topic or egress.topic
+
+    async def _forward(
+        self, reply: PendingReply, trace: DeliveryTrace | None
+    ) -> tuple[Outcome, bytes] | None:
+        if trace is None:
+            problem = await append(self._writer, self._topic, reply.draft)
+        else:
+            write = partial(append, self._writer, self._topic)
+            problem = await trace.append("reply", self._topic, write, reply.draft)
+        if problem is None:
+            return None
+        ids = log_ids(trace, None)
+        log.warning("a reply from %s was not stored: %s", self._subscriber_url, problem, extra=ids)
+        permanent = not problem.retriable
+        return Outcome(reply.status, self.failure_reason, permanent=permanent), reply.body
+
+
+class SentReplies(_RetriedReplies):
+    """Sends a Subscription's replies to its reply destination, encoded as events are; `now` returns
+    Unix time."""
+
+    failure_reason = Reason.REPLY_NOT_DELIVERED
+
+    def __init__(
+        self,
+        egress: Egress,
+        counts: DrainCounts,
+        to: Sink,
+        subscriber: Subscriber,
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(egress, counts)
+        self._target = Target.parse(to.url, to.ca_certs, to.audience)
+        self._delivery: Delivery = egress.delivery
+        self._subscriber = subscriber
+        self._now = now
+        self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
+
+    async def _forward(
+        self, reply: PendingReply, trace: DeliveryTrace | None
+    ) -> tuple[Outcome, bytes] | None:
+        if trace is None:
+            return await self._send(reply.draft)
+        return await trace.send(self._target, self._send, reply.draft)
+
+    async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
+        """Send a reply once; returns None if it was delivered, else the outcome and body of
+        `handle`."""
+        envelope = read(reply.headers, reply.value)
+        head, body = request_of(envelope, self._delivery.format)
+        try:
+            response = await self._subscriber.post(
+                self._target, self._head + head, body, self._delivery.timeout
+            )
+        except DeliveryError as error:
+            log.warning("a reply was not delivered to %s: %s", self._target.url, error)
+            no_token = error.reason == Reason.NO_TOKEN
+            failure = Reason.NO_TOKEN if no_token else self.failure_reason
+            return Outcome(failure=failure), str(error).encode(errors="replace")
+        status = response.status
+        if is_delivered(status):
+            return None
+        log.warning("a reply was not delivered to %s: status %d", self._target.url, status)
+        value = response.header(b"retry-after")
+        failed = Outcome(
+            status,
+            self.failure_reason,
+            None if value is None else retry_after_seconds(value, self._now()),
+            permanent=not is_retried_status(status),
+            extensions=extensions_of(response.headers),
+        )
+        return failed, response.body
+
+
+class DiscardedReplies:
+    """Discards the replies of a Subscription without a reply destination, unread."""
+
+    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        return Outcome(response.status), response.body
+
+    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        raise AssertionError("nobody keeps a reply that is discarded")
+
+
+def reply_handler(
+    egress: Egress,
+    counts: DrainCounts,
+    writer: LogWriter,
+    subscriber: Subscriber,
+    now: Callable[[], float],
+) -> Replies:
+    """Return the handler of this Egress's replies."""
+    if egress.kind == "Trigger":
+        return StoredReplies(egress, counts, writer)
+    if egress.reply is None:
+        return DiscardedReplies()
+    return SentReplies(egress, counts, egress.reply, subscriber, now)

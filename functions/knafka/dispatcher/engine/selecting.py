@@ -1,0 +1,74 @@
+"""Selecting: how a drain tells a reader that many drains share which records it wants.
+
+    Selective: a drain. It declares which records it wants, and is told how many others were skipped
+SharedReader: a reader. It hands the drain those records, and counts the skipped ones
+
+Skipped records cost a drain nothing: its offset and its counts advance when somebody asks for them
+(`SharedReader.catch_up`), by a number of records at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from knafka.core.events.kafka_binding import Envelope
+from knafka.core.filter_index import Selection
+from knafka.ports.log import LogReader, Record
+
+
+class SelectedRecord(Record, Protocol):
+    """A record as a shared reader returns it."""
+
+    is_for_all: bool
+    """Whether every drain gets it and applies its own filter."""
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A drain, as a shared reader knows it."""
+
+    @property
+    def selection(self) -> Selection | None:
+        """What its records have to match; None: it wants all records."""
+        ...
+
+    def wants_trace(self, envelope: Envelope) -> bool:
+        """Whether this drain records spans of the event, even if its filter drops it."""
+        ...
+
+    def may_select(self, number: int) -> bool:
+        """Whether the reader may skip records of this partition that don't match the selection."""
+        ...
+
+    def selected_from(self, number: int, offset: float) -> None:
+        """Note that from this offset on the reader returns only matching records, and those with
+        `is_for_all`; infinity: it returns every record again."""
+        ...
+
+    def passed_over(self, number: int, count: int, behind: int) -> None:
+        """Note that `count` more records were skipped, and that no record below the offset `behind`
+        is still to come."""
+        ...
+
+    def take(self, records: Sequence[Record]) -> None:
+        """Take records while `read` waits, as if it had returned them."""
+        ...
+
+
+@runtime_checkable
+class SharedReader(LogReader, Protocol):
+    """A reader of records for one of many drains, which is `Selective`."""
+
+    @property
+    def commit_interval(self) -> float:
+        """Seconds between commits of a drain that gets no records; longer with more drains."""
+        ...
+
+    def catch_up(self) -> None:
+        """Call `passed_over` of the drain for the records that were skipped until now."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make the read that is under way return at once."""
+        ...

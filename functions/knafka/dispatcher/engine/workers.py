@@ -1,0 +1,366 @@
+"""Workers: make attempts, as many at once as allowed, and repeat them when they are due.
+
+    add --> ready --> a worker: one attempt --> settled, or add_later                       ^ as the
+congestion control allows
+
+An event that waits for its retry holds no worker. While the subscriber is away (`congestion`) only
+probes get attempts. Events bound for the dead letter sink or topic go on, as they ask another
+server. So does a kept reply, which doesn't count against the subscriber's rate either; but while so
+many replies fail that events wait, only those of probes are tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from knafka.core.delivery import Done, Retry
+from knafka.core.progress import SUBSCRIBER
+from knafka.dispatcher.engine.congestion import PROBES, CongestionControl
+from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent
+from knafka.dispatcher.engine.rate import AttemptRate
+from knafka.dispatcher.engine.reserve import RESERVE_SHARE, Reserve
+from knafka.dispatcher.engine.sender import Sender
+from knafka.dispatcher.engine.turn_limit import TurnLimit
+
+READY_ENOUGH: Final = 500
+"""Ready events that wait only for a worker: while there are more, no records are read. Events
+beyond them wait behind their own key, and reading on lets other keys overtake."""
+
+SHORTEST_TIMER: Final = 0.001
+"""Seconds of the shortest timer: uvloop takes a shorter one for none at all."""
+
+
+class Workers:
+    """Makes the attempts of one drain; `now` returns Unix time, all other times are the event
+    loop's."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        settle: Callable[[PendingEvent], None],
+        congestion: CongestionControl,
+        limit: int,
+        now: Callable[[], float],
+        turn_limit: TurnLimit | None = None,
+        reserve: Reserve | None = None,
+    ) -> None:
+        self.crash: BaseException | None = None
+        """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
+        self.on_crash: Callable[[], None] = lambda: None
+        """Called when a worker has crashed."""
+        self.moved = asyncio.Event()
+        """Set when an attempt has ended."""
+        self._sender = sender
+        self._settle = settle
+        self._congestion = congestion
+        self._limit = limit
+        self._now = now
+        self._turn_limit = turn_limit
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[PendingEvent] = deque()
+        self._retries: deque[PendingEvent] = deque()
+        """Events due for a retry while only probes may be sent."""
+        self._probes: set[PendingEvent] = set()
+        self._probes_due: deque[PendingEvent] = deque()
+        self._not_for_subscriber: deque[PendingEvent] = deque()
+        """Events that are due and not bound for the subscriber: dead letters, and kept replies."""
+        self._under_way: dict[PendingEvent, None] = {}
+        """Events that have an attempt at the subscriber, in the order in which these began."""
+        self._reserve = reserve
+        self._stopping = False
+        self._capacity: asyncio.Future[None] | None = None
+        self._idle_workers: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._rate_timer: asyncio.TimerHandle | None = None
+
+    def add(self, event: PendingEvent) -> None:
+        """Queue an event that may be sent at once, as far as its order is concerned."""
+        if event.stage is not SUBSCRIBER:
+            self._not_for_subscriber.append(event)
+        elif not self._congestion.is_open:
+            (self._ready if event.reply is None else self._not_for_subscriber).append(event)
+        elif event.is_probe:
+            self._probes_due.append(event)
+        else:
+            has_begun = event.attempts or event in event.partition.retrying
+            (self._retries if has_begun else self._ready).append(event)
+        self._wake_worker()
+
+    def add_later(self, event: PendingEvent, seconds: float) -> None:
+        """Queue an event in `seconds`, unless its partition is closed before."""
+        partition = event.partition
+        event.due = self._now() + seconds
+        if not partition.open:
+            return  # not settled, so the next drain reads it again
+        if seconds <= 0:
+            self.add(event)
+            return
+
+        def add() -> None:
+            partition.backoffs.discard(timer)
+            self.add(event)
+
+        timer = self._loop.call_later(seconds, add)
+        partition.backoffs.add(timer)
+
+    def stop(self) -> None:
+        """Begin no more attempts, until `resume`."""
+        self._stopping = True
+        self.moved.set()
+        self._signal_capacity()
+
+    def resume(self) -> None:
+        """Begin attempts again after `stop`."""
+        self._stopping = False
+        for _ in range(self._limit):
+            self._wake_worker()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called, so that no attempt may begin."""
+        return self._stopping
+
+    @property
+    def under_way(self) -> frozenset[PendingEvent]:
+        """The events that have an attempt at the subscriber right now."""
+        return frozenset(self._under_way)
+
+    async def close(self) -> None:
+        """Cancel the attempts that are under way."""
+        self.stop()
+        for timer in (self._timer, self._rate_timer):
+            if timer is not None:
+                timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the rate limit, if there is one, lets an attempt begin."""
+        rate = self._congestion.rate
+        return rate is None or rate.is_open
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether events bound for the subscriber wait for a worker, a probe or the rate limit."""
+        return bool(self._ready or self._retries or self._probes_due)
+
+    @property
+    def has_capacity(self) -> bool:
+        """Whether few enough ready events wait for a worker that more records may be read."""
+        return len(self._ready) <= READY_ENOUGH
+
+    async def wait_for_capacity(self, timeout: float) -> None:
+        """Wait until `has_capacity`, at most `timeout` seconds."""
+        if self.has_capacity or self._stopping:
+            return
+        self._capacity = self._loop.create_future()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._capacity
+        self._capacity = None
+
+    def _signal_capacity(self) -> None:
+        """Wake whoever waits in `wait_for_capacity`."""
+        if self._capacity is not None and not self._capacity.done():
+            self._capacity.set_result(None)
+
+    def _wake_worker(self) -> None:
+        """Wake an idle worker, or start another one if there are fewer than `limit`."""
+        if self._idle_workers:
+            self._idle_workers.pop().set_result(None)
+        elif len(self._tasks) < self._limit:
+            task = asyncio.create_task(self._work())
+            task.add_done_callback(self._worker_ended)
+            self._tasks.append(task)
+
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        """Note why a worker ended: any end but a cancellation is a bug, and ends the drain."""
+        if not task.cancelled():
+            self.crash = task.exception()
+            self.on_crash()
+
+    async def _work(self) -> None:
+        """Run one worker: make one attempt after another."""
+        congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
+        while True:
+            if turn_limit is not None:
+                await turn_limit.wait_for_turn()
+            while (event := self._next_event()) is None:
+                waiter = self._loop.create_future()
+                self._idle_workers.append(waiter)
+                await waiter
+            partition = event.partition
+            if not partition.open:
+                continue
+            partition.in_flight += 1
+            if event.stage is SUBSCRIBER:
+                under_way[event] = None
+                if congestion.rate is not None and event.reply is None:
+                    congestion.rate.begin(self._loop.time())
+                    self._wait_for_rate(congestion.rate)
+            try:
+                decision = await self._sender.attempt(event)
+            except Exception as error:  # it concerns this event, and the others go on
+                decision = self._sender.give_up(event, error)
+            finally:
+                partition.in_flight -= 1
+                under_way.pop(event, None)
+            if isinstance(decision, Done) and not partition.retrying:
+                self._settle(event)
+            else:
+                self._settle_or_retry(event, decision)
+            self.moved.set()
+            if not congestion.is_calm:
+                self._apply_congestion_limit()
+
+    def _settle_or_retry(self, event: PendingEvent, decision: Done | Retry) -> None:
+        """Settle the event, or queue its next attempt, after an attempt that changes its
+        partition's retries."""
+        partition = event.partition
+        if isinstance(decision, Done):
+            self._probes.discard(event)
+            partition.retrying.discard(event)
+            self.release(partition)
+            self._settle(event)
+            return
+        partition.retrying.add(event)
+        if event.stage is not SUBSCRIBER:
+            self._probes.discard(event)
+        elif self._congestion.is_open and not event.is_probe and len(self._probes) < PROBES:
+            self._begin_probe(event)
+        self.add_later(event, decision.after)
+
+    def release(self, partition: AssignedPartition) -> None:
+        """Queue the partition's held-back events again if the commit metadata has room for them."""
+        if partition.held_back and partition.may_begin:
+            held_back, partition.held_back = partition.held_back, []
+            self._ready.extendleft(reversed(held_back))
+            for _ in held_back:
+                self._wake_worker()
+
+    # Which event is next
+
+    def _next_event(self) -> PendingEvent | None:
+        """Remove and return the event that gets the next attempt; None: none may begin now."""
+        if self._stopping:
+            return None
+        if self._not_for_subscriber:
+            return self._not_for_subscriber.popleft()
+        congestion, ready = self._congestion, self._ready
+        if congestion.rate is not None and not congestion.rate.is_open:
+            return None
+        if congestion.is_open:
+            return self._next_probe()
+        under_way, limit = len(self._under_way), congestion.limit
+        if under_way >= limit or (congestion.paused_until and self._is_paused()):
+            return None
+        if (
+            under_way * RESERVE_SHARE >= limit * (RESERVE_SHARE - 1)
+            and ready
+            and self._reserve_delays(limit)
+        ):
+            return None
+        while ready:
+            event = ready.popleft()
+            if self._capacity is not None and len(ready) <= READY_ENOUGH:
+                self._signal_capacity()
+            partition = event.partition
+            if event.attempts or not partition.retrying or partition.may_begin:
+                return event
+            if event in partition.retrying:  # there was no token for its first attempt
+                return event
+            partition.held_back.append(event)
+        return None
+
+    def _reserve_delays(self, limit: int) -> bool:
+        """Whether the next attempt has to wait because slow attempts hold most places (`reserve`);
+        wakes a worker later if so."""
+        if self._reserve is None:
+            return False
+        now = self._now()
+        if self._reserve.may_begin_unchecked(next(iter(self._under_way)).last_attempt, now):
+            return False
+        began = (event.last_attempt for event in self._under_way)
+        pause = self._reserve.delay_before_attempt(began, limit, now)
+        if pause:
+            self._wake_later(self._loop.time() + max(pause, SHORTEST_TIMER))
+        return pause > 0
+
+    def _wait_for_rate(self, rate: AttemptRate) -> None:
+        """Wake a worker when the rate limit lets the next attempt begin."""
+        if left := rate.refresh(self._loop.time()):
+            after = max(left, SHORTEST_TIMER)
+            self._rate_timer = self._loop.call_later(after, self._wait_for_rate, rate)
+            return
+        self.moved.set()
+        self._wake_worker()
+
+    def _next_probe(self) -> PendingEvent | None:
+        """Remove and return the event that probes next while the subscriber is away; None: none is
+        due."""
+        if self._is_paused():
+            return None
+        if self._probes_due:
+            return self._probes_due.popleft()
+        for waiting in (self._retries, self._ready):
+            while waiting and not waiting[0].partition.open:
+                waiting.popleft()
+        waiting = self._retries or self._ready
+        if not waiting:
+            return None
+        self._probes = {probe for probe in self._probes if probe.partition.open}
+        probe_at = self._congestion.next_probe_at(len(self._probes))
+        if probe_at > self._loop.time():
+            self._wake_later(probe_at)
+            return None
+        event = waiting.popleft()
+        self._begin_probe(event)
+        return event
+
+    def _begin_probe(self, event: PendingEvent) -> None:
+        """Mark an event as a probe, and note when it began."""
+        event.is_probe = True
+        self._probes.add(event)
+        self._congestion.probe_began(self._loop.time())
+
+    def _is_paused(self) -> bool:
+        """Whether a Retry-After forbids attempts now; wakes a worker when it ends."""
+        until = self._congestion.paused_until
+        if until <= self._loop.time():
+            return False
+        self._wake_later(until)
+        return True
+
+    def _apply_congestion_limit(self) -> None:
+        """Begin the attempts that the congestion control allows now; end all probing once it is
+        closed."""
+        if not self._congestion.is_open and (self._probes or self._retries):
+            for event in self._probes:
+                event.is_probe = False
+            self._probes.clear()
+            for waiting in (self._retries, self._probes_due):
+                self._ready.extendleft(reversed(waiting))
+                waiting.clear()
+        for _ in range(min(len(self._ready), self._congestion.limit - len(self._under_way))):
+            self._wake_worker()
+
+    def _wake_later(self, at: float) -> None:
+        """Wake a worker at this time of the event loop's clock, or earlier if that is planned."""
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._wake_now)
+
+    def _wake_now(self) -> None:
+        """Begin what is allowed now, when the timer of `_wake_later` has ended."""
+        self._timer = None
+        self._apply_congestion_limit()
+        self._wake_worker()
