@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
+import gevent
 import shapes
 from arrivals import Summary
 from locust import FastHttpUser, events, task
@@ -61,6 +62,8 @@ def add_options(parser: Any) -> None:
         help="events of one key in each request, as a batch (0: one, alone)")  # fmt: skip
     add("--each", env_var="EACH", type=float, default=0.0,
         help="events a second of each user (0: as fast as they are taken)")  # fmt: skip
+    add("--events", env_var="EVENTS", type=int, default=0,
+        help="end once so many are accepted in each process (0: don't)")  # fmt: skip
     add("--settle", env_var="SETTLE", type=float, default=30.0,
         help="seconds that the last events may take to arrive")  # fmt: skip
 
@@ -76,6 +79,7 @@ class Sender(FastHttpUser):
         self._types = options.event_types.split(",")
         self._structured = options.structured
         self._batch = options.batch
+        self._most_events = options.events
         self._pause = 1 / options.each if options.each else 0.0
         self._due = time.monotonic()
         self._host = {"host": options.broker_host} if options.broker_host else {}
@@ -95,7 +99,15 @@ class Sender(FastHttpUser):
         request = self._several(key, number) if self._batch else self._event(key, number)
         while not self._post(*request):
             time.sleep(PAUSE)
+        is_enough = accepted.total() >= self._most_events
         accepted[key] = number + max(1, self._batch)
+        if self._most_events and not is_enough and accepted.total() >= self._most_events:
+            self._end()
+
+    def _end(self) -> None:
+        """End the run of this process. Ending waits for all users, this one among them."""
+        assert self.environment.runner is not None
+        gevent.spawn(self.environment.runner.quit)
 
     def _several(self, key: str, number: int) -> tuple[str, Head, bytes]:
         numbers = range(number, number + self._batch)

@@ -1,4 +1,4 @@
-"""The functions under a foreign server: func's contract, which functions-framework's targets share.
+"""Runs our functions in func's server, by func's contract; functions-framework uses the same.
 
 func calls `new()` once and then the instance: `start` and `stop` are plain calls on the event loop,
 `handle` is ASGI, `alive` and `ready` answer its probes (FN-2, FN-4). `functions/function` exports
@@ -65,8 +65,9 @@ class Hosted:
         signal.signal(signal.SIGTERM, interrupt)
 
     def _end_before_the_server(self) -> None:
-        """SIGTERM where the server listens by the event loop, as func's does: it waits for open
-        connections and for nothing that `stop` begins, so it is told once drains have ended."""
+        """Called at SIGTERM where the server has its handler on the event loop, as func's does. It
+        interrupts the function, and ends the server only after that: by itself the server would
+        wait for open connections, but not for what `stop` begins."""
         if self._ending is None:
             self._function.interrupt()
             self._ending = asyncio.create_task(self._end_server())

@@ -1,4 +1,4 @@
-"""Observability: counters in plain integers, shown as Prometheus text.
+"""Observability: counters in plain integers, shown as Prometheus text, and the format of logs.
 
 A hot path adds to an attribute, a dict or a `Histogram`, nothing else; names and labels are put
 together when somebody asks. There is no registry that everything shares: each function owns its

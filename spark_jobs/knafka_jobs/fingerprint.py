@@ -80,8 +80,8 @@ def fingerprint(error: str | None) -> str:
 
 def fingerprint_of(error_data: Column) -> Column:
     """The `fingerprint` of a column with `knativeerrordata`: base64, else taken as plain text."""
-    # Only now, so that the document of a report, which names the bound of a fingerprint, is read
-    # where there is no Spark: the console has none.
+    # Imported here, so that the report's document, which uses a limit of this module, can be read
+    # without Spark, as in the console.
     from pyspark.sql import functions as F
 
     decoded = F.make_valid_utf8(F.try_to_binary(error_data, F.lit("base64")).cast("string"))

@@ -1,4 +1,4 @@
-"""Transactions on a real Kafka that says no, or nothing: `knafka.clients.kafka.producers.kafka_transactions`."""
+"""Transactions on a real Kafka that refuses or is silent: `kafka_transactions`."""
 
 from __future__ import annotations
 

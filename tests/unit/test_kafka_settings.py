@@ -12,7 +12,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.kafka import desired, shards
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.kafka_settings import (
-    check_start_stays,
+    check_start_unchanged,
     check_trigger_settings,
     required_isolation,
     start_position,
@@ -186,7 +186,7 @@ BEGUN = {"group.id": "g"}
 def test_a_start_may_change_until_the_trigger_has_begun(
     was: dict[str, str], status: dict[str, str], is_: dict[str, str]
 ) -> None:
-    check_start_stays(document("Trigger", was, status), document("Trigger", is_, status))
+    check_start_unchanged(document("Trigger", was, status), document("Trigger", is_, status))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_another_start_for_one_that_has_begun_is_refused(
     """It would look like having an effect, and no event would come of it."""
     new = document("Trigger", {START: "earliest"}, status)
     with pytest.raises(InvalidDocument, match=f"can't be changed: this Trigger began at {began}"):
-        check_start_stays(document("Trigger", was, status), new)
+        check_start_unchanged(document("Trigger", was, status), new)
 
 
 RACK = {"knafka.dev/consumer.client.rack": "a"}

@@ -31,7 +31,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "build" / "mutants"
 MODULES: Final = (
     "functions/knafka/core",
-    "functions/knafka/clients/http_",
+    "functions/knafka/clients/http/",
     "functions/knafka/dispatcher",
     *(f"operator/{name.replace('.', '/')}" for name in covering.OPERATOR),
     "spark_jobs/knafka_jobs/compact/ingest_batches.py",

@@ -36,10 +36,12 @@ for its own at most."""
 ASK_AGAIN: Final = 3.0
 """Seconds after such a request that failed."""
 AGAIN_AT_START: Final = 300.0
-"""Seconds after which a drain that was begun at the start and was then stopped begins again. Whom
-the operator has no more need of is gone by then; one that is kept has been asked again."""
+"""Seconds after which a drain that was begun at the start and was then stopped begins again. By
+then a dispatcher that the operator no longer needs is gone, and one that it keeps has had another
+request."""
 HANDOVER: Final = 30.0
-"""Seconds without renewal after partitions went to a new member: somebody asked for that one."""
+"""Seconds after partitions went to a new member in which the lease isn't renewed: somebody has
+asked for that member."""
 
 
 class AnotherEgress(KnafkaError):
@@ -81,7 +83,7 @@ class Leased(Protocol[P_co]):
         ...
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
-        """With the counts since the last request has ended."""
+        """Return the progress, with the counts since the last request ended."""
         ...
 
     def request_ended(self) -> None:

@@ -1,6 +1,7 @@
 """Account tokens: tokens of service accounts, as a dispatcher asks for them.
 
-`knafka.clients.kubernetes.api_server_tokens` asks Kubernetes' API server; tests have some in memory.
+`knafka.clients.kubernetes.api_server_tokens` asks Kubernetes' API server; tests have some in
+memory.
 Not here: when one is asked for (`core.sink_tokens`).
 """
 

@@ -1,6 +1,7 @@
 """Signing keys: those of the issuer of senders' tokens, as a receiver asks for them.
 
-`knafka.clients.kubernetes.api_server_keys` has those of Kubernetes' API server; tests have some in memory.
+`knafka.clients.kubernetes.api_server_keys` has those of Kubernetes' API server; tests have some
+in memory.
 Not here: what a token must say (`core.auth_tokens`).
 """
 

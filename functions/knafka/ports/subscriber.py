@@ -1,6 +1,7 @@
 """The subscriber: one POST to one destination, as the dispatcher asks for it.
 
-`knafka.clients.http.http_subscriber` implements `Subscriber` over HTTP/1.1; tests have one in memory.
+`knafka.clients.http.http_subscriber` implements `Subscriber` over HTTP/1.1; tests have one in
+memory.
 Not here: retries, redirects, proxies and any opinion about a status: what an answer means is
 decided by `core.delivery`.
 """

@@ -496,12 +496,12 @@ class IngestHandler:
             ],
             kind="histogram",
         )
-        yield produced(self._stored_records())
+        yield produced(self._stored_record_counts())
         yield from self._more_metrics()
 
-    def _stored_records(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
-        """Yield client, topic and stored records by partition, of each writer once: Brokers may
-        share one."""
+    def _stored_record_counts(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
+        """For each writer and topic, yield the client's name, the topic, and the number of stored
+        records by partition. A writer that Brokers share comes once."""
         for number, writer in enumerate(self.writers, 1):
             topics: dict[str, dict[int, int]] = {}
             for (topic, partition), count in writer.stored.items():

@@ -211,7 +211,7 @@ def compact(target: WaitingTarget, job_options: JobArguments, **local_options: A
 
 
 def report(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Have a DeadLetterArchive compact and report now."""
+    """Let a DeadLetterArchive compact and make a report now; with --wait, print its totals."""
     status = _run_archive(target, job_options, local_options, needs_report=True)
     if status is None:
         return

@@ -349,7 +349,8 @@ def _address_text(row: BrokerRow) -> Text:
 
 
 def _state_text(row: TriggerRow) -> Text:
-    """Why a Trigger isn't ready, its error, or the scaler's reason for its number of replicas."""
+    """Why a Trigger isn't ready, its error, that it is paused, what is wrong with its dead letters,
+    or the scaler's reason for its number of replicas."""
     if row.refused:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:

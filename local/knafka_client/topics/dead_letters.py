@@ -148,8 +148,8 @@ def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
     """An Egress that stands for the dead letters of a Broker or KafkaChannel itself.
 
-    These are records that hold no event. The Egress has no Trigger's name and the Broker's
-    dead-letter topic.
+    These are records that hold no event. The Egress has an empty Trigger name; its dead-letter
+    topic is that of the Broker or channel.
     """
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker

@@ -3,7 +3,7 @@
     observe (its archive, its Job) -> decide (`archives.operation_decide`) -> write the status
 
 Their Jobs are made and deleted by their archive (`archives.kind`), which asks here whose turn
-it is: what is known in memory says only whom to look at, the decision is about what is stored.
+it is. Memory holds only the candidates: each one is read from the cluster before it is chosen.
 
 Not here: hearing of changes (`engine.controller`).
 """
@@ -192,7 +192,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     def decide(
         self, observed: ObservedOperation, record: _OperationRecord | None
     ) -> OperationDecision:
-        """Decide by what was observed, and remember when to reconcile again."""
+        """Decide on an operation, and keep the delay until it is reconciled again."""
         decision = deciding.decide(observed, self.now())
         self._again[observed.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision

@@ -5,8 +5,8 @@
 The annotation on a Broker is the user's; what it may name is for the installation to say, in the
 key `external.topics` of its own ConfigMap: patterns, separated by commas or lines, none by default.
 In a pattern `*` stands for any characters, `{namespace}` for the Broker's namespace, and all else
-for itself. Topics that are Knafka's own or internal to Kafka can't be allowed. Those of Sensors
-have no beginning of their own: known ones can't be either, and a name like theirs only in full.
+for itself. Topics that are Knafka's own or internal to Kafka can't be allowed. Sensors' topics have
+no common prefix: known ones can't be allowed, others of their form only by a pattern without `*`.
 
 Not here: whether the topic exists (`kafka.topics`), and reading the ConfigMap (`kind`).
 """

@@ -1,5 +1,5 @@
-"""Channel Kafkas: which Kafka a KafkaChannel has, by the installation's ConfigMap and a Secret; and
-which a receiver has, by its own Service, when those are other ones by now or have gone.
+"""Finds the Kafka of a KafkaChannel by the installation's ConfigMap and a Secret; and the Kafka of
+a receiver by its own Service, for when the ConfigMap or Secret has changed or is gone.
 
 Not here: what a channel has in its Kafka (`kind`, `receivers`).
 """
@@ -98,8 +98,8 @@ class ChannelKafkas:
         raise failure
 
     async def kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
-        """The Kafka and contract topic of a channels' receiver, by its Service; None: there is no
-        such receiver. Raises `NotReady` and `InvalidDocument`."""
+        """Return the Kafka and the contract topic of the channel receiver whose Service has this
+        name; None: there is no such receiver. Raises `NotReady` and `InvalidDocument`."""
         namespace = self.settings.namespace
         service = await self.cluster.get(SERVING, "Service", namespace, name)
         if service is None or receiver_services.CHANNELS_OWNER not in services.owner_uids(service):

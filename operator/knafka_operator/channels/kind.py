@@ -6,8 +6,8 @@
 The counterpart of `brokers.kind`: to `triggers` a channel is a Broker. A channel has no receiver of
 its own (`receivers`).
 
-More than 400 lines, so that what is made for a channel and what becomes of that when it goes, or
-goes to another implementation, are side by side.
+More than 400 lines, so that making what a channel needs stands beside deleting it, or leaving it to
+another implementation.
 
 Not here: hearing of changes, and any decision, which is a pure function.
 """
@@ -336,21 +336,31 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         connection: ChannelConnection,
         record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
+        """Claim the name of the channel's topic, and read from Kafka what is known of it.
+
+        Returns an expected error, so that it becomes a condition. A topic that exists may be
+        another channel's; it is taken over only if `knafka adopt` has asked for it (an empty
+        annotation `TOPIC_ID`) and it has no records.
+        """
         assert record.kafka is not None
-        taken = desired.NamesOfOthers(self.states.topics, record.uid)
+        names_of_others = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            wanted = deciding.channel_topic(channel, connection.defaults, taken, self.states.naming)
+            wanted = deciding.channel_topic(
+                channel, connection.defaults, names_of_others, self.states.naming
+            )
             self.states.claim_topic(record, wanted.name)
             topics = record.kafka.topics
             found = await topics.describe_topic(wanted.name)
-            mine = Identity(channel.metadata.namespace, channel.metadata.name)
-            others = 0 if found else partitions_of_others(self.states, mine)
+            channel_identity = Identity(channel.metadata.namespace, channel.metadata.name)
+            partitions_elsewhere = (
+                0 if found else partitions_of_others(self.states, channel_identity)
+            )
             annotations = (document.get("status") or {}).get("annotations") or {}
             asked = found is not None and annotations.get(TOPIC_ID) == ""
             disputed = not asked or await has_records(topics, wanted.name)
         except EXPECTED as error:
             return error
-        return ObservedTopic(wanted, found, others, disputed)
+        return ObservedTopic(wanted, found, partitions_elsewhere, disputed)
 
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)

@@ -504,7 +504,7 @@ def env_variables(environment: Mapping[str, str]) -> list[Manifest]:
 
 
 def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
-    """What a container that has `env_variables` gets; those with a value from elsewhere are
-    empty."""
+    """The variables in a container's `env` list, unescaped: the reverse of `env_variables`. A
+    variable without a `value`, such as one from a Secret, is empty."""
     found = container.get("env") or ()
     return {each["name"]: each.get("value", "").replace("$$", "$") for each in found}

@@ -80,7 +80,7 @@ ORDERS: Final[Mapping[str, Order]] = {
     "unordered": Order.NONE,
     "key": Order.KEY,
 }
-"""Values of the annotation `delivery.order`; `key` is Knafka's, and the default."""
+"""Values of the annotation `delivery.order`; `key` is Knafka's, and the default for Triggers."""
 
 MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
 MAX_MAX_IN_FLIGHT: Final = 10_000

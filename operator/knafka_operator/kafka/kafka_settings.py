@@ -191,17 +191,17 @@ def start_position(annotations: Mapping[str, str]) -> Start:
     return int((moment - _EPOCH).total_seconds() * 1000)
 
 
-def check_start_stays(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Refuse a changed start position of a Trigger whose group has begun, as it would have no
     effect.
 
     Removing the annotation is allowed.
     """
     status = (old.get("status") or {}).get("annotations") or {}
-    was, is_ = (
+    old_start, new_start = (
         ((each.get("metadata") or {}).get("annotations") or {}).get(START) for each in (old, new)
     )
-    if GROUP_STATUS in status and is_ not in (None, was, status.get(START)):
+    if GROUP_STATUS in status and new_start not in (None, old_start, status.get(START)):
         raise InvalidDocument(
             annotation_path(START),
             f"can't be changed: this Trigger began at {status.get(START, LATEST)}: want a new "

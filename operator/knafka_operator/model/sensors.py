@@ -1,8 +1,9 @@
 """Sensors as declared, as far as Knafka reads them: Argo's vocabulary, on a Broker or a
 KafkaChannel (BUS-S1).
 
-As strict as `resources`; `parse` one with `knafka.core.documents.parse`. What of a trigger is
-about delivery becomes its Trigger's (`delivery_of`), so what that can't do is refused here.
+As strict as `resources`; `parse` one with `knafka.core.documents.parse`. The delivery settings of a
+Sensor's trigger become those of its Knative Trigger (`delivery_of`), so what a Knative Trigger
+can't do is refused here.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class Bus(NamedTuple):
 
 
 def bus_of(sensor: Mapping[str, Any]) -> Bus:
-    """The bus of a Sensor as it is stored."""
+    """The bus of a Sensor's document, which is not parsed and may lack defaults."""
     spec, namespace = sensor.get("spec") or {}, sensor["metadata"]["namespace"]
     if channel := spec.get("channel"):
         return Bus(CHANNELS, Identity(namespace, str(channel)))

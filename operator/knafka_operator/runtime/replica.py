@@ -3,8 +3,8 @@
     every replica    webhooks, metrics, connections to every Kafka: warm
     the leader       resume what is delivered -> reconcile everything -> hang up -> release
 
-The webhooks have kopf, an event loop and a thread of their own: kopf takes everything in its loop
-for its own when it ends, and an answer isn't to wait for what a leader does.
+kopf serves the webhooks in a thread and an event loop of its own: when it ends, it treats all tasks
+of its loop as its own, and a webhook's answer must not wait for the leader's work.
 
 Not here: who leads (`kube_api.leadership`), and what is done (`controller`, `operator`).
 """
@@ -52,8 +52,8 @@ T = TypeVar("T")
 PREPARE_EVERY: Final = 300.0
 """Seconds between two looks of a replica that waits at which KafkaClusters it would need."""
 MAX_READ_BYTES: Final = 128 * 1024 * 1024
-"""Of a topic that is read whole, in memory: whoever has its Kafka can fill it. The contract of ten
-thousand Triggers has 20 MB, and some times that before it is compacted."""
+"""Most bytes of a topic that is read whole into memory: anybody with its Kafka can fill it. The
+contract of ten thousand Triggers has 20 MB, and several times as much before compaction."""
 ASK_AGAIN: Final = 1.0
 WEBHOOKS_END: Final = 5.0
 

@@ -2,9 +2,9 @@
 
     open --drain after drain, with pauses--> stop --> ending --> over
 
-A unit is what has processes of its own: a Trigger, a shard of many, or a Sensor. A drain ends by
-itself when it has been idle; one too many is ended when its budget is nearly spent, which several
-requests share, one after the other.
+A unit has processes of its own: a Trigger, a shard of many, or a Sensor. A drain ends by itself
+when it has been idle. Requests hold it one after the other and share its budget; a drain that is
+not needed any more is ended when its budget is nearly spent.
 
 Not here: how many there are to be (`lag_checks`), what lines of progress mean (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
@@ -61,10 +61,10 @@ class Slots:
         give --the drain says which it has--> found --it is over--> free
 
     A drain's slot is in its transactional id, so a drain that begins in a slot ends the transaction
-    that the last one there has left open, and the last one itself if it goes on. A request keeps
-    its slot for the drain that follows one which was killed. A request may reach a process whose
-    drain goes on with another slot: then that counts, and whatever has it by our books gets the one
-    that is left.
+    that the last one there has left open, and the last one itself if it goes on. If a drain is
+    killed, its request keeps the slot for the next drain. A request may reach a process whose drain
+    already has another slot: then the request takes that slot, and the request that had it gets the
+    slot that is left.
     """
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ class Holds(Generic[Line]):
         reported."""
         needless = len(self._open) > self._unit.floor
         request = DrainRequest(
-            # One that min-scale wants has no reason to end when idle, only to begin anew.
+            # A drain that min-scale requires doesn't end when idle: another would have to begin.
             idle=self._unit.cooldown if needless else self._budget,
             budget=budget,
             slot=None if self._slots is None else self._slots.slot_of(hold),
@@ -287,7 +287,7 @@ class Holds(Generic[Line]):
             async with asyncio.timeout(budget + GRACE):
                 async for line in asking:
                     last = line
-                    # Until it says that it has ended; then there is no more line.
+                    # Unless a later line says so, the drain hasn't ended when this request does.
                     if line.ended in (None, Ended.BUDGET):
                         self._unheld.add(hold)
                     else:

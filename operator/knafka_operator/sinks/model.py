@@ -31,7 +31,7 @@ class SinkSecretName(Observed):
 
 class SinkSecret(Declared):
     ref: SinkSecretName | None = None
-    """A Secret of the sink's namespace, as a Broker's (`knafka.core.kafka_settings.kafka_secret`)."""
+    """A Secret of the sink's namespace, as a Broker's (`core.kafka_settings.kafka_secret`)."""
 
 
 class SinkAuth(Declared):

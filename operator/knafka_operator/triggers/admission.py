@@ -121,7 +121,7 @@ def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem
     # Without a Broker it was never of use, and may be mended.
     if was and (diff := changed_values({"spec.broker": was}, {"spec.broker": is_})):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec, broker")
-    yield from annotation_problems(lambda: kafka_settings.check_start_stays(old, new))
+    yield from annotation_problems(lambda: kafka_settings.check_start_unchanged(old, new))
 
 
 def _broker_name_of_spec(spec: Document) -> str:

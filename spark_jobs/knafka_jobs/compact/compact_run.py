@@ -143,7 +143,7 @@ def _ingest(
         progress(
             f"{ingested.missed} dead letters were deleted from their topics before they were read"
         )
-    # Also records of calls that failed later, on a record that Spark can't read.
+    # `appended` also counts records of a call that then failed on a record Spark can't read.
     return replace(ingested, records=appended)
 
 

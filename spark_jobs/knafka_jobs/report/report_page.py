@@ -71,7 +71,7 @@ def render_file(report: Report, traces: str = "") -> str:
 def render_served(report: Report, traces: str, path: str) -> ServedPage:
     """Render the page for a console, to which it may send requests.
 
-    `traces` is as in `render`; `path` is the path of the report's JSON in the console.
+    `traces` is as in `render_file`; `path` is the path of the report's JSON in the console.
     """
     return _render(report, traces, path)
 

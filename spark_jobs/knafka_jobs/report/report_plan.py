@@ -113,7 +113,8 @@ def groups(sums: DataFrame) -> DataFrame:
 
 
 def buckets(failures: DataFrame, since: datetime, until: datetime, seconds: int) -> DataFrame:
-    """Failures by group and period of `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
+    """Failures from `since` to before `until` by group and period of `seconds`: columns `GROUP`,
+    `start` (Unix seconds), `failures`."""
     start = (F.floor(F.unix_timestamp("at") / seconds) * seconds).cast("bigint")
     return (
         failures.select(*GROUP, F.explode("history.at").alias("at"))

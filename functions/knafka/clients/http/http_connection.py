@@ -28,12 +28,12 @@ so that the keep-alive race stays rare."""
 KEEPALIVE_IDLE: Final = 15
 KEEPALIVE_INTERVAL: Final = 5
 KEEPALIVE_PROBES: Final = 3
-"""Seconds, seconds and how many: a peer that is gone without a word, such as a node that lost its
-power, is noticed 30 s after it was last heard of, and not at the attempt's timeout."""
+"""TCP keep-alive: seconds to the first probe, seconds between probes, and number of probes. A peer
+that vanishes, such as a node without power, is noticed after 30 s, not at the attempt's timeout."""
 USER_TIMEOUT: Final = 30_000
 """Milliseconds for which what was sent may stay unacknowledged."""
 
-READ_ON: Final = 16
+MAX_BODY_FACTOR: Final = 16
 """A body up to this many times `max_response_bytes` is read to its end, so that the connection can
 be used again. For a longer one the connection is closed; the response counts by its status."""
 
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._response: Response | None = None
 
     def send(self, first: bytes, rest: bytes, deadline: float) -> asyncio.Future[Response]:
-        """Send one request; the response, or a `DeliveryError`. Call `leave` when done with it.
+        """Send one request; the future gets a response or a `DeliveryError`. Then call `leave`.
 
         The connection must be new or just idle.
         """
@@ -195,11 +195,11 @@ class Connection(asyncio.Protocol):
             self.fail(
                 self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
             )
-        elif self._body_bytes > READ_ON * self._pool.max_response_bytes:
+        elif self._body_bytes > MAX_BODY_FACTOR * self._pool.max_response_bytes:
             self._keep_alive = False
             self._finish(self._complete())
         elif self._received > MAX_HEAD_BYTES + 16 * max(self._body_bytes, MAX_HEAD_BYTES):
-            # Chunk framing and trailers, with room for chunks of a byte each.
+            # This limits chunk framing and trailers; a response in chunks of one byte stays below.
             self.fail(self._connection_error("wrapped its response in too many bytes"))
 
     def on_message_begin(self) -> None:
@@ -260,7 +260,8 @@ class Connection(asyncio.Protocol):
             self._expire_at(now + IDLE_SECONDS)
             self._pool.idle.append(self)
         else:
-            # Too old; or the answer came before the request was sent, such as an early 413.
+            # No request may follow: the connection is too old or closing, the response ended it, or
+            # the response came before the whole request was sent, such as an early 413.
             self._transport.abort()
         if waiter is not None and not waiter.done():
             waiter.set_result(response)

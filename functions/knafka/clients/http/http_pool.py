@@ -19,8 +19,8 @@ from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import HttpOrigin
 
 CONNECT_TIMEOUT: Final = 10.0
-"""Seconds to connect in, TLS included, of those that an attempt has: a host that doesn't answer at
-all is known within them, however long a subscriber may take to answer."""
+"""Longest time (seconds) to connect, TLS included, within an attempt's deadline: a host that
+doesn't answer at all is noticed early, however long a subscriber may take to answer."""
 
 
 Refusal: TypeAlias = Callable[[str], str | None]

@@ -47,7 +47,7 @@ class Expression:
         try:
             return Evaluation(self._evaluate(attributes))
         except Failed as failure:
-            return Evaluation(self._value_after(failure), (failure.error,))
+            return Evaluation(self._value_of_failed(failure), (failure.error,))
 
     @property
     def returns(self) -> type[str] | type[int] | type[bool]:
@@ -103,9 +103,9 @@ class Expression:
             case _:
                 return [(self.text.strip(), self._evaluate)]
 
-    def _value_after(self, failure: Failed) -> Value:
-        """Return the value of an expression that failed: what the operation defines, else its
-        type's zero value."""
+    def _value_of_failed(self, failure: Failed) -> Value:
+        """Return the value of an expression that failed: the value that came with the error, else
+        the zero value of the expression's type (Boolean's if the type is unknown)."""
         if failure.value is not None and failure.origin is self._syntax:
             return failure.value
         return ZERO[type_of(self._syntax) or bool]

@@ -31,8 +31,8 @@ DEPENDENCIES: Final = "sensordependencies"
 
 _DEPENDENCY, _IDENTITY, _AT, _GENERATION = "dependency", "identity", "at", "generation"
 _ORIGIN: Final = "origin"
-"""Partition and offset on the bus; in the trigger topic with a third number, `TriggerTopicRecord.until`.
-"""
+"""Partition and offset on the bus; in the trigger topic with a third number, `until` of
+`TriggerTopicRecord`."""
 _TRACE: Final = "traceparent"
 NEVER: Final = -(2**62)
 """A time (ms) before all others."""

@@ -20,11 +20,11 @@ from knafka.core.tokens.auth_tokens import MAX_TOKEN_BYTES
 
 EXPIRATION: Final = 3600
 """Seconds for which a token is asked for, as upstream does; the API server may give another life.
-For so long a sink goes on if the API server goes away just before it would be renewed, less a
-fifth."""
+If the API server goes away just before a renewal, the token can still be sent for about a fifth of
+its life."""
 RENEWED_AT: Final = 0.8
-"""Part of its life after which a token is renewed, as kubelet does; up to a tenth of its life
-earlier, by chance, so that those that began together don't end together."""
+"""Fraction of its life after which a token is renewed, as by kubelet. Each is renewed up to
+`SPREAD` of its life earlier, at random, so that tokens issued together aren't renewed together."""
 SPREAD: Final = 0.1
 MARGIN: Final = 10.0
 """Seconds before its end from which a token isn't sent any more, or a tenth of its life: it has to
@@ -115,8 +115,8 @@ class SinkToken:
         return now >= self._renew_at and now >= self._ask_from
 
     def issued(self, token: IssuedToken, asked_at: float) -> bool:
-        """Store a newly issued token; returns False if it can't be used, so that the request counts
-        as failed."""
+        """Store a newly issued token. If it can't be used, note the request as failed and return
+        False."""
         if not token.is_usable:
             self.failed(asked_at)
             return False
@@ -134,8 +134,8 @@ class SinkToken:
         self._ask_from = now + wait
 
     def refused(self, value: bytes, now: float) -> bool:
-        """The destination has answered 401 to a request with this token. Whether another request
-        with another token may end differently; False: the answer stands."""
+        """Note that the destination answered 401 to a request with this token. Returns whether a
+        request with another token may end differently; False: the answer stands."""
         if value != self._value or self._is_refused:
             return True
         if now < self._refusals_from:

@@ -218,8 +218,8 @@ class AtMostOnceDrain(Drain):
         return self._confirmed
 
     def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
-        """Stop reading, finish the events that are held within `timeout` seconds, and leave the
-        group."""
+        """Ask the drain to stop reading, finish the events that it holds, for `timeout` seconds at
+        most, and leave the group. An earlier deadline stays."""
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
 

@@ -43,8 +43,8 @@ class DrainCounts:
     """Length of the longest chain of replies to replies that is long enough to be a loop; 0: none
     is."""
     dead_letters_in_a_row: int = 0
-    """How often in a row a dead letter has come back from its sink, once that is the limit; 0
-    before."""
+    """How often in a row a dead letter has come back from its sink, if that is often enough to be a
+    loop; 0: it isn't."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
         return DrainCounts(
@@ -64,14 +64,14 @@ class DrainCounts:
         """Return a copy of the counts that drains report."""
         return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
-    def grown_since(self, before: ReportedCounts) -> dict[str, Any]:
+    def growth_since(self, before: ReportedCounts) -> dict[str, Any]:
         """Return by how much each reported count has grown since `before`, as fields of a
         `DrainProgress`."""
         letters = self.dead_letters - before.dead_letters
         return {**asdict(self.events - before.events), "dead_letters": dict(letters)}
 
     @property
-    def describe_loop(self) -> str | None:
+    def loop_description(self) -> str | None:
         """A sentence about replies or dead letters that go round in a loop (`core.hops`); None:
         none do."""
         if letters := self.dead_letters_in_a_row:

@@ -73,8 +73,9 @@ COMMIT_INTERVAL: Final = 1.0
 MAX_UNSETTLED: Final = 10_000
 """Records held at once over all partitions: how far others may overtake a slow key."""
 NEIGHBOURS_LIMIT: Final = 100
-"""Records held of a partition in the order `partition`, where none may overtake another, by a drain
-that shares its event loop: while a backlog waits to be read on, its neighbours have time."""
+"""Most records of one partition that a drain holds if it shares its event loop and its order is
+`partition`, in which none may overtake another. While it doesn't read further, the other drains
+have time."""
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
 """Seconds to wait for room before a partition is paused, as pausing discards what was
@@ -184,11 +185,11 @@ class Drain:
         """Return the counts since the last request ended, and the drain's state now."""
         self.catch_up()
         return DrainProgress(
-            **self.counts.grown_since(self._reported),
+            **self.counts.growth_since(self._reported),
             unsettled=self._count_unsettled(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
-            loop=self.counts.describe_loop,
+            loop=self.counts.loop_description,
             ended=ended,
             error=error,
         )
@@ -489,9 +490,10 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Commit the positions every `COMMIT_INTERVAL`, or less often while a shared reader brings
-        nothing."""
-        # Neighbours that begin together don't commit at once: each has a moment by its group.
+        """Commit changed positions every `COMMIT_INTERVAL`, or less often while a shared reader
+        brings no records and none is unsettled."""
+        # Drains that begin together would commit together: so each first waits for a part of the
+        # interval that is derived from its group's name.
         moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
         await asyncio.sleep(moment)
         moment = self._loop.time()

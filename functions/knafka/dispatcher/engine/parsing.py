@@ -42,11 +42,11 @@ class OwnParser:
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        head, body = request_for(record, envelope, format_, located)
+        head, body = encode_request(record, envelope, format_, located)
         return prefix + head, body
 
 
-def request_for(
+def encode_request(
     record: Record, envelope: Envelope, format_: Format, located: bool
 ) -> tuple[bytes, bytes]:
     """Encode the request that delivers a record's event; returns its header lines and its body."""

@@ -200,7 +200,7 @@ class PendingEvent:
         self.response_body = b""
         """Body of the subscriber's last response, or a sentence that says why there is none."""
         self.log: list[Attempt] | None = None
-        """The last failed attempts, as far as they are known one by one; None: none failed."""
+        """The last failed attempts, at most `LOGGED_ATTEMPTS`; None: none is recorded."""
         self.trace: DeliveryTrace | None = None
         """Its spans; None: it isn't sampled."""
 

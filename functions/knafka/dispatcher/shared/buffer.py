@@ -242,15 +242,15 @@ class PartitionBuffer:
         if cursor.is_selective:
             return self._take_pending(cursor, limit)
         at = cursor.index - self.first_index
-        some = self.records[at : at + limit]
-        if some:
-            cursor.index += len(some)
+        taken = self.records[at : at + limit]
+        if taken:
+            cursor.index += len(taken)
             self.fastest_index = max(self.fastest_index, cursor.index)
-            if some[0].offset() < cursor.offset:
-                some = some[bisect_left(some, cursor.offset, key=_offset_of) :]
-            if some:
-                cursor.offset = some[-1].offset() + 1
-        return some
+            if taken[0].offset() < cursor.offset:
+                taken = taken[bisect_left(taken, cursor.offset, key=_offset_of) :]
+            if taken:
+                cursor.offset = taken[-1].offset() + 1
+        return taken
 
     def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
         """Return at most `limit` pending records of a selective cursor, and report those skipped
@@ -303,8 +303,8 @@ class PartitionBuffer:
             cursor.reported = max(cursor.reported, cursor.offset)
 
     def next_offset(self, cursor: Cursor) -> int:
-        """Return the offset from which the cursor continues: all below was taken or isn't for
-        it."""
+        """Return the offset from which the cursor continues: every record below it was taken, or
+        isn't for this cursor."""
         if not cursor.is_selective:
             return cursor.offset
         if not cursor.pending:

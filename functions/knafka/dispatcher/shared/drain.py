@@ -334,7 +334,7 @@ class ShardDrain:
         """Return the progress of one group's drain."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
-        counts = drains.served.totals().grown_since(self._reported.get(group, ReportedCounts()))
+        counts = drains.served.totals().growth_since(self._reported.get(group, ReportedCounts()))
         drain = drains.served.drain
         progress = DrainProgress() if drain is None else drain.progress()
         error = None if progress.partitions else drains.error

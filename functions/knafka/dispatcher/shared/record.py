@@ -6,7 +6,7 @@ from typing import cast
 
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
-from knafka.dispatcher.engine.parsing import Format, request_for
+from knafka.dispatcher.engine.parsing import Format, encode_request
 from knafka.ports.log import Record
 
 
@@ -89,6 +89,6 @@ class SharedParser:
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, located))
         if encoded is None:
-            head, body = request_for(record, envelope, format_, located)
+            head, body = encode_request(record, envelope, format_, located)
             encoded = requests[format_, prefix, located] = prefix + head, body
         return encoded

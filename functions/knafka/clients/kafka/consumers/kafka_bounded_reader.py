@@ -1,8 +1,9 @@
-"""Partitions read from their start to their end as it is now, and where topics end.
+"""Reads partitions from their start to their present end, and finds the end offsets of topics.
 
-It never joins the group of which it is asked what is committed, so it waits for no rebalance: of a
-member, Kafka answers nothing while its JoinGroup waits for others. It reads what a process needs to
-know before it goes on, such as its own state. Every call blocks, and all come from one thread.
+It reads a group's committed offsets without joining the group, so it waits for no rebalance: Kafka
+answers no request of a member whose JoinGroup waits for other members. It reads what a process
+needs to know before it goes on, such as its own state. Every call blocks, and all come from one
+thread.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ BATCH: Final = 5_000
 _READING: Final = {
     **READING,
     "auto.offset.reset": "earliest",
-    # Behind the last record lies the marker of its transaction, and that it is reached shows only
-    # in an answer without records, which Kafka gives after this time.
+    # The marker of a transaction follows its last record. Only an answer without records shows that
+    # the marker was reached, and Kafka waits this long before it gives one.
     "fetch.wait.max.ms": 10,
     # Nobody else has work meanwhile, so there is no reason to fetch little.
     "fetch.message.max.bytes": 4 * 1024 * 1024,
@@ -162,7 +163,8 @@ class BoundedReader:
         return self._describe_topic(topic).known
 
     def _describe_topic(self, topic: str) -> _Partitions:
-        """Return a topic's partitions. Raises `LogError`."""
+        """Ask Kafka for a topic's partitions, and for those that have a leader. Raises
+        `LogError`."""
         found = self._ask_until_answered(
             lambda timeout: self._admin.list_topics(topic, timeout=timeout)
         )
@@ -269,7 +271,7 @@ class BoundedReader:
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Behind the last record of each, transactions under way included."""
+        """Return the end offset of each partition, with the records of transactions under way."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ beyond it, unless a producer with the same id comes, which ends it at once."""
 SEND_TIMEOUT: Final = TRANSACTION_TIMEOUT
 """Seconds for the records and offsets of a transaction; Kafka aborts one that takes longer."""
 END_TIMEOUT: Final = 10.0
-"""Seconds in which the end of a transaction, either one, is tried again: a broker's restart."""
+"""Seconds for which a commit or an abort is repeated: enough for the restart of a broker."""
 FENCE_TIMEOUT: Final = 10.0
 """Seconds for which `fence` may be repeated while connections fail."""
 FENCE_ONCE: Final = 1.0
@@ -112,9 +112,9 @@ class TransactionalProducer:
             )
 
     def fence(self, timeout: float) -> bool:
-        """Get the transactional id: a process that had it can't commit any more, and what it left
-        open is aborted. False: not within about `timeout` seconds. Raises `LogError` when it
-        has been tried for `FENCE_TIMEOUT`, or where trying won't help."""
+        """Take over the transactional id: a process that had it can't commit any more, and its open
+        transaction is aborted. Returns False if this fails within about `timeout` seconds. Raises
+        `LogError` once calls have failed for `FENCE_TIMEOUT`, or if another can't help."""
         if self._fenced:
             return True
         now = time.monotonic()

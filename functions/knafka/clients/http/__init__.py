@@ -1,0 +1,1 @@
+"""HTTP clients: requests to subscribers and other destinations. What is where: README.md."""

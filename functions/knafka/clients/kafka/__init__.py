@@ -1,0 +1,1 @@
+"""Kafka clients behind the ports. What is where: README.md."""

@@ -1,0 +1,1 @@
+"""Consumers of Kafka behind the ports. What is where: README.md."""

@@ -1,0 +1,1 @@
+"""Producers of Kafka behind the ports. What is where: README.md."""

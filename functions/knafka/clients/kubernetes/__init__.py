@@ -1,0 +1,1 @@
+"""Clients of the API server, for functions. What is where: README.md."""

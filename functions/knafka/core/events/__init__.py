@@ -1,0 +1,1 @@
+"""CloudEvents and their bindings to HTTP, JSON and Kafka. What is where: README.md."""

@@ -1,0 +1,1 @@
+"""Settings of Kafka clients and credentials for Kafka. What is where: README.md."""

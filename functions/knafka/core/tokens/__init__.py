@@ -1,0 +1,1 @@
+"""Bearer tokens of senders, callers and destinations. What is where: README.md."""
