@@ -134,8 +134,8 @@ class LocalController(Controller):
         self._changed = asyncio.Event()
         """Set when any object changes."""
         failed, settings = operator.publishing.write_failure, operator.settings
-        of = kinds_of(operator), operator.queue, failed, settings, _LocalStore(cluster)
-        super().__init__(*of, self._post, LOCAL_PACE)
+        parts = kinds_of(operator), operator.queue, failed, settings, _LocalStore(cluster)
+        super().__init__(*parts, self._post, LOCAL_PACE)
         self._operator = operator
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):

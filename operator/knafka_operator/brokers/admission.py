@@ -36,7 +36,7 @@ from knafka_operator.decisions.field_errors import (
     schema_problems,
     with_namespace,
 )
-from knafka_operator.functions.receiver_scaling import check_receiver_scaling
+from knafka_operator.functions.receiver_services import check_receiver_scaling
 from knafka_operator.kafka import dead_letter_topics
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation

@@ -68,8 +68,7 @@ from knafka_operator.records.others import observe_sink, partitions_of_others
 from knafka_operator.records.ownership import TopicOwnership, status_annotations
 from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption
-from knafka_operator.senders.features import is_authentication_on, observe_features
-from knafka_operator.senders.https import observe_https
+from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https
 
 
 @dataclass(eq=False)

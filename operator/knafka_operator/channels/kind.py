@@ -61,8 +61,7 @@ from knafka_operator.records.others import observe_sink, partitions_of_others
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption
-from knafka_operator.senders.features import is_authentication_on, observe_features
-from knafka_operator.senders.https import observe_https_of
+from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 """A Service that exists where eventing-kafka-broker is installed: it serves the channels then, but

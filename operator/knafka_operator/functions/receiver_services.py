@@ -3,6 +3,7 @@
     Broker, Receiver                 -> the receiver's Service
     Receiver of many KafkaChannels   -> the Service of the receiver that they share
     the same, and a port             -> a Kubernetes Service that leads past Knative to its pods
+    a Broker's annotations           -> how many pods they may ask of its receiver
 
 Not here: what all functions' Services have in common (`services`).
 """
@@ -21,6 +22,7 @@ from knafka.settings import (
 from knafka_operator.functions.services import (
     BROKER_LABEL,
     KNATIVE_AUTOSCALING,
+    MIN_SCALE,
     OIDC_DIGEST_INPUT,
     OWNER_LABEL,
     RECEIVER_ROLE,
@@ -37,7 +39,8 @@ from knafka_operator.functions.services import (
 )
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.family import BROKERS
-from knafka_operator.model.resources import KNAFKA_PREFIX, Broker, Resource
+from knafka_operator.model.maxima import LARGEST_INT32, Maxima
+from knafka_operator.model.resources import KNAFKA_PREFIX, Broker, Resource, annotation_path
 
 PROBED: Final = "knafka.dev/probed"
 """Key of `status.annotations`: the receiver's Revision that has answered; of a KafkaChannel, the
@@ -222,3 +225,31 @@ def channels_receiver_service(
         tracing=settings.tracing.desired,  # it is one for all channels
         oidc=oidc,
     )
+
+
+# How many pods: what a Broker's own annotations may ask.
+
+_PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationscale"})
+"""Knative's annotations that are numbers of pods; it takes `min-scale` and `minScale`."""
+
+
+def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
+    """The min-scale that a Broker's annotations ask for its receiver; 0 if it is no number, which
+    Knative refuses."""
+    text = annotations.get(MIN_SCALE, str(default)).strip()
+    return int(text) if text.isdecimal() else 0
+
+
+def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> None:
+    """Check the numbers of pods in `autoscaling.knative.dev/...` annotations against the maxima.
+
+    Raises `InvalidDocument`. Values that are no numbers are left for Knative to refuse.
+    """
+    for key, text in annotations.items():
+        name = key.removeprefix(KNATIVE_AUTOSCALING).lower().replace("-", "")
+        if not key.startswith(KNATIVE_AUTOSCALING) or name not in _PODS:
+            continue
+        digits = text.strip()
+        if digits.isascii() and digits.isdigit():
+            asked = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
+            maxima.check_scale(asked, annotation_path(key))

@@ -199,7 +199,7 @@ class Settings:
 
     @property
     def features_config(self) -> Identity:
-        """The ConfigMap of `senders.features`."""
+        """The ConfigMap of `senders.observe`."""
         namespace, _, name = self.features.partition("/")
         return Identity(namespace, name)
 

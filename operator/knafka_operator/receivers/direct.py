@@ -18,7 +18,7 @@ from typing import Final
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_operator.functions import receiver_services, services
-from knafka_operator.functions.receiver_scaling import min_receiver_pods
+from knafka_operator.functions.receiver_services import min_receiver_pods
 from knafka_operator.functions.services import MIN_SCALE
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path

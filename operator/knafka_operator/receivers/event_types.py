@@ -43,7 +43,7 @@ from knafka_operator.receivers.receivers import (
 from knafka_operator.records.state import States
 from knafka_operator.scale.answers import get_answer
 from knafka_operator.scale.http_sessions import checked_session
-from knafka_operator.senders.features import makes_event_types
+from knafka_operator.senders.observe import makes_event_types
 
 log = logging.getLogger(__name__)
 

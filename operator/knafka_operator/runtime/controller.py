@@ -104,8 +104,8 @@ class ClusterController(Controller):
         everybody."""
         self._events = Events(api, operator.settings.identity)
         failed, settings = operator.publishing.write_failure, operator.settings
-        of = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
-        super().__init__(*of, self._events.post)
+        parts = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
+        super().__init__(*parts, self._events.post)
         self._operator = operator
         self._cluster = cluster
         self._api = api

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from knafka_operator.decisions.status import NotReady
-from knafka_operator.functions.receiver_scaling import min_receiver_pods
+from knafka_operator.functions.receiver_services import min_receiver_pods
 from knafka_operator.functions.services import MIN_SCALE
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import Broker, are_certificates

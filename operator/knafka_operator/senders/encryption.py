@@ -8,7 +8,7 @@
     none                                          as Knative Serving has its Services by https
 
 Not here: TLS (`knafka.tls_listener`), what makes a Secret usable (`certificates`), and reading it
-(`senders.https`).
+(`senders.observe`).
 """
 
 from __future__ import annotations

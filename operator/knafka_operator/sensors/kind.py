@@ -285,9 +285,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         stored = None if brokers is None else await self._stored_bus(bus)
         # If a channel is gone, the installation's settings are used, for the Kafka servers that the
         # Sensor's status names.
-        found = None if brokers is None else await brokers.kafka_without_config(stored or document)
-        if found is not None:
-            return found
+        kafka = None if brokers is None else await brokers.kafka_without_config(stored or document)
+        if kafka is not None:
+            return kafka
         if stored is not None:
             message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)

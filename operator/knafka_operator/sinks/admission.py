@@ -23,7 +23,7 @@ from knafka_operator.decisions.field_errors import (
     schema_problems,
     topic_maxima_problems,
 )
-from knafka_operator.functions.receiver_scaling import check_receiver_scaling
+from knafka_operator.functions.receiver_services import check_receiver_scaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.sinks.model import DEFAULT_MODE, KafkaSink

@@ -31,8 +31,7 @@ from knafka_operator.decisions.status import (
 )
 from knafka_operator.decisions.steps import Step
 from knafka_operator.functions import services
-from knafka_operator.functions.receiver_scaling import check_receiver_scaling
-from knafka_operator.functions.receiver_services import PROBED
+from knafka_operator.functions.receiver_services import PROBED, check_receiver_scaling
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.desired import MIN_IN_SYNC

@@ -33,8 +33,7 @@ from knafka_operator.records.others import partitions_of_others
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import States
 from knafka_operator.senders.encryption import Encryption
-from knafka_operator.senders.features import observe_features
-from knafka_operator.senders.https import observe_https_of
+from knafka_operator.senders.observe import observe_features, observe_https_of
 from knafka_operator.sinks.decide import ObservedSink, SinkDecision, decide
 from knafka_operator.sinks.manifests import sink_receiver_name
 from knafka_operator.sinks.model import KAFKA_SINK, SINKS_VERSION, KafkaSink

@@ -28,7 +28,7 @@ from knafka_operator.model.sources import (
 )
 from knafka_operator.model.topics import Topic
 from knafka_operator.records.state import BrokerState, States
-from knafka_operator.senders.features import is_authentication_on, observe_features
+from knafka_operator.senders.observe import is_authentication_on, observe_features
 from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error
 
 MOUNTED: Final = ""

@@ -1,20 +1,27 @@
-"""Features: Knative Eventing's ConfigMap `config-features`, read once per reconciled object."""
+"""Senders, observed: what Knative's features say for a namespace, and how a receiver has https.
+
+The ConfigMap `config-features` is read once for each object that is reconciled.
+
+Not here: what follows (`authentication`, `encryption`), and the EventPolicies (`policies`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decisions.status import EXPECTED
+from knafka_operator.decisions.status import EXPECTED, NotReady
+from knafka_operator.functions import receiver_services
 from knafka_operator.installation.settings import Settings
-from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.cluster import Cluster, decoded_secret
 from knafka_operator.model.features import EVENT_TYPES, is_enabled
-from knafka_operator.model.resources import CORE, ConfigMap
+from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap
 from knafka_operator.senders.authentication import Authentication
-from knafka_operator.senders.encryption import Encryption
+from knafka_operator.senders.encryption import TLS_SECRET, Encryption, Https, https_of_service
 from knafka_operator.senders.policies import Policies
 
 T = TypeVar("T")
@@ -72,3 +79,32 @@ def is_authentication_on(authentication: Authentication | KnafkaError) -> bool:
     """Whether tokens are sent and required. True if that can't be read: destinations that require
     tokens still get them."""
     return isinstance(authentication, KnafkaError) or authentication.is_on
+
+
+async def observe_https(
+    cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
+) -> Https | NotReady:
+    """How a Broker's receiver is reached by https, or the error that says why not. Raises
+    `ClusterError`."""
+    namespace = broker.metadata.namespace
+    if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
+        return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))
+    # Here, as few name one.
+    from knafka_operator.senders.certificates import https_of_secret
+
+    stored = await cluster.get(CORE, "Secret", namespace, name)
+    values = None if stored is None else decoded_secret(stored)
+    try:
+        return https_of_secret(broker, name, values, settings, now or datetime.now(UTC))
+    except NotReady as error:
+        return error
+
+
+async def observe_https_of(cluster: Cluster, namespace: str, receiver: str) -> Https | NotReady:
+    """The https address that Knative gives a receiver, or the error that says why not. Raises
+    `ClusterError`."""
+    try:
+        stored = await cluster.get(SERVING, "Service", namespace, receiver)
+        return https_of_service(stored, receiver)
+    except NotReady as error:
+        return error
