@@ -12,11 +12,13 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hash
 
 # A file of tests for each worker: a Kafka and a Spark session in each, as they are asked for.
 SIDE_BY_SIDE = -n $(WORKERS) $(MOST) $(BY_FILE)
+MORE_SIDE_BY_SIDE = -n $(MORE_WORKERS) $(MOST) $(BY_FILE)
 MOST := --maxprocesses 4
 BY_FILE := --dist loadfile --no-loadscope-reorder
 WORKERS ?= logical
-# Pure tests wait now and then, for a time or another process: one worker more than there are cores.
-FAST_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# What needs no Spark waits now and then, for a time or another process: one worker more than there
+# are cores. (A Spark session costs more CPU than that saves.)
+MORE_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # Tests of the cluster wait most of their time: more of them at once than there are cores.
 CLUSTER_WORKERS ?= 3
 ON_CLUSTER := tests/cluster tests/behaviour
@@ -56,7 +58,7 @@ test: lint ## Check style, types and imports, run the tests that need Python alo
 
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fifth of the properties' examples)
 	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" \
-		-n $(FAST_WORKERS) $(MOST) $(BY_FILE) $(ARGS)
+		$(MORE_SIDE_BY_SIDE) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, of chaos and of all jobs (root, Go)
 	@$(MAKE) --no-print-directory -j2 tests-on-cluster tests-left-out
@@ -83,7 +85,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" -q $(SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
+	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
 	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md: tools/conformance_page.py)
