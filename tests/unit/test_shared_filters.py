@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from support.drains import World, accept, until
+from support.drains import TOPIC, World, accept, until
 from support.memory.shared import MemoryPositionedReader
 from support.shards import Shard
 
 from knafka.core.contract import Exact
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
 from knafka.dispatcher.selecting import Selective
 from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
 from knafka.dispatcher.shared.reader import MAX_QUIET_COMMITS_PER_SECOND, GroupReader
@@ -147,3 +149,27 @@ async def test_of_many_those_without_events_commit_less_often(
     assert shard.committed(6) == 1
     await until(lambda: shard.committed(6) == 3, within=11)
     assert MAX_QUIET_COMMITS_PER_SECOND == 200
+
+
+async def test_of_many_one_with_events_commits_only_the_partitions_that_had_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard = Shard(World(partitions=2))
+    shard.add(0, accept, filters=(Exact(exact={"type": "t0"}),))
+    await shard.start()
+    monkeypatch.setattr(
+        "knafka.dispatcher.shared.reader.MAX_QUIET_COMMITS_PER_SECOND", 0.1
+    )  # as where 2,000 share: every ten seconds
+    shard.drain(idle="PT1H", budget="PT10M")
+    shard.world.store_at(0, "first")
+    shard.world.store_at(1, "first")
+    await until(lambda: shard.committed(0) == 2, within=12)
+    before = shard.world.log.group("group-0").committed.copy()
+    shard.world.store_at(0, "not for it")
+    for_it = to_record(Event({"specversion": "1.0", "id": "a", "source": "/s", "type": "t0"}, b""))
+    shard.world.log.store(TOPIC, b"", for_it.value, for_it.headers, partition=1)
+    await until(lambda: shard.world.log.group("group-0").committed != before, within=2.5)
+    committed = shard.world.log.group("group-0").committed
+    assert [committed[TOPIC, number].offset for number in (0, 1)] == [1, 2]
+    await until(lambda: shard.committed(0) == 4, within=11)
+    await shard.dispatcher.stop()

@@ -82,6 +82,13 @@ class Cursor:
         return self.pending[0] if self.pending else self.buffer.end_index
 
     @property
+    def has_more(self) -> bool:
+        """Whether the cursor has still to take a record of the buffer."""
+        if self.is_selective or self.buffer is None:
+            return bool(self.pending)
+        return self.index < self.buffer.end_index
+
+    @property
     def waiting(self) -> int:
         """Number of records in the buffer that the cursor has still to take."""
         return len(self.pending) if self.is_selective else self.lag

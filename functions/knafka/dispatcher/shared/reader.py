@@ -165,9 +165,9 @@ class GroupReader:
                 del self._partitions_with_news[number]
                 continue
             buffer = cursor.buffer
-            while len(records) < limit and cursor.next_index < buffer.end_index:
+            while len(records) < limit and cursor.has_more:
                 records += buffer.take(cursor, limit - len(records))
-            if cursor.next_index < buffer.end_index:
+            if cursor.has_more:
                 break
             del self._partitions_with_news[number]
             if (end := buffer.take_end(cursor)) is not None:
