@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from support.drains import World, accept, until
+from support.drains import TOPIC, World, accept, until
+from support.memory.shared import MemoryPositionedReader
 from support.shards import Shard
 
 from knafka.core.contract import Exact
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import to_record
 from knafka.dispatcher.engine.selecting import Selective
-from knafka.dispatcher.shared.buffer import RECORDS_PER_TURN, PartitionBuffer
+from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
 from knafka.dispatcher.shared.reader import MAX_QUIET_COMMITS_PER_SECOND, GroupReader
-from knafka.dispatcher.shared.record import SharedRecord
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.looptime
@@ -80,24 +82,46 @@ async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
     """Twenty times fifty events held the event loop for as long as all of them take to be begun."""
     await drain(shard)
     await asyncio.sleep(1)
-    given, together = [0], list[int]()
-    give, append = GroupReader._give, PartitionBuffer.append
+    turn, given = 0, Counter[int]()
+    give, read = GroupReader._give, MemoryPositionedReader.read
 
-    def counted(self: GroupReader, drain: Selective, room: int) -> int:
-        given[0] += (count := give(self, drain, room))
+    async def read_in_thread(
+        self: MemoryPositionedReader, limit: int, timeout: float
+    ) -> Sequence[Record]:
+        await asyncio.sleep(0)
+        return await read(self, limit, timeout)
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+
+    def counted(self: GroupReader, drain: Selective) -> int:
+        if not given[turn]:
+            asyncio.get_running_loop().call_soon(next_turn)
+        given[turn] += (count := give(self, drain))
         return count
 
-    def watched(self: PartitionBuffer, records: Sequence[SharedRecord]) -> None:
-        before = given[0]
-        append(self, records)
-        together.append(given[0] - before)
-
+    monkeypatch.setattr(MemoryPositionedReader, "read", read_in_thread)
     monkeypatch.setattr(GroupReader, "_give", counted)
-    monkeypatch.setattr(PartitionBuffer, "append", watched)
     for number in range(20 * TRIGGERS):
         shard.world.send(str(number), type=f"t{number % TRIGGERS}")
     await until(lambda: all(len(each.answered) == 20 for each in shard.subscribers))
-    assert max(together) == RECORDS_PER_TURN
+    assert max(given.values()) == RECORDS_PER_TURN
+
+
+async def test_no_drain_that_waits_is_woken_for_what_is_read_at_once_for_many(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To wake one costs several times what one event costs, and each gets few of many."""
+    await drain(shard)
+    await asyncio.sleep(1)
+    woken: list[str] = []
+    monkeypatch.setattr(GroupReader, "_wake", lambda reader: woken.append(reader.group))
+    for number in range(4 * TRIGGERS):
+        shard.world.send(str(number), type=f"t{number % TRIGGERS}")
+    await until(lambda: all(len(each.answered) == 4 for each in shard.subscribers))
+    assert 4 * TRIGGERS > RECORDS_PER_TURN
+    assert not woken
 
 
 async def test_a_stop_does_not_wait_for_a_read(shard: Shard) -> None:
@@ -125,3 +149,27 @@ async def test_of_many_those_without_events_commit_less_often(
     assert shard.committed(6) == 1
     await until(lambda: shard.committed(6) == 3, within=11)
     assert MAX_QUIET_COMMITS_PER_SECOND == 200
+
+
+async def test_of_many_one_with_events_commits_only_the_partitions_that_had_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard = Shard(World(partitions=2))
+    shard.add(0, accept, filters=(Exact(exact={"type": "t0"}),))
+    await shard.start()
+    monkeypatch.setattr(
+        "knafka.dispatcher.shared.reader.MAX_QUIET_COMMITS_PER_SECOND", 0.1
+    )  # as where 2,000 share: every ten seconds
+    shard.drain(idle="PT1H", budget="PT10M")
+    shard.world.store_at(0, "first")
+    shard.world.store_at(1, "first")
+    await until(lambda: shard.committed(0) == 2, within=12)
+    before = shard.world.log.group("group-0").committed.copy()
+    shard.world.store_at(0, "not for it")
+    for_it = to_record(Event({"specversion": "1.0", "id": "a", "source": "/s", "type": "t0"}, b""))
+    shard.world.log.store(TOPIC, b"", for_it.value, for_it.headers, partition=1)
+    await until(lambda: shard.world.log.group("group-0").committed != before, within=2.5)
+    committed = shard.world.log.group("group-0").committed
+    assert [committed[TOPIC, number].offset for number in (0, 1)] == [1, 2]
+    await until(lambda: shard.committed(0) == 4, within=11)
+    await shard.dispatcher.stop()

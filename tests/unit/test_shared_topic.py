@@ -282,9 +282,6 @@ async def test_a_commit_waits_for_no_more_than_a_tenth_of_a_second(world: World)
 async def test_a_round_ends_with_the_time_for_which_its_confirmation_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def serve(self: MemoryMember, timeout: float) -> None:
-        await asyncio.sleep(CONFIRMATION_VALID_SECONDS)
-
     asked: list[Positions] = []
 
     async def confirm(self: MemoryMember, positions: Positions) -> bool:
@@ -295,8 +292,10 @@ async def test_a_round_ends_with_the_time_for_which_its_confirmation_counts(
     readers = [world.reader(f"group-{number}") for number in range(CONCURRENT_COMMITS + 1)]
     for reader in readers:
         await read(reader, 1)
-    monkeypatch.setattr(MemoryMember, "serve", serve)
     monkeypatch.setattr(MemoryMember, "confirm", confirm)
+    monkeypatch.setattr(
+        "knafka.dispatcher.shared.topic.COMMIT_ROUND_SECONDS", 2 * CONFIRMATION_VALID_SECONDS
+    )
     for reader in readers:
         reader.commit({0: OffsetAndMetadata(1)})
     await until(lambda: world.committed(readers[-1].group) == 1)

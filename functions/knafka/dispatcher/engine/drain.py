@@ -149,6 +149,11 @@ class Drain:
         self._workers.on_crash = self.stop
         self._settled_while_paused: Callable[[], None] = lambda: None
         """Called after an event of a paused partition is settled."""
+        self._touched: set[AssignedPartition] = set()
+        """Partitions with records for this drain since their last commit, or with unsettled
+        ones."""
+        self._all_committed_at = -math.inf
+        """When the positions of all partitions were last committed, on the event loop's clock."""
         self._partitions: dict[int, AssignedPartition] = {}
         self.partitions: Mapping[int, AssignedPartition] = self._partitions
         self._stopping = False
@@ -352,12 +357,13 @@ class Drain:
     def _take_records(self, records: Sequence[Record]) -> None:
         """Parse and filter records; track those that match and queue them in their lanes."""
         passes, counts, tracing = self._matches_filter, self.counts.events, self._tracing
-        envelope_of = self._parser.envelope
+        envelope_of, touched = self._parser.envelope, self._touched
         self._records_arrived.set()
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
                 continue  # revoked while the batch was on its way: its next owner reads it
+            touched.add(partition)
             tracker, offset = partition.tracker, record.offset()
             if tracker.has_settled_ahead and tracker.was_settled(offset):
                 tracker.skip(offset)
@@ -490,21 +496,21 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Commit changed positions every `COMMIT_INTERVAL`, or less often while a shared reader
-        brings no records and none is unsettled."""
+        """Commit the positions every `COMMIT_INTERVAL`; of partitions for which a shared reader
+        brings nothing, less often."""
         # Drains that begin together would commit together: so each first waits for a part of the
         # interval that is derived from its group's name.
         moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
         await asyncio.sleep(moment)
         moment = self._loop.time()
         while True:
-            self.catch_up()
             commits = {}
-            for partition in self._partitions.values():
+            for partition in self._partitions_to_commit():
                 commit = partition.to_commit(self._policy)
                 if commit is not None and commit != partition.committed:
                     commits[partition.number] = partition.committed = commit
                 self._workers.release(partition)
+            self._touched = {each for each in self._touched if each.tracker.unsettled}
             if commits:
                 self.counts.commits += 1
                 reader.commit(commits)
@@ -512,6 +518,17 @@ class Drain:
                 await asyncio.sleep(COMMIT_INTERVAL)
             else:
                 await self._wait_to_commit(self._shared.commit_interval, moment)
+
+    def _partitions_to_commit(self) -> list[AssignedPartition]:
+        """Return the partitions whose positions are to be committed now. Where a shared reader has
+        many drains, those for which nothing came are among them only from time to time."""
+        now, shared = self._loop.time(), self._shared
+        if shared is not None and now < self._all_committed_at + shared.commit_interval:
+            if shared.commit_interval > COMMIT_INTERVAL:
+                return [each for each in self._touched if each.open]
+        self._all_committed_at = now
+        self.catch_up()
+        return list(self._partitions.values())
 
     async def _wait_to_commit(self, interval: float, moment: float) -> None:
         """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
@@ -560,3 +577,4 @@ class Drain:
         for number in partitions:
             if partition := self._partitions.pop(number, None):
                 partition.close()
+                self._touched.discard(partition)

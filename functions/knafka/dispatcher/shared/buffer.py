@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Envelope
@@ -23,10 +23,6 @@ from knafka.core.filter_index import FilterIndex
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.record import SharedRecord, envelope_of
 from knafka.ports.shared_log import NO_EPOCH, Position
-
-RECORDS_PER_TURN: Final = 50
-"""Records handed to all groups together in one turn of the event loop, in which they are filtered,
-encoded and sent. Groups that get none are woken, and take theirs in a turn of their own."""
 
 
 class CursorOwner(Protocol):
@@ -36,9 +32,9 @@ class CursorOwner(Protocol):
     drain: Selective | None
     """The drain that reads; None: it wants every record."""
 
-    def notify(self, number: int, is_record: bool, room: int = RECORDS_PER_TURN) -> int:
+    def notify(self, number: int, is_record: bool) -> int:
         """Say that there is more of this partition: records, or only its end (`is_record` False).
-        Returns how many records the drain took at once, `room` at most."""
+        Returns how many records the drain took at once."""
         ...
 
     def position_of(self, cursor: Cursor) -> Position:
@@ -84,6 +80,18 @@ class Cursor:
         if not self.is_selective or self.buffer is None:
             return self.index
         return self.pending[0] if self.pending else self.buffer.end_index
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the cursor has still to take a record of the buffer."""
+        if self.is_selective or self.buffer is None:
+            return bool(self.pending)
+        return self.index < self.buffer.end_index
+
+    @property
+    def waiting(self) -> int:
+        """Number of records in the buffer that the cursor has still to take."""
+        return len(self.pending) if self.is_selective else self.lag
 
     @property
     def lag(self) -> int:
@@ -195,17 +203,16 @@ class PartitionBuffer:
         cursor.buffer = None
         self.cursors.discard(cursor)
 
-    def append(self, records: Sequence[SharedRecord]) -> None:
-        """Append records that were read, in order, and notify the cursors that they are for."""
+    def append(self, records: Sequence[SharedRecord]) -> list[Cursor]:
+        """Append records that were read, in order. Returns the cursors that they are for, and whose
+        owners must be notified."""
         at = self.end_index
         self.records.extend(records)
         self.end = records[-1].offset() + 1
         self.size += sum(record.size for record in records)
         concerned = self._note_matches(at, records) if len(self.index) else []
         concerned += self.plain_cursors
-        room = RECORDS_PER_TURN
-        for cursor in concerned:
-            room -= cursor.owner.notify(self.number, True, room)
+        return concerned
 
     def _note_matches(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
         """Add each record to the pending ones of the selective cursors that it matches; the first
@@ -296,11 +303,15 @@ class PartitionBuffer:
             if (end := self.take_end(cursor)) is not None:
                 drain.passed_over(self.number, 0, end)
             return
-        index, offset = cursor.next_index, self.next_offset(cursor)
+        index, offset = self.end_index, self.end
+        if cursor.pending:
+            index = cursor.pending[0]
+            offset = self.records[index - self.first_index].offset()
         if offset > cursor.offset or index > cursor.index:
+            offset = max(cursor.offset, offset)
             drain.passed_over(self.number, index - cursor.index, offset)
-            cursor.index, cursor.offset = index, max(cursor.offset, offset)
-            cursor.reported = max(cursor.reported, cursor.offset)
+            cursor.index, cursor.offset = index, offset
+            cursor.reported = max(cursor.reported, offset)
 
     def next_offset(self, cursor: Cursor) -> int:
         """Return the offset from which the cursor continues: every record below it was taken, or

@@ -1,6 +1,7 @@
 """A fetcher: one consumer that fills one buffer for each partition that it reads.
 
-It reads as soon as some group has taken nearly all records, so it keeps up with the fastest group.
+It hands what it has read to the groups that wait for it, some in each turn of the event loop, and
+reads as soon as some group has taken nearly all records, so it keeps up with the fastest group.
 A group that falls behind by a whole buffer is moved to another fetcher (`Placement`).
 """
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 READ_LIMIT: Final = 100
 """Records of one read at most: fewer than in a drain of its own, as all groups wait meanwhile."""
+RECORDS_PER_TURN: Final = 50
+"""Records handed to all groups together in one turn of the event loop, in which they are filtered
+and encoded; they are sent in the next one."""
 READ_TIMEOUT: Final = 0.5
 """Seconds a read waits for a first record; also how soon a newly added partition is read."""
 CLOSE_TIMEOUT: Final = 5.0
@@ -116,7 +120,7 @@ class Fetcher:
                     # A buffer that is new when the read is over gets nothing of it.
                     reading = dict(self.buffers)
                     records = await self._source.read(READ_LIMIT, READ_TIMEOUT)
-                    self._store(records, reading)
+                    await self._hand_out(self._store(records, reading))
                     self._placement.merge(self)
         except LogError as error:
             self._placement.fail(self, error)
@@ -133,23 +137,38 @@ class Fetcher:
             self._source.begin(self._beginning)
             self._beginning = {}
 
-    def _store(self, records: Sequence[Record], reading: dict[int, PartitionBuffer]) -> None:
+    def _store(
+        self, records: Sequence[Record], reading: dict[int, PartitionBuffer]
+    ) -> list[Cursor]:
         """Append records to the buffers that were there when the read began, and note the
-        partitions' ends."""
+        partitions' ends. Returns the cursors that the records are for."""
         for number in self._source.restarted:
             if (buffer := self._current_buffer(number, reading)) is not None:
                 reading[number] = self._restart(buffer)
+        concerned: list[Cursor] = []
         by_partition: defaultdict[int, list[SharedRecord]] = defaultdict(list)
         for record in records:
             by_partition[record.partition()].append(SharedRecord(record))
         for number, some in by_partition.items():
             if (buffer := self._current_buffer(number, reading)) is not None:
                 buffer.epoch = self._source.epochs.get(number, buffer.epoch)
-                buffer.append(some)
+                concerned += buffer.append(some)
         for number, end in self._source.ends.items():
             if (buffer := self._current_buffer(number, reading)) is not None:
                 buffer.reach_end(end)
         self._trim()
+        return concerned
+
+    async def _hand_out(self, cursors: Sequence[Cursor]) -> None:
+        """Hand new records to the groups that they are for, at most `RECORDS_PER_TURN` in one turn
+        of the event loop: a group that waits would be woken at a multiple of the cost."""
+        room = RECORDS_PER_TURN
+        for cursor in cursors:
+            if min(cursor.waiting, RECORDS_PER_TURN) > room:
+                await asyncio.sleep(0)
+                room = RECORDS_PER_TURN
+            if cursor.waiting:  # it may have taken them, or have gone, in an earlier turn
+                room -= cursor.owner.notify(cursor.number, True)
 
     def _current_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.dispatcher.engine.selecting import Selective
-from knafka.dispatcher.shared.buffer import RECORDS_PER_TURN, Cursor
+from knafka.dispatcher.shared.buffer import Cursor
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import (
     BEGINNING,
@@ -165,9 +165,9 @@ class GroupReader:
                 del self._partitions_with_news[number]
                 continue
             buffer = cursor.buffer
-            while len(records) < limit and cursor.next_index < buffer.end_index:
+            while len(records) < limit and cursor.has_more:
                 records += buffer.take(cursor, limit - len(records))
-            if cursor.next_index < buffer.end_index:
+            if cursor.has_more:
                 break
             del self._partitions_with_news[number]
             if (end := buffer.take_end(cursor)) is not None:
@@ -177,21 +177,21 @@ class GroupReader:
             self._topic.taken(cursor)
         return records
 
-    def notify(self, number: int, is_record: bool, room: int = RECORDS_PER_TURN) -> int:
-        """Note that there is more of a partition; hands records to a waiting drain at once, `room`
-        at most, and returns how many it took."""
+    def notify(self, number: int, is_record: bool) -> int:
+        """Note that there is more of a partition; hands records to a waiting drain at once, and
+        returns how many it took."""
         self._partitions_with_news[number] = None
         if not is_record:
             return 0
-        if room > 0 and self.drain is not None and self._waiter and not self._waiter.done():
-            return self._give(self.drain, room)
+        if self.drain is not None and self._waiter and not self._waiter.done():
+            return self._give(self.drain)
         self._wake()
         return 0
 
-    def _give(self, drain: Selective, room: int) -> int:
+    def _give(self, drain: Selective) -> int:
         """Hand new records to a drain that waits in `read`: waking it would cost more than taking a
         record does. Returns how many it took."""
-        records = self._take(min(room, RECORDS_PER_READ - self._given_records))
+        records = self._take(RECORDS_PER_READ - self._given_records)
         if not records:
             return 0
         self._given_records += len(records)

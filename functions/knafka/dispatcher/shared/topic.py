@@ -124,13 +124,19 @@ class SharedTopic:
         asked_at = loop.time()
         if waiting and not await member.confirm(_highest_positions(waiting)):
             waiting = []
-        starts = range(0, len(waiting) or 1, CONCURRENT_COMMITS)
-        for start in starts:
-            if loop.time() - asked_at < CONFIRMATION_VALID_SECONDS:
-                for reader in waiting[start : start + CONCURRENT_COMMITS]:
-                    if reader.to_commit:
-                        reader.begin_commit()
-            await member.serve(COMMIT_ROUND_SECONDS / len(starts))
+        starts = range(0, len(waiting), CONCURRENT_COMMITS)
+        serving = asyncio.ensure_future(member.serve(COMMIT_ROUND_SECONDS))
+        try:
+            for start in starts:
+                if loop.time() - asked_at < CONFIRMATION_VALID_SECONDS:
+                    for reader in waiting[start : start + CONCURRENT_COMMITS]:
+                        if reader.to_commit:
+                            reader.begin_commit()
+                if start != starts[-1]:
+                    await asyncio.sleep(COMMIT_ROUND_SECONDS / len(starts))
+            await serving
+        finally:
+            serving.cancel()
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Start to read these partitions for all groups."""
