@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from knafka.core.delivery import Reason
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError, NeedsSpark
-from knafka_jobs.report import report_plan
+from knafka_jobs.report import datafusion_engine, report_plan
 from knafka_jobs.report.datafusion_engine import DataFusionEngine
 from knafka_jobs.report.report_document import MAX_SUMMARIES, OTHER_SUMMARIES, Report
 from knafka_jobs.report.report_engine import ReportEngine
@@ -398,6 +398,16 @@ def test_tables_that_do_not_fit_one_process_are_left_to_spark(
         DataFusionEngine(tables.root, max_bytes=10)
     with pytest.raises(NeedsSpark, match="there is no table"):
         DataFusionEngine(str(tmp_path / "none"))
+
+
+def test_a_report_that_needs_more_memory_than_it_may_use_is_left_to_spark(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_failures(tables, *({"summary": f"s{n}", "source": f"s{n}"} for n in range(200)))
+    monkeypatch.setattr(datafusion_engine, "MEMORY", "20K")
+    with pytest.raises(NeedsSpark, match="Resources exhausted"):
+        make_report(DataFusionEngine(tables.root), None, NOW)
+    assert not tables.exists("reports"), "nothing is noted of a report that was not made"
 
 
 def test_what_is_no_query_is_an_error_of_the_job(open_engine: Opens) -> None:

@@ -9,11 +9,10 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from knafka.core import names
 from knafka_jobs.command_options import TIMELINE_DAYS
-from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_names import possible_groups
 from knafka_jobs.report import assemble, report_plan
 from knafka_jobs.report.assemble import (
@@ -32,6 +31,9 @@ from knafka_jobs.report.report_document import (
 from knafka_jobs.report.report_engine import ReportEngine, ReportRow
 from knafka_jobs.report.report_plan import SPANS, GroupKey, group_key_of
 from knafka_jobs.topic_offsets import BrokerName, TopicState
+
+if TYPE_CHECKING:
+    from knafka_jobs.io.kafka import KafkaClient  # imports Spark, which may not be installed
 
 MAX_REPLAYS: Final = 50
 """Replays that a report lists: the latest ones."""
