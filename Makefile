@@ -168,7 +168,7 @@ cluster-purge: ## Stop the test cluster and forget what was in it
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
 	$(LOCK) --extra local --extra jobs --extra tables --group build -o requirements/jobs.lock
-	$(LOCK) --extra jobs -o requirements/spark_jobs.lock
+	$(LOCK) --extra jobs --extra tables -o requirements/spark_jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
 	$(LOCK) --extra functions --extra oidc --extra tracing -o requirements/functions.lock
 	$(LOCK) --extra functions --extra oidc --extra tracing --extra aws -o requirements/functions-aws.lock

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,17 @@ TIMELINE_DAYS: Final = 30.0
 
 SHOWN_FIRINGS: Final = 20
 """Firings that a backtest prints."""
+
+
+class EngineName(StrEnum):
+    """Who counts the failures for a report."""
+
+    AUTO = "auto"
+    """DataFusion; Spark where that can't."""
+    DATAFUSION = "datafusion"
+    """DataFusion, in one process without Java."""
+    SPARK = "spark"
+
 
 N = TypeVar("N", int, float)
 """A type of numbers."""
@@ -202,6 +214,13 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": _positive_parser(float),
         "default": TIMELINE_DAYS,
     },
+    "engine": {
+        "help": "who counts the failures: datafusion (one process without Java), spark, or auto: "
+        "datafusion where the tables fit one machine (default: %(default)s)",
+        "type": EngineName,
+        "metavar": "ENGINE",
+        "default": EngineName.AUTO,
+    },
     "json": {"help": "file to write the report to, as JSON", "type": Path},
     "html": {"help": "file to write the report to, as an HTML page", "type": Path},
     "trace-url": {
@@ -289,8 +308,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "report": (
         "Report what failed, and what has changed since the last report.",
-        "tables! broker days json html trace-url compact bootstrap-servers secret keep-hours "
-        "forget-resolved-days forget-unresolved-days",
+        "tables! broker days engine json html trace-url compact bootstrap-servers secret "
+        "keep-hours forget-resolved-days forget-unresolved-days",
     ),
     "replay": (
         "Send failed events again to the Trigger that failed them.",

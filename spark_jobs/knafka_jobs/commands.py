@@ -21,7 +21,7 @@ from knafka_jobs.backtest.backtest_run import (
     records_of_archive,
     records_of_topic,
 )
-from knafka_jobs.command_options import CompactOptions, FailureSelection
+from knafka_jobs.command_options import CompactOptions, EngineName, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
@@ -29,8 +29,9 @@ from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
 from knafka_jobs.replay.runs import finished_event_count
-from knafka_jobs.report.report_page import render_file
-from knafka_jobs.report.report_run import make_report, settled_spans
+from knafka_jobs.report.report_command import report_without_spark, write_report
+from knafka_jobs.report.report_run import SettledSpans, make_report, settled_spans
+from knafka_jobs.report.spark_engine import SparkEngine
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with one line of progress."""
@@ -47,6 +48,11 @@ def run(arguments: Namespace, progress: Progress) -> Answer:
 
     Raises `KnafkaError`.
     """
+    if arguments.command == REPORT and not arguments.compact:
+        kafka = connect(arguments) if arguments.bootstrap_servers else None
+        if (report := report_without_spark(arguments, progress, _settled(kafka))) is not None:
+            return write_report(report, arguments, progress)
+        arguments.engine = EngineName.SPARK
     spark = session.start_session(arguments.command)
     try:
         return run_in(spark, arguments, progress)
@@ -97,23 +103,17 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     kafka = connect(arguments) if arguments.bootstrap_servers or arguments.compact else None
     if kafka is not None and arguments.compact:
         compact(tables, kafka, _compact_options(arguments), progress)
-    settled = partial(settled_spans, kafka) if kafka else None
-    report_document = make_report(
-        tables, arguments.broker, datetime.now(UTC), arguments.days, settled
-    )
-    if arguments.json is not None:
-        _write_file(
-            arguments.json,
-            report_document.model_dump_json(by_alias=True, indent=1) + "\n",
-            progress,
-        )
-    if arguments.html is not None:
-        _write_file(arguments.html, render_file(report_document, arguments.trace_url), progress)
-    return {
-        "report": report_document.id,
-        **report_document.totals.model_dump(mode="json"),
-        "changes": report_document.changes.model_dump(mode="json"),
-    }
+    settled = _settled(kafka)
+    report = report_without_spark(arguments, progress, settled, session.object_store(tables.spark))
+    if report is None:
+        engine = SparkEngine(tables)
+        report = make_report(engine, arguments.broker, datetime.now(UTC), arguments.days, settled)
+    return write_report(report, arguments, progress)
+
+
+def _settled(kafka: KafkaClient | None) -> SettledSpans | None:
+    """Who knows which offsets Triggers have settled; None without Kafka."""
+    return partial(settled_spans, kafka) if kafka else None
 
 
 def _compact_options(arguments: Namespace) -> CompactOptions:
@@ -159,6 +159,9 @@ def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answ
     return {"purged": purged}
 
 
+REPORT: Final = "report"
+"""The command that may need no Spark."""
+
 BACKTEST: Final = "backtest"
 """The command that needs no tables."""
 
@@ -186,7 +189,7 @@ def _milliseconds(moment: datetime | None) -> int | None:
 
 _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Answer]]] = {
     "compact": _run_compact,
-    "report": _run_report,
+    REPORT: _run_report,
     "replay": _run_replay,
     "purge": _run_purge,
 }
@@ -208,13 +211,3 @@ def _user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return str(os.getuid())
-
-
-def _write_file(path: Path, text: str, progress: Progress) -> None:
-    """Write a text file. Raises `JobError`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise JobError(f"{path} can't be written: {error.strerror}") from error
-    progress(f"wrote {path}")

@@ -31,6 +31,7 @@ from knafka_jobs.replay import replay_run as replaying
 from knafka_jobs.replay.replay_run import purge, purgeable, replay
 from knafka_jobs.replay.send import events_sent_by
 from knafka_jobs.report.report_run import make_report
+from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
@@ -151,7 +152,7 @@ def test_garbage_is_tabled_like_everything_else(
     assert line.startswith(f"3 records of {dead.topic('bill')}/")
     rows = tables.read("failures").collect()
     assert Counter(row["reason"] for row in rows) == {"undecodable-record": 5, "status": 7}
-    assert make_report(tables, None, datetime.now(UTC)).totals.events == 12
+    assert make_report(SparkEngine(tables), None, datetime.now(UTC)).totals.events == 12
     topics = client.dead_letter_topics(BrokerName(dead.namespace, "main")).values()
     assert all(span.start == span.end for topic in topics for span in topic.spans.values())
 
@@ -301,7 +302,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
         dead.add("mail", number)
     dead.flush()
     compacted(tables, client, dead)
-    make_report(tables, None, datetime.now(UTC))
+    make_report(SparkEngine(tables), None, datetime.now(UTC))
     replay(tables, client, FailureSelection(), "r", "me", None, lambda line: None)
 
     name = names.replay_topic(dead.namespace, "main", "mail")
@@ -327,7 +328,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dispatcher.close()
 
     compacted(tables, client, dead)
-    told = make_report(tables, None, datetime.now(UTC))
+    told = make_report(SparkEngine(tables), None, datetime.now(UTC))
     run = told.replays[0]
     assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
     assert (told.totals.events, told.totals.unresolved, told.totals.failures) == (10, 3, 13)

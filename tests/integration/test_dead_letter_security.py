@@ -30,6 +30,7 @@ from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import purge, replay
 from knafka_jobs.report.report_run import make_report
+from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 
@@ -83,7 +84,7 @@ async def test_compact_report_replay_and_purge_by_every_kind_of_security(
     sent = names.replay_topic(namespace, "main", "mail")
     await admin.ensure_committed(sent, sent)  # as its dispatcher does once all is delivered
     compact(tables, client, wanted, lambda line: None)
-    totals = make_report(tables, None, datetime.now(UTC)).totals
+    totals = make_report(SparkEngine(tables), None, datetime.now(UTC)).totals
     assert (totals.failures, totals.unresolved) == (COUNT, 0)
     assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == COUNT
     stored = [each for each in (tmp_path / "tables").rglob("*") if each.is_file()]

@@ -29,6 +29,7 @@ from knafka_jobs.lookup.lookup_run import TableFiles, preview
 from knafka_jobs.replay.replay_run import purge, replay
 from knafka_jobs.report.report_page import render_file
 from knafka_jobs.report.report_run import make_report
+from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
@@ -98,7 +99,7 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
     assert {(row["trigger"], row["id"]): row["failures"] for row in rows} == expected
     assert all(span.start == span.end for span in spans.values()), "all deleted from the topics"
 
-    told = make_report(tables, None, datetime.now(UTC))
+    told = make_report(SparkEngine(tables), None, datetime.now(UTC))
     assert told.totals.failures == len(positions)
     (tmp_path / "page").write_text(render_file(told))
     commands.store_file(tables.spark, tables.root, tmp_path / "page", "reports/report.html")

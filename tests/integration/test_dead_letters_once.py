@@ -22,6 +22,7 @@ from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import purge
 from knafka_jobs.report.report_run import make_report
+from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.schema import RECORDS
 from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, ReadState, TopicState
 
@@ -96,7 +97,7 @@ def test_runs_over_all_brokers_and_over_one_table_each_dead_letter_once(
     theirs = [each for each in held(tables) if _is_of(each[0], dead, other)]
     assert sorted(theirs) == everything(client, dead, other)
     failures = {
-        broker: make_report(tables, broker, datetime.now(UTC)).totals.failures
+        broker: make_report(SparkEngine(tables), broker, datetime.now(UTC)).totals.failures
         for broker in (BrokerName(dead.namespace, "main"), BrokerName(other.namespace, "main"))
     }
     assert list(failures.values()) == [305, 305]

@@ -26,6 +26,8 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "start_session", Mock())
     monkeypatch.setattr(kept_rows, "use_folder", Mock())
     monkeypatch.setattr(Tables, "check_layouts", Mock())
+    monkeypatch.setattr(commands, "SparkEngine", Mock())
+    monkeypatch.setattr(commands, "report_without_spark", Mock(return_value=None))
 
 
 def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(

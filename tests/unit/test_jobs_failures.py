@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.delivery import Reason
 from knafka_jobs import schema
@@ -16,36 +15,16 @@ from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_plan import select_failures
-from knafka_jobs.report.assemble import group_change, histories_of
-from knafka_jobs.report.report_document import (
-    MAX_SUMMARIES,
-    OTHER_SUMMARIES,
-    ChangeKind,
-    Report,
-    json_schema,
-)
-from knafka_jobs.report.report_plan import (
-    buckets,
-    examples,
-    failed_again,
-    groups,
-    past_figures,
-    summaries,
-    sums,
-    top_values,
-    with_few_summaries,
-)
+from knafka_jobs.report.assemble import group_change
+from knafka_jobs.report.report_document import ChangeKind, Report, json_schema
 from knafka_jobs.report.report_run import make_report
-from knafka_jobs.schema import FAILURES, REPORTS, SENT, ddl
+from knafka_jobs.report.spark_engine import SparkEngine
+from knafka_jobs.schema import FAILURES, ddl
 from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-GROUP = (
-    "namespace string, broker string, trigger string, destination string, reason string, code int, "
-    "summary string"
-)
 MAIL = ("shop", "main", "mail", "http://mail/", "status", 503, "no")
 
 
@@ -106,27 +85,6 @@ def test_a_selection_is_what_fits_all_of_it(
         assert ids(select_failures(rows, selection)) == wanted
 
 
-def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSession) -> None:
-    rows = failures(
-        spark,
-        {"failures": 4, "retries": 7, "first_failed": ago(30), "last_failed": ago(3)},
-        {"resolved": ago(1), "first_failed": ago(50)},
-        {"resolved": ago(20), "last_failed": ago(40)},
-        {"code": None, "reason": "timeout"},
-    )
-    told = groups(sums(rows, previous_made=ago(2))).where("code = 503")
-    columns = (
-        "events bigint, failures bigint, unresolved bigint, resolved bigint, "
-        "retries bigint, first_seen timestamp, last_seen timestamp, oldest_unresolved timestamp"
-    )
-    assertDataFrameEqual(
-        told,
-        spark.createDataFrame(
-            [(*MAIL, 3, 6, 1, 1, 11, ago(50), ago(3), ago(30))], f"{GROUP}, {columns}"
-        ),
-    )
-
-
 def test_failures_whose_errors_say_different_things_are_two_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -134,7 +92,7 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
     tables = Tables(spark, str(tmp_path))
     rows = [{"summary": "db down"}, *[{"summary": "NullPointer"}] * 2, {"trigger": "bill"}]
     tables.append(failures(spark, *rows), "failures")
-    told = make_report(tables, None, NOW).groups
+    told = make_report(SparkEngine(tables), None, NOW).groups
     mail = [each for each in told if each.trigger == "mail"]
     assert [(each.summary, each.events) for each in mail] == [("NullPointer", 2), ("db down", 1)]
     assert len({each.id for each in mail}) == 2
@@ -143,101 +101,6 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
         tables.read("failures"), FailureSelection(trigger="mail", summary="db down")
     )
     assert ids(found) == {"f0"}
-
-
-def test_a_kind_that_fails_in_very_many_ways_has_few_rows(spark: SparkSession) -> None:
-    given: list[dict[str, Any]] = [{"summary": f"s{n:02}"} for n in range(MAX_SUMMARIES + 3)] + [
-        {"summary": "s52"}
-    ]
-    given += [{"summary": None, "trigger": "bill"}]
-    rows = failures(spark, *given)
-    told = rows.transform(with_few_summaries, summaries(rows))
-    counted = {row["summary"]: row["count"] for row in told.groupBy("summary").count().collect()}
-    assert counted.pop("") == 1
-    assert counted.pop(OTHER_SUMMARIES) == 3
-    assert counted.pop("s52") == 2
-    assert set(counted) == {f"s{n:02}" for n in range(MAX_SUMMARIES - 1)}
-
-
-def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
-    history = [(ago(minutes), "status", 503, 1) for minutes in (1, 2, 2.5, 70, 59)]
-    counted = buckets(failures(spark, {"history": history}), ago(60), NOW, seconds=120)
-    start = int(NOW.timestamp())
-    assertDataFrameEqual(
-        counted,
-        spark.createDataFrame(
-            [(*MAIL, start - 3600, 1), (*MAIL, start - 240, 1), (*MAIL, start - 120, 2)],
-            f"{GROUP}, start bigint, failures bigint",
-        ),
-        checkRowOrder=True,
-    )
-
-
-def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) -> None:
-    given = [{"type": name} for name in "aabbbcdefg"] + [{"type": None}]
-    told = top_values(sums(failures(spark, *given), previous_made=None), "type")
-    rows = [(row["value"], row["events"]) for row in told.collect()]
-    assert rows == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
-
-
-def test_examples_are_few_and_the_unresolved_and_late_come_first(spark: SparkSession) -> None:
-    given = [
-        {"offset": n, "last_failed": ago(60 - n), "resolved": NOW if n > 6 else None}
-        | {"data_bytes": 1 if n in (4, 5) else None, "head": b"x" if n == 4 else None}
-        for n in range(9)
-    ]
-    told = examples(failures(spark, *given)).collect()
-    assert [row["offset"] for row in told] == [6, 4, 3, 2, 1], "without its head, 5 comes later"
-    assert [row["head"] for row in told] == [None, b"x", None, None, None]
-
-
-def failed_at(spark: SparkSession, offsets: range, **more: Any) -> DataFrame:
-    """Failures of events at these offsets of the topic `events`."""
-    origin = {"origin_topic": "events", "origin_partition": 0}
-    each = [{"failure_id": f"e{n}", "origin_offset": n, **origin, **more} for n in offsets]
-    return failures(spark, *each)
-
-
-def shares_of(spark: SparkSession, tables: Tables, rows: DataFrame) -> list[float | None]:
-    """What a report says of the group of the code 503, and of the code 500, if 60 offsets are
-    settled."""
-    tables.append(rows, "failures")
-    told = make_report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 60)])
-    return [each.share for each in sorted(told.groups, key=lambda each: -(each.status or 0))]
-
-
-def test_a_share_of_deliveries_is_unknown_where_filtered_events_pass_for_delivered_ones(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """Of 60 offsets 24 failed: the other 36 were delivered or filtered out. (24 of 24 once read
-    40 %.)"""
-    assert shares_of(spark, Tables(spark, str(tmp_path)), failed_at(spark, range(24))) == [None]
-
-
-def test_a_share_of_deliveries_is_known_where_every_event_failed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    rows = failed_at(spark, range(45)).unionByName(failed_at(spark, range(45, 70), code=500))
-    again = failed_at(spark, range(1), failure_id="of a topic made anew", last_failed=ago(99_999))
-    tables = Tables(spark, str(tmp_path))
-    assert shares_of(spark, tables, rows.unionByName(again)) == [45 / 60, 15 / 60]
-
-
-def test_what_failed_again_is_counted_since_the_last_report(spark: SparkSession) -> None:
-    usual = dict.fromkeys(SENT) | {"outcome": "failed-again", "judged": ago(5)}
-    given: list[dict[str, Any]] = [
-        {"failure_id": "f0"},
-        {"failure_id": "f0", "replay_id": "another"},
-        {"failure_id": "f1", "judged": ago(50)},
-        {"failure_id": "f2", "outcome": "resolved"},
-    ]
-    sent = spark.createDataFrame([tuple({**usual, **each}.values()) for each in given], ddl(SENT))
-    rows = failures(spark, {}, {}, {})
-    for before, events in ((ago(10), 1), (None, 2)):
-        assertDataFrameEqual(
-            failed_again(rows, sent, before),
-            spark.createDataFrame([(*MAIL, events)], f"{GROUP}, events bigint"),
-        )
 
 
 @pytest.mark.parametrize(
@@ -257,29 +120,16 @@ def test_a_change_is_told_against_the_last_report(
     assert group_change(*now, before).kind is kind
 
 
-def test_the_history_of_a_group_is_of_the_last_reports_and_tells_when_it_was_first(
-    spark: SparkSession,
-) -> None:
-    rows: list[Any] = [(f"r{n}", ago(60 - n), "shop", "main", "g", n, n, 0) for n in range(50)]
-    rows.append(("r50", ago(1), "shop", "main", None, 0, 0, 0))
-    reports = spark.createDataFrame(rows, ddl(REPORTS))
-    known = histories_of(past_figures(reports, ["g", "other"], ago(60 - 45)).collect())
-    assert known.keys() == {"g"}
-    assert known["g"].first_reported == ago(60)
-    told = [(each.made, each.failures) for each in known["g"].history]
-    assert told == [(ago(60 - n), n) for n in range(45, 50)]
-
-
 def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables(spark, str(tmp_path))
-    empty = make_report(tables, None, ago(9))
+    empty = make_report(SparkEngine(tables), None, ago(9))
     assert (empty.groups, empty.previous, empty.totals.events) == ((), None, 0)
 
     history = [(ago(10), "status", 503, 3)]
     mail = {"history": history, "error": "bm8=", "data_bytes": 2, "head": b"hi"}
     rows = failures(spark, mail, {"code": 500})
     tables.append(rows, "failures")
-    first = make_report(tables, None, ago(5))
+    first = make_report(SparkEngine(tables), None, ago(5))
     assert first.previous is not None
     assert first.previous.id == empty.id
     assert (first.changes.new, first.totals.groups, first.totals.unresolved) == (2, 2, 2)
@@ -293,9 +143,11 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
         rows.where("code = 503"), "failures", "failures.failure_id = more.failure_id",
         {"resolved": "timestamp '2026-11-21 11:57:00'"},
     )  # fmt: skip
-    second = make_report(tables, BrokerName("shop", "main"), ago(1))
+    second = make_report(SparkEngine(tables), BrokerName("shop", "main"), ago(1))
     assert second.previous is None, "a report about a Broker is told against one about it"
-    third = make_report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 8)])
+    third = make_report(
+        SparkEngine(tables), None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 8)]
+    )
     assert third.changes.resolved == 1
     assert third.changes.steady == 1
     assert {each.share for each in third.groups} == {None}

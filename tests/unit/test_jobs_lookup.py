@@ -217,7 +217,7 @@ def test_the_command_line_answers_without_java_or_pyspark(tables: Tables, tmp_pa
         "from knafka_cli.command_line import main; main()"
     )
 
-    def ask(*words: str) -> str:
+    def ask(*words: str, tells: bool = False) -> str:
         said = subprocess.run(
             [sys.executable, "-c", script, "dead-letters", *words, f"--tables={tables.root}"],
             capture_output=True,
@@ -225,7 +225,7 @@ def test_the_command_line_answers_without_java_or_pyspark(tables: Tables, tmp_pa
             cwd=tmp_path,
             env={**os.environ, "PATH": "", "JAVA_HOME": ""},
         )
-        assert said.stderr == ""
+        assert bool(said.stderr) is tells, said.stderr
         return said.stdout
 
     listed = [line.split()[:3] for line in ask("list").splitlines()[1:]]
@@ -234,3 +234,8 @@ def test_the_command_line_answers_without_java_or_pyspark(tables: Tables, tmp_pa
     assert json.loads(shown)["id"] in ("one", "late")
     assert "8 would be sent" in ask("replay", "--dry-run")
     assert "2 would be sent" in ask("replay", "--dry-run", "--id=one", "--id=it's")
+    files = [f"--{kind}={tmp_path / 'report'}.{kind}" for kind in ("html", "json")]
+    assert "12 of 13 events unresolved in " in ask("report", *files, tells=True)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["totals"]["events"] == 13
+    assert {row["report_id"] for row in tables.read("reports").collect()} == {report["id"]}

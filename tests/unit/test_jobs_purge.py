@@ -22,6 +22,7 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.replay.replay_run import purge, purgeable
 from knafka_jobs.report.report_run import make_report
+from knafka_jobs.report.spark_engine import SparkEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -109,7 +110,7 @@ def test_heads_are_kept_for_the_latest_failures_of_each_group_alone(
     heads = sorted(bytes(row["head"]) for row in rows)
     assert heads == [b"bill", *(b"e%02d" % n for n in range(5, 15))]
     shutil.rmtree(tmp_path / "records")
-    told = make_report(tables, None, NOW + timedelta(minutes=1))
+    told = make_report(SparkEngine(tables), None, NOW + timedelta(minutes=1))
     shown = {each.trigger: [x.data_preview for x in each.examples] for each in told.groups}
     assert shown == {"mail": ["e14", "e13", "e12", "e11", "e10"], "bill": ["bill"]}
 

@@ -17,8 +17,7 @@ from knafka_jobs.replay.replay_plan import (
     sent_rows,
     split_into_lanes,
 )
-from knafka_jobs.report.report_plan import replay_counts
-from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
+from knafka_jobs.schema import FAILURES, RECORDS, SENT, ddl
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
@@ -190,24 +189,6 @@ def test_a_failure_resolved_by_two_replays_is_marked_once(spark: SparkSession) -
             [("f", at(45), at(60))], "failure_id string, sent timestamp, judged timestamp"
         ),
     )
-
-
-def test_replays_are_told_with_what_became_of_their_events(spark: SparkSession) -> None:
-    replays = rows(
-        spark,
-        REPLAYS,
-        {"by": "me", "selection": "everything"},
-        {"replay_id": "r", "started": at(1)},
-        {"replay_id": "empty", "started": at(2)},
-    )
-    events = sent(
-        spark,
-        {"failure_id": "a", "outcome": "resolved"},
-        {"failure_id": "b", "outcome": "failed-again"},
-        {"failure_id": "c"},
-    )
-    told = replay_counts(replays, events).select("replay_id", "sent", "resolved", "failed_again")
-    assert [tuple(row) for row in told.collect()] == [("empty", 0, 0, 0), ("r", 3, 1, 1)]
 
 
 def test_what_a_replay_has_sent_is_told_by_the_mark_of_its_events(spark: SparkSession) -> None:

@@ -6,10 +6,10 @@ A Kafka is started for what is new; what is stored is made of numbers (`syntheti
 letter of `--bytes` for each failure, over 30 days. `--first` dead letters are compacted into empty
 tables beside a plain copy of the same topic to Parquet. Then on each size: `--new` are compacted
 and copied; the same where 1 in 100 is of an event that failed in the last day, and in all days; a
-report; a replay of 1,000, sent to Kafka; and, as processes of their own without Spark, a dry run
-of it, a dry run of everything, `list` and `show`. Prints a table in Markdown; `CPU s` is the JVM's,
-or that process's, which a machine that does other things changes less than `s`; `MiB read` is what
-Spark's tasks read of files.
+report by Spark; a replay of 1,000, sent to Kafka; and, as processes of their own without Spark, a
+dry run of it, a dry run of everything, `list`, `show` and a report by DataFusion. Prints a table in
+Markdown; `CPU s` is the JVM's, or that process's, which a machine that does other things changes
+less than `s`; `MiB read` is what Spark's tasks read of files.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.report.report_run import make_report
+from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
@@ -142,7 +143,9 @@ class Bench:
                         copy = partial(self._copy, f"{folder}/copy")
                         self._measure(stored, f"plain copy of {new:,}", copy)
             if size == stored_size:
-                self._measure(stored, "report", lambda: make_report(tables, None, today()))
+                self._measure(
+                    stored, "report", lambda: make_report(SparkEngine(tables), None, today())
+                )
             self._ask(stored, tables, now)
 
     def _ask(self, stored: int, tables: Tables, now: datetime) -> None:
@@ -152,11 +155,13 @@ class Bench:
             for more in (0, REPLAYED)
         )
         some = (f"--since={since.isoformat()}", f"--until={until.isoformat()}")
+        files = tuple(f"--{kind}={tables.root}/report.{kind}" for kind in ("html", "json"))
         for words in (
             ("replay", "--dry-run", *some),
             ("replay", "--dry-run"),
             ("list",),
             ("show", f"{BROKER[0]}/{TRIGGER}"),
+            ("report", "--engine=datafusion", *files),
         ):
             command = [sys.executable, "-m", "knafka_cli", "dead-letters", *words]
             begun, before = time.monotonic(), _of_children()
@@ -164,7 +169,8 @@ class Bench:
                 [*command, f"--tables={tables.root}"], check=True, capture_output=True, text=True
             )
             spent = _of_children() - before
-            name = " ".join(words[:2]) + (" of 1,000" if some[0] in words else "")
+            name = " ".join(word for word in words[:2] if "=" not in word)
+            name += " of 1,000" if some[0] in words else ""
             _tell(stored, f"{name}, without Spark", time.monotonic() - begun, spent, None)
             if some[0] in words:
                 found = int(said.stdout.rpartition(" would be sent")[0].rpartition("\n")[2])

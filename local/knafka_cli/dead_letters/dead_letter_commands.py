@@ -249,7 +249,7 @@ def compact(
         typer.echo(f"{result['missed']} were deleted by somebody else before they were read")
 
 
-@takes_job_options("broker", "days", "trace-url")
+@takes_job_options("broker", "days", "trace-url", "engine")
 @on_cluster(WaitingTarget, archive_commands.report)
 def report(
     job_options: JobArguments,
@@ -269,7 +269,8 @@ def report(
 ) -> None:
     """Report what failed, why, since when, and what changed since the last report.
 
-    Compacts first if the installation runs; otherwise it reports what the tables have.
+    Compacts first if the installation runs; otherwise it reports what the tables have, without
+    Spark where they fit one machine.
     """
     tables_folder = Installation(data_dir).data / TABLES_FOLDER
     page, document = (
@@ -281,7 +282,10 @@ def report(
     except NotRunning:
         kafka = {}
     files = {"html": page, "json": document}
-    result = run_job("report", _tables_option(data_dir, tables), kafka, job_options, files)
+    options = (_tables_option(data_dir, tables), kafka, job_options, files)
+    result = None if kafka else dead_letter_tables.report(options, _print_error)
+    if result is None:
+        result = run_job("report", *options, {} if kafka else {"engine": "spark"})
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
     )

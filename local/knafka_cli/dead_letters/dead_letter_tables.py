@@ -1,23 +1,26 @@
 """Reads compacted dead letters for the command line, from the tables' files.
 
-It needs neither Spark nor Java: `knafka_jobs.lookup` reads the files with the package `deltalake`.
+It needs neither Spark nor Java: `knafka_jobs.lookup` and `knafka_jobs.report` read the files with
+the package `deltalake`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from knafka.core.dead_letter import timestamp
+from knafka_cli.shared.options import arguments_of
 from knafka_client.topics.dead_letters import (
     DeadLetterOverview,
     StoredDeadLetter,
     owner_name,
     parse_dead_letter,
 )
+from knafka_jobs.command_options import parser
 from knafka_jobs.failure_selection import FailureCondition, TriggerName
 from knafka_jobs.job_errors import NeedsSpark
 
@@ -88,6 +91,21 @@ def latest_letters(
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
     ]
+
+
+def report(
+    options: Sequence[Mapping[str, Any]], tell: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Run the job `report` in this process; returns its result, None if it needs Spark.
+
+    `options` are the job's; `tell` is called with its progress. Raises `JobError`.
+    """
+    from knafka_jobs.report.report_command import report_without_spark, write_report
+
+    words = [word for group in options for word in arguments_of(group)]
+    arguments = parser().parse_args(["report", *words])
+    made = report_without_spark(arguments, tell)
+    return None if made is None else write_report(made, arguments, tell)
 
 
 def _time_text(moment: datetime) -> str:

@@ -86,3 +86,21 @@ def executor_settings(cores: int) -> dict[str, str]:
     """Settings for executors that have `cores` cores together."""
     # Of 200: each is a task, and a file if rows are written without another shuffle.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}
+
+
+def object_store(spark: SparkSession) -> dict[str, str] | None:
+    """delta-rs's options for the S3 that Spark is set up for; None without such settings."""
+    configured = spark.sparkContext.getConf()
+    endpoint, region = (
+        configured.get(f"spark.hadoop.fs.s3a.{name}", "")
+        for name in ("endpoint", "endpoint.region")
+    )
+    if not endpoint and not region:
+        return None
+    options = {"AWS_REGION": region or "us-east-1"}
+    if endpoint:
+        options |= {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower(),
+        }
+    return options

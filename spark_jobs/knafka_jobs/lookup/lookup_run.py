@@ -1,69 +1,22 @@
 """Answers lookups from the tables' files: dry runs, counts and single dead letters.
 
-delta-rs reads Delta's log and Parquet in this process, without Java: an answer takes a second,
-while Spark takes ten to start. Nothing is ever written. Tables in S3 are found by the usual
-variables (AWS_ENDPOINT_URL, AWS_REGION and the keys).
+delta-rs reads Delta's log and Parquet in this process, without Java (`io.table_files`): an answer
+takes a second, while Spark takes ten to start. Nothing is ever written.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import TableNotFoundError
-
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka_jobs.failure_selection import FailureCondition, Preview, TriggerName
-from knafka_jobs.job_errors import JobError, NeedsSpark
+from knafka_jobs.io.table_files import TableFiles as TableFiles
 from knafka_jobs.lookup import lookup_plan
-from knafka_jobs.schema import KEY, LAYOUT, LAYOUT_PROPERTY, TRIGGER
+from knafka_jobs.schema import KEY, TRIGGER
 from knafka_jobs.topic_offsets import Partition, read_states_of
-
-
-class TableFiles:
-    """The tables below `root`, each in the version that it had when it was first used."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
-        self._opened: dict[str, bool] = {}
-        self._session = QueryBuilder()
-
-    def has_table(self, name: str) -> bool:
-        """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
-        if name not in self._opened:
-            path = f"{self._root}/{name}"
-            try:
-                table = DeltaTable(path, storage_options=_storage_options(path))
-            except TableNotFoundError:
-                self._opened[name] = False
-                return False
-            except Exception as error:  # delta-rs raises what it likes here
-                raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
-            _check_layout(name, path, table.metadata().configuration)
-            self._session.register(name, table)
-            self._opened[name] = True
-        return self._opened[name]
-
-    def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
-        """Run a query over these tables; returns rows by column. Raises `JobError`."""
-        for name in tables:
-            if not self.has_table(name):
-                raise JobError(
-                    f"there is no table {self._root}/{name}: compact the dead letters first"
-                )
-        try:
-            rows: list[dict[str, Any]] = (
-                self._session.execute(sql).read_all().to_struct_array().to_pylist()
-            )
-        except Exception as error:  # as above
-            raise JobError(
-                f"the tables in {self._root} can't be read: {_error_line(error)}"
-            ) from error
-        return rows
 
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
@@ -233,26 +186,3 @@ def _trigger_name(row: dict[str, Any]) -> TriggerName:
     """The Trigger of a row."""
     namespace, broker, trigger = (row[name] for name in TRIGGER)
     return namespace, broker, trigger
-
-
-def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
-    """Raise `NeedsSpark` if another version of Knafka made the table."""
-    layout = LAYOUT.get(name)
-    if layout is not None and int(properties.get(LAYOUT_PROPERTY, "1")) != layout:
-        raise NeedsSpark(
-            f"{path} was made by another version of Knafka: only a job with Spark can read it"
-        )
-
-
-def _storage_options(path: str) -> dict[str, str] | None:
-    """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    if not path.startswith("s3") or not endpoint:
-        return None
-    default_region = {} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"}
-    return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
-
-
-def _error_line(error: Exception) -> str:
-    """The whole error on one line, at most 500 characters: the reason comes last."""
-    return " ".join(str(error).split())[:500]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
-
-from pyspark.sql import Row
 
 from knafka_jobs.report.report_document import (
     MAX_BUCKETS,
@@ -28,6 +26,7 @@ from knafka_jobs.report.report_document import (
     preview,
     replay_command,
 )
+from knafka_jobs.report.report_engine import ReportRow
 from knafka_jobs.report.report_plan import GroupKey, group_key_of
 
 SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
@@ -47,12 +46,12 @@ class PreviousFigures:
 class CountedRows:
     """The counted rows: one row per group, and further rows by group."""
 
-    groups: Sequence[Row]
-    failed_again: Mapping[GroupKey, list[Row]]
-    buckets: Mapping[GroupKey, list[Row]]
-    types: Mapping[GroupKey, list[Row]]
-    sources: Mapping[GroupKey, list[Row]]
-    examples: Mapping[GroupKey, list[Row]]
+    groups: Sequence[ReportRow]
+    failed_again: Mapping[GroupKey, list[ReportRow]]
+    buckets: Mapping[GroupKey, list[ReportRow]]
+    types: Mapping[GroupKey, list[ReportRow]]
+    sources: Mapping[GroupKey, list[ReportRow]]
+    examples: Mapping[GroupKey, list[ReportRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +63,16 @@ class GroupHistory:
     history: tuple[Past, ...]
 
 
-def histories_of(rows: Sequence[Row]) -> dict[str, GroupHistory]:
-    """Read rows of `past` (plan module) as `GroupHistory`, by the group's id."""
-    return {
-        row["group_id"]: GroupHistory(
-            in_utc(row["first"]),
-            tuple(
-                Past(
-                    made=in_utc(past["made"]),
-                    failures=past["failures"],
-                    unresolved=past["unresolved"],
-                )
-                for past in row["history"]
-            ),
+def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[str, GroupHistory]:
+    """Read rows of `first_reported` and `past_figures` (plan module), by the group's id."""
+    histories: dict[str, list[Past]] = defaultdict(list)
+    for row in past:
+        histories[row["group_id"]].append(
+            Past(made=row["made"], failures=row["failures"], unresolved=row["unresolved"])
         )
-        for row in rows
+    return {
+        row["group_id"]: GroupHistory(row["first"], tuple(histories[row["group_id"]]))
+        for row in first
     }
 
 
@@ -119,14 +113,14 @@ def delivery_shares(
 
 
 def _build_group(
-    row: Row,
+    row: ReportRow,
     counted: CountedRows,
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
     known: Mapping[str, GroupHistory],
 ) -> Group:
     """Build one group from its counted rows."""
-    key = group_key_of(row.asDict())
+    key = group_key_of(row)
     namespace, broker, trigger, subscriber, reason, status, summary = key
     id_ = group_id(*key)
     known_group = known.get(id_)
@@ -205,7 +199,7 @@ def count_changes(groups: Sequence[Group]) -> Changes:
     return Changes(**counts)
 
 
-def replay_run(row: Row) -> ReplayRun:
+def replay_run(row: ReportRow) -> ReplayRun:
     """Read a row of `runs` (plan module) as part of the report."""
     return ReplayRun(
         id=row["replay_id"],
@@ -214,16 +208,16 @@ def replay_run(row: Row) -> ReplayRun:
     )
 
 
-def _example(row: Row) -> Example:
+def _example(row: ReportRow) -> Example:
     """Build an example from a row of `failures`."""
     origin = [row[f"origin_{part}"] for part in ("topic", "partition", "offset")]
     return Example(
         id=row["id"] or "/".join(map(str, origin)),
-        failed_at=in_utc(row["last_failed"]),
+        failed_at=row["last_failed"],
         attempts=max(0, row["attempts"]),
         resolved=row["resolved"] is not None,
         error=error_text(row["error"]),
-        data_preview=preview(None if row["head"] is None else bytes(row["head"])),
+        data_preview=preview(row["head"]),
         data_content_type=row["content_type"],
         topic=origin[0],
         partition=origin[1],
@@ -232,20 +226,11 @@ def _example(row: Row) -> Example:
     )
 
 
-def _top_values(rows: Sequence[Row]) -> tuple[Top, ...]:
+def _top_values(rows: Sequence[ReportRow]) -> tuple[Top, ...]:
     """Build the list of most frequent values from rows."""
     return tuple(Top(value=row["value"], events=row["events"]) for row in rows)
 
 
-def _columns(row: Row, *names: str) -> dict[str, Any]:
-    """Columns whose names are fields of the document, with times in UTC."""
-    values = {name: row[name] for name in names}
-    return {
-        name: in_utc(value) if isinstance(value, datetime) else value
-        for name, value in values.items()
-    }
-
-
-def in_utc(moment: Any) -> Any:
-    """Spark's naive local time as a time in UTC; None stays None."""
-    return None if moment is None else moment.astimezone(UTC)
+def _columns(row: ReportRow, *names: str) -> dict[str, Any]:
+    """Columns whose names are fields of the document."""
+    return {name: row[name] for name in names}

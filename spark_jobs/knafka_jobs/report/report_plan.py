@@ -1,25 +1,27 @@
-"""Counts what a report shows: failures by group and over time, examples, and replays.
+"""The SQL that counts what a report shows: failures by group and over time, examples, and replays.
 
-DataFrames in and out; `assemble` builds the document from their rows. `with_few_summaries` and
-`examples` each run a Spark job, to find which rows to read whole.
+    failures ─> reported ─┬─> frequent
+                          └─> counted ─┬─> sums ────> groups, types, sources
+                                       ├─> buckets
+                                       └─> limits ──> chosen ──> examples
+
+Pure: names of rows in (`ReportEngine` keeps them), SQL out, for Spark and for DataFusion.
+`assemble` builds the document from the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from datetime import datetime
+from collections.abc import Collection, Iterable
+from datetime import date, datetime
 from typing import Final, TypeAlias
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
-from knafka_jobs.materialize import materialized
 from knafka_jobs.report.report_document import (
     MAX_EXAMPLES,
     MAX_SUMMARIES,
     MAX_TOPS,
     OTHER_SUMMARIES,
 )
+from knafka_jobs.report.report_engine import ReportRow, SqlDialect
 from knafka_jobs.schema import FAILED_AGAIN, FAILURES, GROUP, KIND, RESOLVED, TRIGGER, Columns
 from knafka_jobs.topic_offsets import BrokerName
 
@@ -36,203 +38,272 @@ SPANS: Final[Columns] = {
 GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
 """The values of the columns `GROUP`."""
 
+_SUMS: Final = ("events", "failures", "unresolved", "resolved", "retries")
 
-def rows_of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """The rows of one Broker; all rows for None."""
+
+def columns_of(names: Iterable[str], table: str = "") -> str:
+    """A list of columns, each of `table` if it is given."""
+    return ", ".join(f"{table}.`{name}`" if table else f"`{name}`" for name in names)
+
+
+def of_broker(broker: BrokerName | None, dialect: SqlDialect) -> str:
+    """A predicate for rows of one Broker; true for None."""
     if broker is None:
-        return rows
-    return rows.where((F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name))
+        return "true"
+    return f"namespace = {dialect.text(broker.namespace)} AND broker = {dialect.text(broker.name)}"
 
 
-def reported_failures(failures: DataFrame, since: datetime) -> DataFrame:
+def reported(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
     """The failures in a report: all unresolved ones, and those failed or resolved since then."""
-    is_recent = (F.col("last_failed") >= F.lit(since)) | (F.col("resolved") >= F.lit(since))
-    return failures.where(F.col("resolved").isNull() | is_recent)
+    earliest = dialect.moment(since)
+    return (
+        f"SELECT {columns_of(FAILURES)} FROM failures WHERE {of_broker(broker, dialect)} AND "
+        f"(resolved IS NULL OR last_failed >= {earliest} OR resolved >= {earliest})"
+    )
 
 
-def summaries(failures: DataFrame) -> DataFrame:
-    """The error summaries of each kind of failure, ranked by frequency.
+FIRST_FAILED: Final = "SELECT min(first_failed) AS first FROM reported"
+"""When the first of the failures in a report failed first."""
 
-    Columns: `KIND`, `said` (the summary), `events`, `first_failed`, and `rank`, 1 for the most
-    frequent summary. A report has a group for each summary up to rank `MAX_SUMMARIES`.
+FREQUENT: Final = (
+    f"SELECT {columns_of(KIND)}, said, place FROM ("
+    f"SELECT {columns_of(KIND)}, said, row_number() OVER "
+    f"(PARTITION BY {columns_of(KIND)} ORDER BY events DESC, said) AS place FROM ("
+    f"SELECT {columns_of(KIND)}, coalesce(summary, '') AS said, count(*) AS events "
+    f"FROM reported GROUP BY {columns_of(KIND)}, coalesce(summary, ''))) "
+    f"WHERE place <= {MAX_SUMMARIES + 1}"
+)
+"""The most frequent error summaries (`said`) of each kind of failure, by `place`; one more of each
+kind than a report has groups for."""
+
+MANY_SUMMARIES: Final = f"SELECT said FROM frequent WHERE place > {MAX_SUMMARIES} LIMIT 1"
+"""A row if any kind of failure has more summaries than a report has groups for."""
+
+
+def counted(*, many_summaries: bool) -> str:
+    """The failures in a report with the summary of their group.
+
+    With `many_summaries` it is `OTHER_SUMMARIES` where a failure's own is not a frequent one.
     """
-    by_count = Window.partitionBy(*KIND).orderBy(F.desc("events"), "said")
+    others = columns_of((name for name in FAILURES if name != "summary"), "r")
+    if not many_summaries:
+        return f"SELECT {others}, coalesce(r.summary, '') AS summary FROM reported AS r"
     return (
-        failures.groupBy(*KIND, F.coalesce("summary", F.lit("")).alias("said"))
-        .agg(F.count("*").alias("events"), F.min("first_failed").alias("first_failed"))
-        .withColumn("rank", F.row_number().over(by_count))
+        f"SELECT /*+ BROADCAST(f) */ {others}, CASE WHEN f.said IS NULL THEN '{OTHER_SUMMARIES}' "
+        "ELSE f.said END AS summary FROM "
+        f"(SELECT * FROM frequent WHERE place <= {MAX_SUMMARIES}) AS f RIGHT JOIN reported AS r "
+        f"ON {_same(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
     )
 
 
-def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
-    """Set the summary of failures to `OTHER_SUMMARIES` if theirs ranks below `MAX_SUMMARIES`."""
-    own_summary = F.coalesce("summary", F.lit(""))
-    if summaries.where(F.col("rank") > MAX_SUMMARIES).isEmpty():
-        return failures.withColumn("summary", own_summary)
-    frequent = summaries.where(F.col("rank") <= MAX_SUMMARIES).select(
-        F.struct(*KIND, "said").alias("known")
-    )
-    has_frequent_summary = F.struct(*KIND, own_summary.alias("said")).eqNullSafe(F.col("known"))
-    return (
-        failures.join(F.broadcast(frequent), has_frequent_summary, "left")
-        .withColumn(
-            "summary", F.when(F.col("known").isNull(), OTHER_SUMMARIES).otherwise(own_summary)
-        )
-        .drop("known")
+def _same(names: Iterable[str], one: str, other: str) -> str:
+    """A predicate: two tables have the same values in these columns of `GROUP`."""
+    return " AND ".join(
+        # In brackets: DataFusion would take the rest of the condition for the second operand.
+        f"({one}.`code` IS NOT DISTINCT FROM {other}.`code`)"
+        if name == "code"
+        else f"{one}.`{name}` = {other}.`{name}`"
+        for name in names
     )
 
 
-def sums(failures: DataFrame, previous_made: datetime | None) -> DataFrame:
+def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
     """The sums of failures by group, event type and source: one row for each combination.
 
     `resolved` counts events resolved since the previous report, made at `previous_made`.
     """
-    is_open = F.col("resolved").isNull()
-    was_resolved = ~is_open if previous_made is None else F.col("resolved") > F.lit(previous_made)
-    return failures.groupBy(*GROUP, "type", "source").agg(
-        F.count("*").alias("events"),
-        F.sum("failures").alias("failures"),
-        F.count_if(is_open).alias("unresolved"),
-        F.count_if(was_resolved).alias("resolved"),
-        F.sum("retries").alias("retries"),
-        F.min("first_failed").alias("first_seen"),
-        F.max("last_failed").alias("last_seen"),
-        F.min(F.when(is_open, F.col("first_failed"))).alias("oldest_unresolved"),
+    was_resolved = (
+        "resolved IS NOT NULL"
+        if previous_made is None
+        else f"resolved > {dialect.moment(previous_made)}"
     )
-
-
-def groups(sums: DataFrame) -> DataFrame:
-    """The sums of each group, from rows of `sums`."""
-    added = ("events", "failures", "unresolved", "resolved", "retries")
-    return sums.groupBy(*GROUP).agg(
-        *(F.sum(column).alias(column) for column in added),
-        F.min("first_seen").alias("first_seen"),
-        F.max("last_seen").alias("last_seen"),
-        F.min("oldest_unresolved").alias("oldest_unresolved"),
-    )
-
-
-def buckets(failures: DataFrame, since: datetime, until: datetime, seconds: int) -> DataFrame:
-    """Failures from `since` to before `until` by group and period of `seconds`: columns `GROUP`,
-    `start` (Unix seconds), `failures`."""
-    start = (F.floor(F.unix_timestamp("at") / seconds) * seconds).cast("bigint")
     return (
-        failures.select(*GROUP, F.explode("history.at").alias("at"))
-        .where((F.col("at") >= F.lit(since)) & (F.col("at") < F.lit(until)))
-        .groupBy(*GROUP, start.alias("start"))
-        .agg(F.count("*").alias("failures"))
-        .orderBy("start")
+        f"SELECT {columns_of((*GROUP, 'type', 'source'))}, count(*) AS events, "
+        "sum(failures) AS failures, "
+        "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, "
+        f"count(*) FILTER (WHERE {was_resolved}) AS resolved, sum(retries) AS retries, "
+        "min(first_failed) AS first_seen, max(last_failed) AS last_seen, "
+        "min(first_failed) FILTER (WHERE resolved IS NULL) AS oldest_unresolved "
+        f"FROM counted GROUP BY {columns_of((*GROUP, 'type', 'source'))}"
     )
 
 
-def top_values(sums: DataFrame, column: str) -> DataFrame:
-    """The most frequent types or sources of each group, from rows of `sums`.
+GROUPS: Final = (
+    f"SELECT {columns_of(GROUP)}, {', '.join(f'sum({name}) AS {name}' for name in _SUMS)}, "
+    "min(first_seen) AS first_seen, max(last_seen) AS last_seen, "
+    "min(oldest_unresolved) AS oldest_unresolved "
+    f"FROM sums GROUP BY {columns_of(GROUP)}"
+)
+"""The sums of each group."""
 
-    Columns: `GROUP`, `value`, `events`.
+
+def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect) -> str:
+    """Failures by group and period of `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
+    second = dialect.unix_seconds("at")
+    return (
+        f"SELECT {columns_of(GROUP)}, `start`, count(*) AS failures FROM ("
+        f"SELECT {columns_of(GROUP)}, {second} - {second} % {seconds} AS `start` FROM ("
+        f"SELECT {columns_of(GROUP)}, past['at'] AS at FROM ("
+        f"SELECT {columns_of(GROUP)}, {dialect.unnested('history')} AS past FROM counted)) "
+        f"WHERE at >= {dialect.moment(since)} AND at < {dialect.moment(until)}) "
+        f"GROUP BY {columns_of(GROUP)}, `start` ORDER BY `start`"
+    )
+
+
+def top_values(column: str) -> str:
+    """The most frequent types or sources of each group: `GROUP`, `value`, `events`."""
+    return (
+        f"SELECT {columns_of(GROUP)}, `value`, events FROM ("
+        f"SELECT {columns_of(GROUP)}, `value`, events, row_number() OVER "
+        f"(PARTITION BY {columns_of(GROUP)} ORDER BY events DESC, `value`) AS place FROM ("
+        f"SELECT {columns_of(GROUP)}, `{column}` AS `value`, sum(events) AS events FROM sums "
+        f"WHERE `{column}` IS NOT NULL GROUP BY {columns_of(GROUP)}, `{column}`)) "
+        f"WHERE place <= {MAX_TOPS} ORDER BY events DESC, `value`"
+    )
+
+
+_RANKED: Final = (
+    f"SELECT {columns_of(GROUP)}, "
+    "CASE WHEN resolved IS NULL THEN 0 ELSE 2 END + "
+    "CASE WHEN head IS NULL AND data_bytes IS NOT NULL THEN 1 ELSE 0 END AS `rank`, "
+    "last_failed, failure_id, `day`, `partition`, `offset` FROM counted"
+)
+"""Failures with the columns by which examples are chosen: a lower `rank` is shown first."""
+
+SPREAD: Final = 61
+"""Parts in which the failures of a group are put for `LIMITS`: with more, fewer are sorted then."""
+
+LIMITS: Final = (
+    f"SELECT {columns_of(GROUP)}, "
+    f"CASE WHEN parts < {MAX_EXAMPLES} THEN 9 ELSE `rank` END AS `rank`, last_failed FROM ("
+    f"SELECT {columns_of(GROUP)}, `rank`, last_failed, "
+    f"row_number() OVER (PARTITION BY {columns_of(GROUP)} ORDER BY `rank`, last_failed DESC) "
+    f"AS place, count(*) OVER (PARTITION BY {columns_of(GROUP)}) AS parts FROM ("
+    f"SELECT {columns_of(GROUP)}, `rank`, (`partition` + `offset`) % {SPREAD} AS part, "
+    f"max(last_failed) AS last_failed FROM ({_RANKED}) GROUP BY {columns_of(GROUP)}, `rank`, "
+    f"(`partition` + `offset`) % {SPREAD})) "
+    f"WHERE place = CASE WHEN parts < {MAX_EXAMPLES} THEN parts ELSE {MAX_EXAMPLES} END"
+)
+"""A row of each group after which none of its examples comes: its `rank` and `last_failed`.
+
+Each part of a group has one latest failure, so `MAX_EXAMPLES` of these are enough examples, and the
+best ones are no worse. Sorting all failures to find them would need memory or disk for all.
+"""
+
+CHOSEN: Final = (
+    "SELECT failure_id, `day`, place FROM (SELECT failure_id, `day`, row_number() OVER ("
+    f"PARTITION BY {columns_of(GROUP)} ORDER BY `rank`, last_failed DESC, failure_id) AS place "
+    f"FROM (SELECT /*+ BROADCAST(l) */ {columns_of(GROUP, 'r')}, "
+    "r.`rank`, r.last_failed, r.failure_id, r.`day` "
+    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_same(GROUP, 'r', 'l')} "
+    "WHERE r.`rank` < l.`rank` OR (r.`rank` = l.`rank` AND r.last_failed >= l.last_failed))) "
+    f"WHERE place <= {MAX_EXAMPLES}"
+)
+"""A few failures of each group, by `place`: unresolved before resolved, with data that can be shown
+before others, late before early. Columns: `failure_id`, `day`, `place`."""
+
+CHOSEN_DAYS: Final = "SELECT DISTINCT `day` FROM chosen"
+"""The days under which the chosen failures are kept."""
+
+
+def examples(days: Collection[date | None]) -> str:
+    """The chosen failures as whole rows, in the order of their places; they are kept under `days`.
+
+    Only files of these days are read.
     """
-    by_count = Window.partitionBy(*GROUP).orderBy(F.desc("events"), "value")
+    listed = ", ".join(f"DATE '{day}'" for day in sorted(day for day in days if day is not None))
+    of_days = [f"r.`day` IN ({listed})"] * bool(listed) + ["r.`day` IS NULL"] * (None in days)
     return (
-        sums.where(F.col(column).isNotNull())
-        .groupBy(*GROUP, F.col(column).alias("value"))
-        .agg(F.sum("events").alias("events"))
-        .withColumn("rank", F.row_number().over(by_count))
-        .where(F.col("rank") <= MAX_TOPS)
-        .orderBy(F.desc("events"), "value")
-        .select(*GROUP, "value", "events")
+        f"SELECT /*+ BROADCAST(c) */ {columns_of(FAILURES, 'r')} FROM "
+        "(SELECT failure_id, place FROM chosen) AS c JOIN counted AS r "
+        "ON r.failure_id = c.failure_id "
+        f"WHERE {' OR '.join(of_days) or 'false'} ORDER BY c.place"
     )
 
 
-def examples(failures: DataFrame) -> DataFrame:
-    """A few failures of each group, ranked: unresolved before resolved, with data that can be shown
-    before others, late before early."""
-    has_data = F.col("head").isNotNull() | F.col("data_bytes").isNull()
-    # This sorts all failures, so with few columns: whole rows would spill to disk.
-    sort_columns = failures.select(
-        F.xxhash64(*GROUP).alias("group"),
-        F.col("resolved").isNotNull().alias("is_resolved"),
-        (~has_data).alias("has_no_data"),
-        "last_failed",
-        "failure_id",
-        "day",
-    )
-    order = ("is_resolved", "has_no_data", F.desc("last_failed"), "failure_id")
-    in_group = Window.partitionBy("group").orderBy(*order)
-    ranked = sort_columns.withColumn("rank", F.row_number().over(in_group))
-    chosen = materialized(ranked.where(F.col("rank") <= MAX_EXAMPLES))
-    # Read whole rows only from the days of the chosen failures.
-    days = [row["day"] for row in chosen.select("day").distinct().collect()]
-    of_chosen_days = F.col("day").isin([day for day in days if day is not None])
-    return (
-        failures.where(of_chosen_days | F.col("day").isNull() if None in days else of_chosen_days)
-        .join(F.broadcast(chosen.select("failure_id", "rank")), "failure_id")
-        .orderBy("rank")
-        .select(*FAILURES)
-    )
+ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM counted"
+"""The topics in which the failed events of each Trigger lay."""
 
 
-def failed_within(failures: DataFrame, spans: DataFrame, since: datetime) -> DataFrame:
-    """Number of events by group that failed since then in these spans: `GROUP`, `events`.
+def failed_within(since: datetime, dialect: SqlDialect) -> str:
+    """Number of events by group that failed since then in `spans`: `GROUP`, `events`.
 
-    `spans` has rows of `SPANS`.
+    Events with one position count once.
     """
-    spans = spans.withColumnsRenamed({"topic": "origin_topic", "partition": "origin_partition"})
+    position = columns_of((*TRIGGER, "origin_partition", "origin_offset"), "r")
+    same = " AND ".join(f"r.`{name}` = s.`{name}`" for name in TRIGGER)
     return (
-        failures.where(F.col("last_failed") >= F.lit(since))
-        .join(F.broadcast(spans), [*TRIGGER, "origin_topic", "origin_partition"])
-        .where("origin_offset >= start AND origin_offset < end")
-        .dropDuplicates([*TRIGGER, "origin_partition", "origin_offset"])
-        .groupBy(*GROUP)
-        .agg(F.count("*").alias("events"))
+        f"SELECT {columns_of(GROUP)}, count(*) AS events FROM ("
+        f"SELECT /*+ BROADCAST(s) */ {columns_of(GROUP, 'r')}, row_number() OVER "
+        f"(PARTITION BY {position} ORDER BY r.failure_id) AS place FROM spans AS s "
+        f"JOIN counted AS r ON {same} AND r.origin_topic = s.topic "
+        "AND r.origin_partition = s.`partition` "
+        f"WHERE r.last_failed >= {dialect.moment(since)} "
+        "AND r.origin_offset >= s.`start` AND r.origin_offset < s.`end`) "
+        f"WHERE place = 1 GROUP BY {columns_of(GROUP)}"
     )
 
 
-def failed_again(failures: DataFrame, sent: DataFrame, previous_made: datetime | None) -> DataFrame:
+def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
     """Number of replayed events by group that failed again since the previous report.
 
     That was made at `previous_made`; None: there was none.
     """
-    judged = F.lit(True) if previous_made is None else F.col("judged") > F.lit(previous_made)
-    again = sent.where((F.col("outcome") == FAILED_AGAIN) & judged)
+    judged = "" if previous_made is None else f" AND judged > {dialect.moment(previous_made)}"
+    again = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
     return (
-        failures.join(again.select("failure_id").distinct(), "failure_id", "left_semi")
-        .groupBy(*GROUP)
-        .agg(F.count("*").alias("events"))
+        f"SELECT {columns_of(GROUP, 'r')}, count(*) AS events FROM counted AS r LEFT SEMI JOIN "
+        f"({again}) AS s ON r.failure_id = s.failure_id GROUP BY {columns_of(GROUP, 'r')}"
     )
 
 
-def past_figures(reports: DataFrame, groups: Collection[str], since: datetime) -> DataFrame:
-    """The history of groups in earlier reports, by `group_id`.
+def last_report(about: str) -> str:
+    """The last report about a Broker: `report_id`, `made`; `about` is the predicate for it."""
+    return f"SELECT report_id, made FROM reports WHERE {about} ORDER BY made DESC LIMIT 1"
 
-    `first` is when the first report with the group was made; `history` has the figures in reports
-    made since then, in time order.
-    """
-    figures = F.struct("made", "failures", "unresolved")
+
+def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
+    """The figures of the groups of one report: `group_id`, `failures`, `unresolved`."""
     return (
-        reports.where(F.col("group_id").isin(*groups))
-        .groupBy("group_id")
-        .agg(
-            F.min("made").alias("first"),
-            F.array_sort(F.collect_list(F.when(F.col("made") >= F.lit(since), figures))).alias(
-                "history"
-            ),
-        )
+        f"SELECT group_id, failures, unresolved FROM reports WHERE {about} "
+        f"AND report_id = {dialect.text(report_id)} AND group_id IS NOT NULL"
     )
 
 
-def replay_counts(replays: DataFrame, sent: DataFrame) -> DataFrame:
-    """Replays, the latest first, with how many events were `sent`, `resolved`, `failed_again`."""
-    counts = sent.groupBy("replay_id").agg(
-        F.count("*").alias("sent"),
-        F.count_if(F.col("outcome") == RESOLVED).alias("resolved"),
-        F.count_if(F.col("outcome") == FAILED_AGAIN).alias("failed_again"),
-    )
+def last_made(about: str, limit: int) -> str:
+    """When the last reports about a Broker were made, the latest first."""
+    return f"SELECT DISTINCT made FROM reports WHERE {about} ORDER BY made DESC LIMIT {limit}"
+
+
+def first_reported(about: str) -> str:
+    """When the first report with each group was made: `group_id`, `first`."""
     return (
-        replays.join(counts, "replay_id", "left")
-        .fillna(0, ["sent", "resolved", "failed_again"])
-        .orderBy(F.desc("started"), "replay_id")
+        f"SELECT group_id, min(made) AS first FROM reports WHERE {about} "
+        "AND group_id IS NOT NULL GROUP BY group_id"
     )
 
 
-def group_key_of(row: Mapping[str, object]) -> GroupKey:
+def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
+    """The figures of each group in reports made since then, in time order."""
+    return (
+        f"SELECT group_id, made, failures, unresolved FROM reports WHERE {about} "
+        f"AND group_id IS NOT NULL AND made >= {dialect.moment(since)} ORDER BY made"
+    )
+
+
+def replay_counts(limit: int) -> str:
+    """The latest replays, with how many events were `sent`, `resolved`, `failed_again`."""
+    count = "count(*) FILTER (WHERE outcome = '{}') AS {}".format
+    return (
+        "SELECT r.replay_id, r.`by`, r.selection, r.started, r.finished, "
+        "coalesce(s.sent, 0) AS sent, coalesce(s.resolved, 0) AS resolved, "
+        "coalesce(s.failed_again, 0) AS failed_again FROM replays AS r LEFT JOIN ("
+        f"SELECT replay_id, count(*) AS sent, {count(RESOLVED, 'resolved')}, "
+        f"{count(FAILED_AGAIN, 'failed_again')} FROM sent GROUP BY replay_id) AS s "
+        f"ON r.replay_id = s.replay_id ORDER BY r.started DESC, r.replay_id LIMIT {limit}"
+    )
+
+
+def group_key_of(row: ReportRow) -> GroupKey:
     """The group of a row that has the columns `GROUP`."""
-    return tuple(row[name] for name in GROUP)  # type: ignore[return-value]
+    return tuple(row[name] for name in GROUP)

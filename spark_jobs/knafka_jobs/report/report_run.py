@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from knafka.core import names
 from knafka_jobs.command_options import TIMELINE_DAYS
-from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_names import possible_groups
-from knafka_jobs.materialize import materialized
 from knafka_jobs.report import assemble, report_plan
 from knafka_jobs.report.assemble import (
     CountedRows,
     GroupHistory,
     PreviousFigures,
     SettledSpan,
-    in_utc,
 )
 from knafka_jobs.report.report_document import (
     MAX_HISTORY,
@@ -35,62 +28,61 @@ from knafka_jobs.report.report_document import (
     bucket_seconds,
     group_id,
 )
+from knafka_jobs.report.report_engine import ReportEngine, ReportRow
 from knafka_jobs.report.report_plan import SPANS, GroupKey, group_key_of
-from knafka_jobs.schema import REPORTS, TRIGGER
 from knafka_jobs.topic_offsets import BrokerName, TopicState
+
+if TYPE_CHECKING:
+    from knafka_jobs.io.kafka import KafkaClient  # imports Spark, which may not be installed
 
 MAX_REPLAYS: Final = 50
 """Replays that a report lists: the latest ones."""
 
+SettledSpans: TypeAlias = Callable[[Sequence[ReportRow], datetime], Sequence[SettledSpan]]
+"""Returns the spans of offsets that Triggers have settled since a time; its rows have `TRIGGER` and
+the `origin_topic` of their failed events."""
+
 
 def make_report(
-    tables: Tables,
+    engine: ReportEngine,
     broker: BrokerName | None,
     now: datetime,
     days: float = TIMELINE_DAYS,
-    settled: Callable[[DataFrame, datetime], Sequence[SettledSpan]] | None = None,
+    settled: SettledSpans | None = None,
 ) -> Report:
     """Make a report on all failures in the tables, or on one Broker's, and remember its figures.
 
-    The timeline goes back `days` at most. `settled` returns the spans of offsets that the Triggers
-    of failures have settled since a time; None: shares stay unknown.
+    The timeline goes back `days` at most. Without `settled` shares stay unknown. Raises `JobError`.
     """
+    dialect = engine.dialect
     earliest = now - timedelta(days=days)
-    failures = (
-        tables.read("failures")
-        .transform(report_plan.rows_of_broker, broker)
-        .transform(report_plan.reported_failures, earliest)
-    )
-    summaries = materialized(failures.transform(report_plan.summaries))
-    failures = failures.transform(report_plan.with_few_summaries, summaries)
-    reports = _rows_of_same_broker(tables.read("reports"), broker)
-    previous = _previous_figures(reports)
-    first = summaries.selectExpr("min(first_failed)").first()
-    since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
+    engine.derive("reported", report_plan.reported(broker, earliest, dialect))
+    engine.keep("frequent", report_plan.FREQUENT)
+    many_summaries = bool(engine.rows(report_plan.MANY_SUMMARIES))
+    engine.derive("counted", report_plan.counted(many_summaries=many_summaries))
+    about = report_plan.of_broker(broker or BrokerName("", ""), dialect)
+    previous = _previous_figures(engine, about)
+    previous_made = previous.report.made if previous else None
+    (first,) = engine.rows(report_plan.FIRST_FAILED)
+    since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
-    previous_made = previous.report.made if previous else None
-    sent = tables.read("sent")
-    sums = materialized(failures.transform(report_plan.sums, previous_made))
+    engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
+    engine.keep("limits", report_plan.LIMITS)
+    engine.keep("chosen", report_plan.CHOSEN)
+    chosen_days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
     counted = CountedRows(
-        groups=sums.transform(report_plan.groups).collect(),
-        failed_again=_rows_by_group(
-            failures.transform(report_plan.failed_again, sent, previous_made)
-        ),
-        buckets=_rows_by_group(failures.transform(report_plan.buckets, since, now, seconds)),
-        types=_rows_by_group(sums.transform(report_plan.top_values, "type")),
-        sources=_rows_by_group(sums.transform(report_plan.top_values, "source")),
-        examples=_rows_by_group(failures.transform(report_plan.examples)),
+        groups=engine.rows(report_plan.GROUPS),
+        failed_again=_by_group(engine.rows(report_plan.failed_again(previous_made, dialect))),
+        buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
+        types=_by_group(engine.rows(report_plan.top_values("type"))),
+        sources=_by_group(engine.rows(report_plan.top_values("source"))),
+        examples=_by_group(engine.rows(report_plan.examples(chosen_days))),
     )
-    spans = settled(failures, since) if settled else ()
-    shares = _shares_of_groups(tables, failures, spans, since)
-    groups = assemble.build_groups(counted, previous, shares, _known_groups(reports, counted))
-    runs = (
-        tables.read("replays")
-        .transform(report_plan.replay_counts, sent)
-        .limit(MAX_REPLAYS)
-        .collect()
-    )
+    shares: dict[GroupKey, float] = {}
+    if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
+        shares = _shares_of_groups(engine, spans, since)
+    groups = assemble.build_groups(counted, previous, shares, _known_groups(engine, about, counted))
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,
@@ -103,18 +95,22 @@ def make_report(
         totals=assemble.sum_totals(groups),
         changes=assemble.count_changes(groups),
         groups=groups,
-        replays=tuple(map(assemble.replay_run, runs)),
+        replays=tuple(
+            map(assemble.replay_run, engine.rows(report_plan.replay_counts(MAX_REPLAYS)))
+        ),
     )
-    _append_figures(tables, result)
+    engine.append_figures(_figures(result))
     return result
 
 
-def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> list[SettledSpan]:
+def settled_spans(
+    kafka: KafkaClient, rows: Sequence[ReportRow], since: datetime
+) -> list[SettledSpan]:
     """The offsets that each Trigger has settled since then, by its consumer group's commits.
 
-    A settled event was delivered, failed or filtered out.
+    `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
+    delivered, failed or filtered out.
     """
-    rows = failures.select(*TRIGGER, "origin_topic").distinct().collect()
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
         for row in rows
@@ -146,60 +142,56 @@ def _committed_offsets(
 
 
 def _shares_of_groups(
-    tables: Tables, failures: DataFrame, spans: Sequence[SettledSpan], since: datetime
+    engine: ReportEngine, spans: Sequence[SettledSpan], since: datetime
 ) -> dict[GroupKey, float]:
     """Each group's share of deliveries (0 to 1) where it is known (`assemble.delivery_shares`)."""
-    if not spans:
-        return {}
-    rows = failures.transform(report_plan.failed_within, tables.rows(spans, SPANS), since).collect()
-    return assemble.delivery_shares(
-        {group_key_of(row.asDict()): row["events"] for row in rows}, spans
-    )
+    engine.put("spans", SPANS, spans)
+    rows = engine.rows(report_plan.failed_within(since, engine.dialect))
+    return assemble.delivery_shares({group_key_of(row): row["events"] for row in rows}, spans)
 
 
-def _rows_by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
-    """Collect rows by group, in their order."""
-    grouped: dict[GroupKey, list[Row]] = defaultdict(list)
-    for row in rows.collect():
-        grouped[group_key_of(row.asDict())].append(row)
+def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
+    """Rows by group, in their order."""
+    grouped: dict[GroupKey, list[ReportRow]] = defaultdict(list)
+    for row in rows:
+        grouped[group_key_of(row)].append(row)
     return grouped
 
 
-def _rows_of_same_broker(reports: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """The rows of earlier reports about the same Broker; all Brokers have empty names."""
-    return reports.transform(report_plan.rows_of_broker, broker or BrokerName("", ""))
-
-
-def _known_groups(reports: DataFrame, counted: CountedRows) -> dict[str, GroupHistory]:
+def _known_groups(
+    engine: ReportEngine, about: str, counted: CountedRows
+) -> dict[str, GroupHistory]:
     """The history of the current groups in the last reports."""
-    ids = [group_id(*group_key_of(row.asDict())) for row in counted.groups]
-    made = reports.select("made").distinct().orderBy(F.desc("made")).limit(MAX_HISTORY).collect()
+    ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted.groups}
+    made = engine.rows(report_plan.last_made(about, MAX_HISTORY))
     if not ids or not made:
         return {}
-    # A row has the session's local time, which is what Spark compares with.
-    since = made[-1]["made"]
-    return assemble.histories_of(reports.transform(report_plan.past_figures, ids, since).collect())
+    past = engine.rows(report_plan.past_figures(about, made[-1]["made"], engine.dialect))
+    first = engine.rows(report_plan.first_reported(about))
+    return assemble.histories_of(
+        (row for row in first if row["group_id"] in ids),
+        (row for row in past if row["group_id"] in ids),
+    )
 
 
-def _previous_figures(reports: DataFrame) -> PreviousFigures | None:
-    """The last report among rows of `reports`; None without rows."""
-    last = reports.selectExpr("max_by(report_id, made) AS id", "max(made) AS made").first()
-    if last is None or last["id"] is None:
+def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | None:
+    """The last report among rows of `reports` for which `about` holds; None without rows."""
+    last = engine.rows(report_plan.last_report(about))
+    if not last:
         return None
-    is_last = (F.col("report_id") == last["id"]) & F.col("group_id").isNotNull()
-    rows = reports.where(is_last).collect()
+    id_ = last[0]["report_id"]
+    rows = engine.rows(report_plan.figures_of_report(about, id_, engine.dialect))
     return PreviousFigures(
-        PreviousReport(id=last["id"], made=in_utc(last["made"])),
+        PreviousReport(id=id_, made=last[0]["made"]),
         {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},
     )
 
 
-def _append_figures(tables: Tables, report: Report) -> None:
-    """Append the figures of a report's groups to the table `reports`, for later reports."""
+def _figures(report: Report) -> list[tuple[Any, ...]]:
+    """The figures of a report's groups, as rows of the table `reports`."""
     about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
         (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)
         for group in report.groups
     ]
-    rows = rows or [(*about, None, 0, 0, 0)]
-    tables.append(tables.rows(rows, REPORTS), "reports")
+    return rows or [(*about, None, 0, 0, 0)]

@@ -1,0 +1,164 @@
+"""The tables' files, read by DataFusion in this process: without Spark and Java.
+
+The package deltalake reads Delta's log and has DataFusion, so what is asked is SQL. Tables in S3
+are found by the usual variables (AWS_ENDPOINT_URL, AWS_REGION and the keys).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from arro3.core import Array, DataType, Table
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+
+from knafka_jobs.job_errors import JobError, NeedsSpark
+from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, Columns
+
+OUT_OF_MEMORY_ERROR: Final = "Resources exhausted"
+"""Words of DataFusion's error for a query that its memory doesn't suffice for."""
+
+SPARK_QUOTES: Final = {"datafusion.sql_parser.dialect": "databricks"}
+"""Setting of a session whose SQL quotes names as Spark's does."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TableFiles:
+    """The tables below `root`, each in the version that it had when it was first used.
+
+    `settings` are those of DataFusion's session, `store` delta-rs's options of an object store; by
+    default the usual variables say where it is.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        settings: Mapping[str, str] | None = None,
+        store: Mapping[str, str] | None = None,
+    ) -> None:
+        self._root = root.rstrip("/")
+        self._store = _storage_options(root) if store is None else dict(store)
+        self._opened: dict[str, DeltaTable | None] = {}
+        self._session = QueryBuilder(None if settings is None else dict(settings))
+
+    def has_table(self, name: str) -> bool:
+        """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
+        return self._table(name) is not None
+
+    def size(self, name: str) -> int:
+        """The bytes of a table's files; 0 if there is no such table."""
+        if (table := self._table(name)) is None:
+            return 0
+        sizes = table.get_add_actions(flatten=True)["size_bytes"]
+        return sum(size for size in sizes.to_pylist() if size)
+
+    def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
+        """Run a query over these tables; returns rows by column. Raises `JobError`."""
+        for name in tables:
+            if not self.has_table(name):
+                raise JobError(
+                    f"there is no table {self._root}/{name}: compact the dead letters first"
+                )
+        return self.run(sql)
+
+    def run(self, sql: str) -> list[dict[str, Any]]:
+        """Run a statement over tables that were opened; returns its rows by column.
+
+        Raises `JobError`, and `NeedsSpark` if it needs more memory than it may use.
+        """
+        try:
+            rows: list[dict[str, Any]] = (
+                self._session.execute(sql).read_all().to_struct_array().to_pylist()
+            )
+        except Exception as error:  # delta-rs raises what it likes here
+            kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
+            raise kind(f"the tables in {self._root} can't be read: {_error_line(error)}") from error
+        return rows
+
+    def limit_memory(self, memory: str, temporary_files: str) -> None:
+        """Bound the memory of later queries, and the temporary files that they may write instead.
+
+        Sizes are written as DataFusion has them, such as `256M`. Files are in Python's temporary
+        folder.
+        """
+        for setting, value in (
+            ("memory_limit", memory),
+            ("max_temp_directory_size", temporary_files),
+            ("temp_directory", tempfile.gettempdir()),
+        ):
+            self.run(f"SET datafusion.runtime.{setting} = '{value}'")
+
+    def append(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> None:
+        """Append rows to a table in one commit; a missing table is created. Raises `JobError`."""
+        path = f"{self._root}/{name}"
+        arrays = [
+            _array([row[number] for row in rows], kind)
+            for number, kind in enumerate(columns.values())
+        ]
+        table = Table.from_arrays(arrays, names=list(columns))
+        try:
+            write_deltalake(path, table, mode="append", storage_options=self._store)
+        except Exception as error:  # as above
+            raise JobError(f"the table {path} can't be written: {_error_line(error)}") from error
+
+    def _table(self, name: str) -> DeltaTable | None:
+        """A table, registered under its name; None if it doesn't exist."""
+        if name not in self._opened:
+            path = f"{self._root}/{name}"
+            try:
+                table = DeltaTable(path, storage_options=self._store)
+            except TableNotFoundError:
+                self._opened[name] = None
+                return None
+            except Exception as error:  # as above
+                raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
+            _check_layout(name, path, table.metadata().configuration)
+            self._session.register(name, table)
+            self._opened[name] = table
+        return self._opened[name]
+
+
+def _array(values: Sequence[Any], kind: str) -> Array:
+    """Values of one column of this SQL type; times are in UTC."""
+    if kind == "timestamp":
+        micros = [
+            None if value is None else (value - _EPOCH) // _EPOCH.resolution for value in values
+        ]
+        return Array(micros, DataType.int64()).cast(DataType.timestamp("us", tz="UTC"))
+    return Array(values, _TYPES[kind]())
+
+
+_TYPES: Final[Mapping[str, Callable[[], DataType]]] = {
+    "string": DataType.utf8,
+    "bigint": DataType.int64,
+    "int": DataType.int32,
+}
+"""Arrow's type for each SQL type that can be appended."""
+
+
+def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
+    """Raise `NeedsSpark` if another version of Knafka made the table."""
+    layout = LAYOUT.get(name)
+    if layout is not None and int(properties.get(LAYOUT_PROPERTY, "1")) != layout:
+        raise NeedsSpark(
+            f"{path} was made by another version of Knafka: only a job with Spark can read it"
+        )
+
+
+def _storage_options(path: str) -> dict[str, str] | None:
+    """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    if not path.startswith("s3") or not endpoint:
+        return None
+    default_region = {} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"}
+    return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+
+
+def _error_line(error: Exception) -> str:
+    """The whole error on one line, at most 500 characters: the reason comes last."""
+    return " ".join(str(error).split())[:500]

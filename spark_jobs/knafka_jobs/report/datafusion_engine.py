@@ -1,0 +1,114 @@
+"""Runs a report's SQL by DataFusion in this process, on tables that fit one machine.
+
+Its memory is bounded: sorts and sums that need more write temporary files. A report that needs more
+all the same is left to Spark (`NeedsSpark`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from knafka_jobs.io.table_files import SPARK_QUOTES, TableFiles
+from knafka_jobs.job_errors import NeedsSpark
+from knafka_jobs.report.report_engine import REPORT_TABLES, ReportRow, SqlDialect
+from knafka_jobs.schema import REPORTS, TABLES, Columns
+
+MAX_FAILURES_BYTES: Final = 1 << 30
+"""Bytes of the table `failures` that this engine reports on, at most: some 15 million failures."""
+
+MEMORY: Final = "256M"
+"""Memory of sorts, sums and joins: beside the JVM of a pod of 2 GiB."""
+
+TEMPORARY_FILES: Final = "8G"
+"""Size of the temporary files of one report, at most."""
+
+_TYPES: Final = {
+    "string": "VARCHAR",
+    "int": "INT",
+    "bigint": "BIGINT",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+}
+"""DataFusion's name of each SQL type of `schema` that a table without a file may have."""
+
+
+def datafusion_text(value: str) -> str:
+    """A string as a literal of DataFusion's SQL, in the dialect that quotes as Spark does."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+DIALECT: Final = SqlDialect(
+    text=datafusion_text,
+    time="to_timestamp_micros({})".format,
+    unix_seconds="CAST(to_unixtime({}) AS BIGINT)".format,
+    unnested="unnest({})".format,
+)
+
+
+class DataFusionEngine:
+    """Implements `ReportEngine` by DataFusion on the tables' files."""
+
+    dialect = DIALECT
+
+    def __init__(
+        self,
+        root: str,
+        store: Mapping[str, str] | None = None,
+        max_bytes: int = MAX_FAILURES_BYTES,
+    ) -> None:
+        """Open the tables; `store` are delta-rs's options of an object store.
+
+        Raises `JobError`, and `NeedsSpark` for tables that only Spark reads.
+        """
+        self._files = TableFiles(root, SPARK_QUOTES, store)
+        if not self._files.has_table("failures"):
+            raise NeedsSpark(f"there is no table {root}/failures yet")
+        if (size := self._files.size("failures")) > max_bytes:
+            raise NeedsSpark(f"{root}/failures has {size:,} bytes: too many for one process")
+        self._files.limit_memory(MEMORY, TEMPORARY_FILES)
+        for name in REPORT_TABLES:
+            if not self._files.has_table(name):
+                self.put(name, TABLES[name], [])
+
+    def rows(self, sql: str) -> list[ReportRow]:
+        """Run a query, and return its rows in order."""
+        return [
+            {name: _plain(value) for name, value in row.items()} for row in self._files.run(sql)
+        ]
+
+    def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
+        """Name the rows of a query; they are computed each time, as they may be very many."""
+        self._files.run(f"CREATE OR REPLACE VIEW {name} AS {sql}")
+
+    def keep(self, name: str, sql: str) -> None:
+        """Compute the rows of a query now, and name them."""
+        self._files.run(f"CREATE OR REPLACE TABLE {name} AS {sql}")
+
+    def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
+        """Name rows with these columns and values."""
+        values = [f"({', '.join(map(_literal, row))})" for row in rows]
+        names = ", ".join(f"`{column}`" for column in columns)
+        source = f"(VALUES {', '.join(values)}) AS v({names})"
+        cast = ", ".join(
+            f"CAST({f'v.`{column}`' if values else 'NULL'} AS {_TYPES[kind]}) AS `{column}`"
+            for column, kind in columns.items()
+        )
+        self.keep(name, f"SELECT {cast} {f'FROM {source}' if values else 'WHERE false'}")
+
+    def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Append rows to the table `reports` in one commit."""
+        self._files.append("reports", REPORTS, rows)
+
+
+def _literal(value: str | int | None) -> str:
+    """A value as a literal."""
+    if value is None:
+        return "NULL"
+    return datafusion_text(value) if isinstance(value, str) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value with the types of `ReportRow`."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value

@@ -1,0 +1,77 @@
+"""The command `report`: who counts, and the files that it writes.
+
+    --engine auto        DataFusion, in this process; Spark where that can't, and why is said
+    --engine datafusion  DataFusion alone
+    --engine spark       Spark alone
+
+Imports no Spark: where it is not needed, it need not be installed.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from knafka_jobs.command_options import EngineName
+from knafka_jobs.job_errors import JobError, NeedsSpark
+from knafka_jobs.report.report_document import Report
+from knafka_jobs.report.report_page import render_file
+from knafka_jobs.report.report_run import SettledSpans, make_report
+
+Progress: TypeAlias = Callable[[str], object]
+
+
+def report_without_spark(
+    arguments: Namespace,
+    progress: Progress,
+    settled: SettledSpans | None = None,
+    store: Mapping[str, str] | None = None,
+) -> Report | None:
+    """Make a report in this process; None if it is left to Spark, as the engine is chosen.
+
+    `store` are delta-rs's options of an object store. Raises `JobError`.
+    """
+    if arguments.engine == EngineName.SPARK:
+        return None
+    try:
+        # Spark reads more stores than delta-rs is set up for.
+        if "://" in arguments.tables and not arguments.tables.startswith(("s3://", "s3a://")):
+            raise NeedsSpark(f"only Spark reads {arguments.tables}")
+        try:
+            from knafka_jobs.report.datafusion_engine import DataFusionEngine
+        except ImportError as error:
+            raise NeedsSpark("the package deltalake is not installed") from error
+        engine = DataFusionEngine(arguments.tables, store=store)
+        return make_report(engine, arguments.broker, datetime.now(UTC), arguments.days, settled)
+    except JobError as error:
+        if arguments.engine == EngineName.DATAFUSION:
+            raise
+        progress(f"the report is left to Spark: {error}")
+        return None
+
+
+def write_report(report: Report, arguments: Namespace, progress: Progress) -> dict[str, Any]:
+    """Write the files of a report; returns the command's answer. Raises `JobError`."""
+    if arguments.json is not None:
+        document = report.model_dump_json(by_alias=True, indent=1) + "\n"
+        _write_file(arguments.json, document, progress)
+    if arguments.html is not None:
+        _write_file(arguments.html, render_file(report, arguments.trace_url), progress)
+    return {
+        "report": report.id,
+        **report.totals.model_dump(mode="json"),
+        "changes": report.changes.model_dump(mode="json"),
+    }
+
+
+def _write_file(path: Path, text: str, progress: Progress) -> None:
+    """Write a text file. Raises `JobError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise JobError(f"{path} can't be written: {error.strerror}") from error
+    progress(f"wrote {path}")

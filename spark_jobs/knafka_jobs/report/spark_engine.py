@@ -1,0 +1,70 @@
+"""Runs a report's SQL by Spark, on tables of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from knafka_jobs.io.delta import Tables, explain_spark_errors
+from knafka_jobs.materialize import materialized
+from knafka_jobs.report.report_engine import REPORT_TABLES, ReportRow, SqlDialect
+from knafka_jobs.schema import REPORTS, Columns
+
+
+def spark_text(value: str) -> str:
+    """A string as a literal of Spark's SQL.
+
+    `$` is written as an escape, as Spark replaces `${env:NAME}` in SQL before it is parsed.
+    """
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024")
+    return f"'{escaped}'"
+
+
+DIALECT: Final = SqlDialect(
+    text=spark_text,
+    time="timestamp_micros({})".format,
+    unix_seconds="unix_seconds({})".format,
+    unnested="explode({})".format,
+)
+
+
+class SparkEngine:
+    """Implements `ReportEngine` by Spark; what it names are the session's temporary views."""
+
+    dialect = DIALECT
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        for name in REPORT_TABLES:
+            tables.read(name).createOrReplaceTempView(name)
+
+    def rows(self, sql: str) -> list[ReportRow]:
+        """Run a query, and return its rows in order."""
+        with explain_spark_errors(f"the tables in {self._tables.root} can't be read"):
+            rows = self._tables.spark.sql(sql).collect()
+        return [{name: _plain(value) for name, value in row.asDict().items()} for row in rows]
+
+    def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
+        """Name the rows of a query; they are computed once if they are read repeatedly."""
+        rows = self._tables.spark.sql(sql)
+        (materialized(rows) if repeated else rows).createOrReplaceTempView(name)
+
+    def keep(self, name: str, sql: str) -> None:
+        """Compute the rows of a query now, and name them."""
+        self.derive(name, sql, repeated=True)
+
+    def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
+        """Name rows with these columns and values."""
+        self._tables.rows(map(tuple, rows), columns).createOrReplaceTempView(name)
+
+    def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Append rows to the table `reports` in one commit."""
+        self._tables.append(self._tables.rows(map(tuple, rows), REPORTS), "reports")
+
+
+def _plain(value: Any) -> Any:
+    """A value of Spark's with the types of `ReportRow`: Spark's times are local, without a zone."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    return bytes(value) if isinstance(value, bytearray) else value
