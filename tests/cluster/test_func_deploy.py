@@ -24,6 +24,7 @@ import pytest
 import yaml
 from support.cluster import Cluster
 from support.installation import ARRIVAL, READY, ROOT, Installation, Subscriber
+from support.once_a_run import OnceARun
 from support.pages import block, blocks
 from support.secure_kafka import KafkaAccess
 
@@ -209,9 +210,11 @@ def func_yamls(name: str) -> Sequence[str]:
 
 
 @pytest.fixture
-def subscriber(cluster: Cluster, cluster_kafka: KafkaAccess, namespace: str) -> Subscriber:
+def subscriber(
+    cluster: Cluster, cluster_kafka: KafkaAccess, once_a_run: OnceARun, namespace: str
+) -> Subscriber:
     """The page's `mail`."""
-    return Installation(cluster, cluster_kafka).subscriber(namespace, "mail")
+    return Installation(cluster, cluster_kafka, once_a_run).subscriber(namespace, "mail")
 
 
 @pytest.mark.parametrize("image", [PREBUILT, FROM_SOURCE])

@@ -1,4 +1,4 @@
-"""The functions' pods as an installation wants them: settings of the pod, and starting at zero."""
+"""The functions' pods as an installation wants them, by its settings of the pod."""
 
 from __future__ import annotations
 
@@ -83,16 +83,3 @@ def test_pods_are_as_the_installation_says_once_knative_allows_it(
                 assert TOLERATION in pod["tolerations"]
                 (function,) = (each for each in pod["containers"] if each["name"] == "function")
                 assert function["resources"] == RESOURCES
-
-
-def test_a_trigger_whose_function_has_never_run_is_ready_and_delivers(
-    installed: Installation, namespace: str
-) -> None:
-    """What KNAFKA_INITIAL_SCALE=0 promises."""
-    subscriber = installed.subscriber(namespace)
-    with installed.settings(KNAFKA_INITIAL_SCALE="0"):
-        address = installed.broker(namespace)
-        installed.trigger(namespace, "orders", subscriber.ref)
-        assert installed.cluster.pods(namespace, "orders-kn-dispatcher") == []
-        assert installed.send(address, "one").status_code == 202
-        subscriber.wait_for(1)

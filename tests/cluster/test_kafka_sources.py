@@ -44,9 +44,7 @@ def sources(installed: Installation) -> Installation:
 def sources_go(sources: Installation, namespace: str) -> Iterator[None]:
     """Delete the namespace's sources before it, so that their groups go."""
     yield
-    sources.cluster.kubectl(
-        "delete", "kafkasources", "--all", "-n", namespace, "--timeout=120s", check=False
-    )
+    sources.cluster.delete("kafkasources", namespace)
 
 
 @pytest.fixture

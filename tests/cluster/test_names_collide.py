@@ -16,12 +16,12 @@ def colliding(cluster: Cluster) -> Iterator[tuple[tuple[str, str], tuple[str, st
     stem = f"c{uuid4().hex[:6]}"
     pairs = (f"{stem}-b", "c"), (stem, "b-c")
     for namespace, _ in pairs:
-        cluster.kubectl("create", "namespace", namespace)
+        cluster.make_namespace(namespace)
     yield pairs
     for namespace, _ in pairs:
         for kind in ("triggers", "brokers"):
-            cluster.kubectl("delete", kind, "--all", "-n", namespace, "--timeout=90s", check=False)
-        cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+            cluster.delete(kind, namespace)
+        cluster.delete("namespace", "", namespace)
 
 
 def test_brokers_and_triggers_whose_topics_and_groups_would_collide_get_only_their_own_events(

@@ -92,7 +92,6 @@ def test_a_topic_that_nobody_of_ours_made_is_not_taken(
     assert asyncio.run(admin.describe_topic(topic)) is not None
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("mortal_kafka", "brokers_go")
 def test_an_external_topic_is_used_as_it_is_and_never_deleted(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -39,63 +40,74 @@ def two_replicas(installed: Installation) -> Iterator[Installation]:
     installed.until_running()
 
 
+@pytest.fixture(scope="module")
+def delivered_to(installed: Installation) -> Iterator[tuple[str, Subscriber]]:
+    namespace, cluster = f"test-{uuid.uuid4().hex[:8]}", installed.cluster
+    cluster.make_namespace(namespace)
+    address, subscriber = installed.broker(namespace), installed.subscriber(namespace)
+    installed.trigger(namespace, "all", subscriber.ref)
+    yield address, subscriber
+    for kind in ("triggers", "brokers"):
+        cluster.delete(kind, namespace)
+    cluster.delete("namespace", "", namespace)
+
+
+@pytest.fixture
+def delivering(delivered_to: tuple[str, Subscriber]) -> tuple[str, Subscriber]:
+    """The address of a Broker, and who gets all of its events by a Trigger `all`; who has seen
+    none. Tests leave both as they are."""
+    delivered_to[1].forget()
+    return delivered_to
+
+
 @pytest.mark.alone
-@pytest.mark.timeout(600 + ABSENT)
+@pytest.mark.timeout(900 + ABSENT)
 @pytest.mark.usefixtures("brokers_go")
-def test_awake_triggers_are_delivered_to_while_there_is_no_operator(
+def test_without_an_operator_awake_triggers_are_delivered_to_and_sleeping_ones_once_one_is_back(
     two_replicas: Installation, namespace: str
 ) -> None:
-    cluster, address = two_replicas.cluster, two_replicas.broker(namespace)
-    subscribers = [two_replicas.subscriber(namespace, name) for name in ("awake", "always")]
-    two_replicas.trigger(namespace, "awake", subscribers[0].ref)
-    two_replicas.trigger(namespace, "always", subscribers[1].ref, annotations=MIN_SCALE)
+    """The one that is back finds the Lease as a killed replica leaves it."""
+    installed, cluster = two_replicas, two_replicas.cluster
+    address, quiet = installed.broker(namespace), installed.broker(namespace, "quiet")
+    awake, always, sleeping = subscribers = [
+        installed.subscriber(namespace, name) for name in ("awake", "always", "sleeping")
+    ]
+    installed.trigger(namespace, "sleeping", sleeping.ref, broker="quiet")
+    installed.trigger(namespace, "awake", awake.ref)
+    installed.trigger(namespace, "always", always.ref, annotations=MIN_SCALE)
     with Load(address) as load:
-        for each in subscribers:
+        for each in (awake, always):
             each.wait_for(50)
+        installed.until_zero(namespace, "sleeping-kn-dispatcher")
         cluster.kubectl("scale", *DEPLOYMENT, "--replicas=0")
         cluster.wait_for(lambda: not _processes(cluster), 60, "there is no operator")
         began = time.time()
         time.sleep(ABSENT)  # it is the time without it that is looked at
         ended = time.time()
-        pauses = {each.name: longest_pause(each.seen(), began, ended) for each in subscribers}
+        pauses = {each.name: longest_pause(each.seen(), began, ended) for each in (awake, always)}
         print(f"no operator for {ABSENT:.0f} s: greatest pause in seconds {pauses}")
-        cluster.kubectl("scale", *DEPLOYMENT, "--replicas=2")
-        two_replicas.until_running()
-    _all_arrive(load, subscribers)
+        # As one leaves it that was killed, however long the cluster gave it to stop.
+        killed = json.dumps({"spec": {"holderIdentity": "killed_1", "leaseDurationSeconds": 15}})
+        cluster.kubectl(
+            "patch", "lease", "knafka-operator", "-n", OPERATOR_NAMESPACE, "--type=merge",
+            "-p", killed,
+        )  # fmt: skip
+        assert installed.send(quiet, "1").status_code == 202
+        assert sleeping.ids() == []
+        cluster.kubectl("scale", *DEPLOYMENT, "--replicas=1")
+        (event,) = sleeping.wait_for(1, within=120)
+    _all_arrive(load, subscribers[:2])
     assert max(pauses.values()) < LONGEST_PAUSE
-
-
-@pytest.mark.alone
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("brokers_go")
-def test_a_sleeping_trigger_wakes_once_one_of_two_killed_replicas_is_back(
-    two_replicas: Installation, namespace: str
-) -> None:
-    cluster, address = two_replicas.cluster, two_replicas.broker(namespace)
-    subscriber = two_replicas.subscriber(namespace)
-    two_replicas.trigger(namespace, "all", subscriber.ref)
-    two_replicas.until_zero(namespace, "all-kn-dispatcher")
-    cluster.kubectl("scale", *DEPLOYMENT, "--replicas=0")
-    cluster.wait_for(lambda: not _processes(cluster), 60, "there is no operator")
-    # As one leaves it that was killed, however long the cluster gave it to stop.
-    killed = json.dumps({"spec": {"holderIdentity": "killed_1", "leaseDurationSeconds": 15}})
-    cluster.kubectl(
-        "patch", "lease", "knafka-operator", "-n", OPERATOR_NAMESPACE, "--type=merge", "-p", killed
-    )
-    assert two_replicas.send(address, "1").status_code == 202
-    assert subscriber.ids() == []
-    cluster.kubectl("scale", *DEPLOYMENT, "--replicas=1")
-    (event,) = subscriber.wait_for(1, within=120)
     (pod,) = cluster.pods(OPERATOR_NAMESPACE)
     started = pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
-    began = datetime.fromisoformat(started).timestamp()
+    was_up = datetime.fromisoformat(started).timestamp()
     log = cluster.kubectl("logs", "-n", OPERATOR_NAMESPACE, pod["metadata"]["name"])
     told = {each["message"]: each["timestamp"] for each in map(json.loads, log.splitlines())}
     leads, waits = (
-        datetime.fromisoformat(told[each]).timestamp() - began
+        datetime.fromisoformat(told[each]).timestamp() - was_up
         for each in ("this replica leads", "waiting for the Lease")
     )
-    waited = event["at"] - began
+    waited = event["at"] - was_up
     print(f"from the container's start, in seconds: {waits:.1f} waits, {leads:.1f} leads, ", end="")
     print(f"{waited:.1f} delivered (the start is given in whole seconds)")
     assert waited < TAKEN_OVER + 1
@@ -103,13 +115,10 @@ def test_a_sleeping_trigger_wakes_once_one_of_two_killed_replicas_is_back(
 
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("brokers_go")
 def test_the_other_replica_takes_over_from_a_killed_one(
-    two_replicas: Installation, namespace: str
+    two_replicas: Installation, delivering: tuple[str, Subscriber]
 ) -> None:
-    cluster, address = two_replicas.cluster, two_replicas.broker(namespace)
-    subscriber = two_replicas.subscriber(namespace)
-    two_replicas.trigger(namespace, "all", subscriber.ref)
+    cluster, (address, subscriber) = two_replicas.cluster, delivering
     with Load(address) as load:
         subscriber.wait_for(50)
         for how in (("--force", "--grace-period=0"), ()):
@@ -129,14 +138,12 @@ def test_the_other_replica_takes_over_from_a_killed_one(
 
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("brokers_go")
 def test_an_image_that_cannot_be_pulled_stops_nobody(
-    two_replicas: Installation, namespace: str
+    two_replicas: Installation, delivering: tuple[str, Subscriber]
 ) -> None:
     """Each dispatcher's newest Revision can't start; the one before it delivers."""
-    cluster, address = two_replicas.cluster, two_replicas.broker(namespace)
-    subscriber = two_replicas.subscriber(namespace)
-    two_replicas.trigger(namespace, "all", subscriber.ref)
+    cluster, (address, subscriber) = two_replicas.cluster, delivering
+    namespace = subscriber.namespace
     image = ("set", "env", *DEPLOYMENT, f"KNAFKA_IMAGE={cluster.image('knafka')}")
     with Load(address) as load:
         subscriber.wait_for(50)

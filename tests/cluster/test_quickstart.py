@@ -82,7 +82,7 @@ class Quickstart:
 def quickstart(cluster: Cluster, installed: Installation) -> Iterator[Quickstart]:
     namespace = f"quickstart-{uuid.uuid4().hex[:6]}"
     kubectl = cluster.kubectl
-    kubectl("create", "namespace", namespace)
+    cluster.make_namespace(namespace)
     # Where Kafka is, is the installation's to say; here several test runs share one.
     bootstrap = f"bootstrap.servers={installed.kafka.bootstrap('PLAINTEXT')}"
     kubectl(
@@ -100,8 +100,8 @@ def quickstart(cluster: Cluster, installed: Installation) -> Iterator[Quickstart
     address = installed.status("broker", "default", namespace)["address"]["url"]
     yield Quickstart(installed, namespace, address, installed.subscriber(namespace, "plain"))
     for kind in ("triggers", "brokers"):
-        kubectl("delete", kind, "--all", "-n", namespace, "--timeout=90s", check=False)
-    kubectl("delete", "namespace", namespace, "--wait=false")
+        cluster.delete(kind, namespace)
+    cluster.delete("namespace", "", namespace)
 
 
 def knative(name: str) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Secured:
 def secured(cluster: Cluster, installed: Installation) -> Iterator[Secured]:
     """All Brokers are declared at once, since each takes a while to be Ready."""
     namespace = f"security-{uuid.uuid4().hex[:6]}"
-    cluster.kubectl("create", "namespace", namespace)
+    cluster.make_namespace(namespace)
     secured = Secured(installed, namespace, installed.subscriber(namespace))
     for kind, name in KINDS.items():
         secured.secret(name, kind)
@@ -98,8 +98,8 @@ def secured(cluster: Cluster, installed: Installation) -> Iterator[Secured]:
         installed.trigger(namespace, name, secured.subscriber.ref, broker=name, ready=False)
     yield secured
     for each in ("triggers", "brokers"):
-        cluster.kubectl("delete", each, "--all", "-n", namespace, "--timeout=90s", check=False)
-    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+        cluster.delete(each, namespace)
+    cluster.delete("namespace", "", namespace)
 
 
 def mounted(pod: Mapping[str, Any]) -> list[str]:
@@ -171,23 +171,21 @@ def test_a_secret_elsewhere_is_not_reached_by_its_path(secured: Secured) -> None
 
 
 @pytest.fixture
-def operators_secret(secured: Secured) -> Iterator[str]:
-    """A ConfigMap and a Secret in the operator's namespace; both have this name."""
-    name = secured.namespace
-    secured.secret(name, "SCRAM-SHA-512", OPERATOR_NAMESPACE)
-    yield name
-    secured.installed.cluster.kubectl(
-        "delete", "secret,configmap", name, "-n", OPERATOR_NAMESPACE, check=False
-    )
+def operators_secret(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """The name of a ConfigMap and a Secret in the operator's namespace, which the test makes."""
+    yield namespace
+    for kind in ("secret", "configmap"):
+        cluster.delete(kind, OPERATOR_NAMESPACE, namespace)
 
 
 @pytest.mark.alone
 def test_the_operators_secret_stays_where_it_is_unless_the_setting_lets_it_be_copied(
-    secured: Secured, operators_secret: str
+    installed: Installation, namespace: str, operators_secret: str
 ) -> None:
     """The component operator/deploy/project-secrets, and what is so without it."""
-    installed, kubectl = secured.installed, secured.installed.cluster.kubectl
-    name = operators_secret
+    secured = Secured(installed, namespace, installed.subscriber(namespace))
+    kubectl, name = installed.cluster.kubectl, operators_secret
+    secured.secret(name, "SCRAM-SHA-512", OPERATOR_NAMESPACE)
     secured.broker(name, "SCRAM-SHA-512", OPERATOR_NAMESPACE)
     installed.trigger(secured.namespace, name, secured.subscriber.ref, broker=name, ready=False)
     of = "broker", name, secured.namespace, "ConfigParsed"
@@ -223,14 +221,13 @@ def _is_gone(cluster: Cluster, service: str, namespace: str) -> bool:
 def neighbour(cluster: Cluster) -> Iterator[str]:
     """A second namespace, of somebody who may make Brokers and Triggers in it."""
     name = f"neighbour-{uuid.uuid4().hex[:6]}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.make_namespace(name)
     yield name
     for each in ("triggers", "brokers"):
-        cluster.kubectl("delete", each, "--all", "-n", name, "--timeout=90s", check=False)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.delete(each, name)
+    cluster.delete("namespace", "", name)
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("brokers_go")
 def test_no_namespace_reads_or_writes_anothers_topic(
     installed: Installation, namespace: str, neighbour: str
@@ -252,7 +249,6 @@ def test_no_namespace_reads_or_writes_anothers_topic(
     assert installed.send(address, "1").status_code == 202
 
 
-@pytest.mark.alone
 def test_an_external_topic_is_used_for_as_long_as_the_installation_allows_it(
     installed: Installation, neighbour: str
 ) -> None:

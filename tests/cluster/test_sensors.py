@@ -36,9 +36,7 @@ def sensors(installed: Installation) -> Installation:
 def sensors_go(sensors: Installation, namespace: str) -> Iterator[None]:
     """Delete the namespace's Sensors before their bus."""
     yield
-    sensors.cluster.kubectl(
-        "delete", "sensors", "--all", "-n", namespace, "--timeout=120s", check=False
-    )
+    sensors.cluster.delete("sensors", namespace, within=120)
 
 
 def declared(

@@ -33,9 +33,7 @@ def sinks(installed: Installation) -> Installation:
 def sinks_go(sinks: Installation, namespace: str) -> Iterator[None]:
     """Delete the namespace's sinks before it, so that their topics go."""
     yield
-    sinks.cluster.kubectl(
-        "delete", "kafkasinks", "--all", "-n", namespace, "--timeout=120s", check=False
-    )
+    sinks.cluster.delete("kafkasinks", namespace)
 
 
 @pytest.fixture

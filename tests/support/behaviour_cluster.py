@@ -40,22 +40,20 @@ class ClusterWorld:
         self._installed = installed
         self._cluster: Cluster = installed.cluster
         self._listener = listener
-        self._cluster.kubectl("create", "namespace", self.namespace)
+        self._cluster.make_namespace(self.namespace)
 
     def close(self) -> None:
-        kubectl, where = self._cluster.kubectl, ("-n", self.namespace, "--wait=false")
         for kind in ("triggers", "brokers"):
-            kubectl("delete", kind, "--all", *where, check=False)
-        kubectl("delete", "namespace", self.namespace, "--wait=false")
+            self._cluster.delete(kind, self.namespace)
+        self._cluster.delete("namespace", "", self.namespace)
 
     def apply(self, *documents: Mapping[str, Any]) -> None:
         items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self._cluster.apply(items, namespace=self.namespace)
 
     def pause(self, trigger: str, *, paused: bool = True) -> None:
-        annotation = f"{PAUSED}=true" if paused else f"{PAUSED}-"
-        where = ("-n", self.namespace, "--overwrite")
-        self._cluster.kubectl("annotate", "trigger", trigger, annotation, *where)
+        annotation = {PAUSED: "true" if paused else None}
+        self._cluster.annotate("trigger", trigger, self.namespace, **annotation)
 
     def delete(self, kind: str, name: str) -> None:
         self._cluster.kubectl("delete", kind, name, "-n", self.namespace, "--timeout=90s")
@@ -113,9 +111,8 @@ class ClusterWorld:
         return {each for each in names_in(admin) if self.namespace in each}
 
     def restart(self) -> None:
-        kubectl, where = self._cluster.kubectl, ("-n", OPERATOR_NAMESPACE)
         leader = self._installed.leader()
-        kubectl("delete", "pod", leader.partition("_")[0], *where, "--wait=false")
+        self._cluster.delete("pod", OPERATOR_NAMESPACE, leader.partition("_")[0])
         self.until(
             lambda: self._installed.leader() not in ("", leader), lambda: f"{leader} still leads"
         )

@@ -98,4 +98,4 @@ def channels_go(request: pytest.FixtureRequest, cluster: Cluster, namespace: str
     """Delete what the test made before its namespace, so that Kafka is left clean."""
     yield
     for kind in ("subscriptions.messaging.knative.dev", "kafkachannels"):
-        cluster.kubectl("delete", kind, "--all", "-n", namespace, *leaving(request), check=False)
+        cluster.delete(kind, namespace, within=leaving(request))

@@ -10,7 +10,6 @@ are skipped with the reason, and fail in CI. Registered by `pytest_plugins` in t
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from support.secure_kafka import KafkaAccess, SecureKafka
 from support.waiting import PATIENCE
 
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_operator.model.cluster import ClusterError
 from testcluster import settings
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class Cluster:
         return output
 
     def apply(self, manifests: str | Path | Mapping[str, Any], *, namespace: str = "") -> None:
-        """Apply YAML, a file, a folder with a kustomization, or one object."""
+        """Apply YAML, a file, a folder with a kustomization, one object or a `List` of them."""
         where = ("--namespace", namespace) if namespace else ()
         match manifests:
             case Path():
@@ -99,8 +100,40 @@ class Cluster:
                 self.kubectl("apply", *where, how, str(manifests))
             case str():
                 self.kubectl("apply", *where, "-f-", text=manifests)
+            case {"kind": "List", "items": items}:
+                for each in items:
+                    self.apply(each, namespace=namespace)
             case _:
-                self.kubectl("apply", *where, "-f-", text=json.dumps(manifests))
+                with _said():
+                    self._objects.apply(manifests, namespace)
+
+    def make_namespace(self, name: str) -> None:
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+    def annotate(self, kind: str, name: str, namespace: str, **annotations: str | None) -> None:
+        """Set annotations, or remove them (None); their names by `**{...}`."""
+        with _said():
+            body = {"metadata": {"annotations": annotations}}
+            self._objects.patch(kind, name, namespace, body)
+
+    def delete(self, kind: str, namespace: str, name: str = "", *, within: float = 0.0) -> None:
+        """Delete an object, or all of a kind in a namespace; what isn't there is left so.
+
+        Returns at once, or when they are gone, or `within` seconds have passed.
+        """
+        with _said():
+            self._objects.delete(kind, namespace, name)
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline and self.are_there(kind, namespace, name):
+            time.sleep(PAUSE)
+
+    def are_there(self, kind: str, namespace: str, name: str = "") -> bool:
+        """Whether the object is there, or any of a kind in a namespace."""
+        with suppress(LookupError):
+            if name:
+                return self.get(kind, name, namespace) is not None
+            return bool(self._objects.list(kind, namespace))
+        return False
 
     def create_all(self, kind: str, namespace: str, documents: Sequence[Mapping[str, Any]]) -> None:
         """Create many at a time: `kubectl apply` takes two requests each, one after another."""
@@ -239,9 +272,9 @@ def cluster(pytestconfig: pytest.Config, once_a_run: OnceARun) -> Iterator[Clust
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own; it is deleted when the test is over."""
     name = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.make_namespace(name)
     yield name
-    cluster.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+    cluster.delete("namespace", "", name)
 
 
 @pytest.fixture(scope="session")
@@ -284,6 +317,15 @@ def pytest_runtest_makereport(
         diagnosis = fixtures["cluster"].diagnosis(fixtures.get("namespace"))
         report.sections.append(("the cluster", diagnosis))
     return report
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Fail the test with what the API server said."""
+    try:
+        yield
+    except ClusterError as error:
+        pytest.fail(str(error))
 
 
 def _shown(config: pytest.Config) -> Any:

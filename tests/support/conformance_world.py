@@ -48,12 +48,12 @@ def own_namespace(cluster: Cluster, watched: Watched) -> Iterator[str]:
     At last every state that its Brokers and Triggers went through is judged (KN-CON, `watched`).
     """
     name = f"conformance-{uuid.uuid4().hex[:6]}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.make_namespace(name)
     watched.namespaces.add(name)
     yield name
     for kind in ("triggers", "brokers"):
-        cluster.kubectl("delete", kind, "--all", "-n", name, "--timeout=90s", check=False)
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
+        cluster.delete(kind, name, within=90)
+    cluster.delete("namespace", "", name)
     of_module = {who: states for who, states in watched.histories().items() if who[1] == name}
     assert violations(of_module) == []
 

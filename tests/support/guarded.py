@@ -163,6 +163,7 @@ def features(installed: Installation) -> Iterator[Features]:
         }
         with installed.settings(**variables):
             yield features
+            installed.until_left()  # the operator's rights to what it deletes go next
     finally:
         for path in applied:
             cluster.kubectl("delete", "-f", str(path), "--ignore-not-found", "--wait=false")
@@ -174,7 +175,7 @@ def targets(channels: Channels, features: Features) -> Iterator[Mapping[str, Tar
     """A Broker and a KafkaChannel of one namespace, which the tests of senders share."""
     installed, cluster = channels.installed, channels.cluster
     namespace = f"test-{uuid.uuid4().hex[:8]}"
-    cluster.kubectl("create", "namespace", namespace)
+    cluster.make_namespace(namespace)
     installed.broker(namespace)
     channels.channel(namespace, "orders")
     found = {
@@ -186,8 +187,8 @@ def targets(channels: Channels, features: Features) -> Iterator[Mapping[str, Tar
         target.until_answers(target.token(), 202)
     yield found
     for kind in ("brokers", "kafkachannels"):
-        cluster.kubectl("delete", kind, "--all", "-n", namespace, "--timeout=90s")
-    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+        cluster.delete(kind, namespace, within=90)
+    cluster.delete("namespace", "", namespace)
 
 
 @pytest.fixture(params=["broker", "channel"])

@@ -126,9 +126,10 @@ class Subscriber:
 class Installation:
     """The operator, running."""
 
-    def __init__(self, cluster: Cluster, kafka: KafkaAccess) -> None:
+    def __init__(self, cluster: Cluster, kafka: KafkaAccess, run: OnceARun) -> None:
         self.cluster = cluster
         self.kafka = kafka
+        self._run = run
         self._kinds: list[str] = []
         """Those of the components that this has installed."""
 
@@ -210,12 +211,14 @@ class Installation:
 
     @contextmanager
     def allowing(self, external_topics: str) -> Iterator[None]:
-        """Have the installation allow these external topics meanwhile."""
-        self.configure("kafka-broker-config", OPERATOR_NAMESPACE, external__topics=external_topics)
-        try:
-            yield
-        finally:
-            self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
+        """Have the installation allow these external topics meanwhile, and no others."""
+        with self._run.holding("external-topics"):
+            own = {"external__topics": external_topics}
+            self.configure("kafka-broker-config", OPERATOR_NAMESPACE, **own)
+            try:
+                yield
+            finally:
+                self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
 
     @contextmanager
     def settings(self, **values: str) -> Iterator[None]:
@@ -231,8 +234,7 @@ class Installation:
 
     def touch(self, kind: str, name: str, namespace: str) -> None:
         """Have it looked at now, as docs/how-to/connect-to-kafka.md says."""
-        touched = f"example.com/touched={time.time()}"
-        self.cluster.kubectl("annotate", kind, name, "-n", namespace, touched, "--overwrite")
+        self.cluster.annotate(kind, name, namespace, **{"example.com/touched": str(time.time())})
 
     def broker(
         self,
@@ -335,13 +337,21 @@ class Installation:
             },
             namespace=namespace,
         )
-        self.cluster.kubectl(
-            "rollout", "status", "-n", namespace, f"deploy/{name}", "--timeout=120s"
+        self.cluster.wait_for(
+            lambda: self._is_rolled_out(name, namespace), READY, f"Deployment {name} is there"
         )
         subscriber = Subscriber(self.cluster, namespace, name)
         # The pod is Ready before the Service leads to it.
         self.cluster.wait_for(subscriber.is_reached, READY, f"Service {name} leads to its pod")
         return subscriber
+
+    def _is_rolled_out(self, name: str, namespace: str) -> bool:
+        """Whether all pods of a Deployment are of its newest generation, and run."""
+        found = self.cluster.get("deployment.apps", name, namespace) or {}
+        status = found.get("status", {})
+        counts = [status.get(f"{of}eplicas") for of in ("r", "updatedR", "availableR")]
+        is_seen = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
+        return is_seen and counts == [1, 1, 1]
 
     def send(
         self,
@@ -415,7 +425,7 @@ def installed(
     once_a_run: OnceARun,
 ) -> Installation:
     """Knafka, running in the cluster, with the components that any test of this run takes."""
-    installation = Installation(cluster, cluster_kafka)
+    installation = Installation(cluster, cluster_kafka, once_a_run)
     fixtures = {
         name
         for item in request.session.items
@@ -432,13 +442,10 @@ def brokers_go(request: pytest.FixtureRequest, cluster: Cluster, namespace: str)
     """Delete what the test made before its namespace, so that Kafka is left clean."""
     yield
     for kind in ("triggers", "brokers"):
-        cluster.kubectl("delete", kind, "--all", "-n", namespace, *leaving(request), check=False)
+        cluster.delete(kind, namespace, within=leaving(request))
 
 
-def leaving(request: pytest.FixtureRequest) -> Sequence[str]:
-    """How kubectl deletes at the end of a test, which needn't see it through: `until_left` does.
-
-    It waits where the test's own Kafka ends next, or where the next test wants to be alone.
-    """
-    waits = request.node.get_closest_marker("alone") or "mortal_kafka" in request.fixturenames
-    return ("--timeout=90s",) if waits else ("--wait=false",)
+def leaving(request: pytest.FixtureRequest) -> float:
+    """For how many seconds a test waits at its end for what it deletes, which needn't be seen
+    through: `until_left` does. It waits where its own Kafka ends next."""
+    return 90.0 if "mortal_kafka" in request.fixturenames else 0.0

@@ -57,6 +57,12 @@ class OnceARun:
             self._made.append((kept, stop))
             return made
 
+    @contextmanager
+    def holding(self, name: str) -> Iterator[None]:
+        """Hold what this run's workers have one of, and wait until no other does."""
+        with _locked(self.folder / f"{name}.lock"):
+            yield
+
     def begin(self) -> None:
         """Count as a worker of this run, for whom what is made stays."""
         self._workers = os.open(self._workers_lock, os.O_RDWR | os.O_CREAT)

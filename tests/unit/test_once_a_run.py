@@ -70,3 +70,19 @@ def test_what_could_not_be_made_is_tried_once(tmp_path: Path) -> None:
         second.get("cluster", lambda: 1)
     second.finish()
     first.finish()
+
+
+def test_what_one_worker_holds_another_waits_for(tmp_path: Path) -> None:
+    first, second = _workers(tmp_path, 2)
+    held = threading.Event()
+
+    def hold() -> None:
+        with second.holding("settings"):
+            held.set()
+
+    waiting = threading.Thread(target=hold)
+    with first.holding("settings"):
+        waiting.start()
+        assert not held.wait(0.2)
+    waiting.join(30)
+    assert held.is_set()
