@@ -66,7 +66,7 @@ if os.environ.get("BEGUN"):
     sys.exit(5 if len(inherited) == 1 and threading.active_count() == 1 else 6)
 os.environ["BEGUN"] = "1"
 os.set_inheritable(os.pipe()[0], True)
-from knafka_operator.runtime import lease, leadership
+from knafka_operator.kube_api import lease, leadership
 from knafka_operator.kube_api.lease import Election, Lease
 
 lease.RENEW_WITHIN = 0.5  # of a first renewal that no other follows
