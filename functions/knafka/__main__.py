@@ -1,4 +1,4 @@
-"""`python -m knafka`: the function that FUNCTION_TARGET names; what the image starts."""
+"""`python -m knafka`, which the image starts: runs the function that FUNCTION_TARGET names."""
 
 import os
 import runpy

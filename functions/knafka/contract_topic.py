@@ -1,10 +1,10 @@
-"""Follows a contract that is kept in a topic (docs/decisions/0019-contract-topic.md).
+"""Follows a contract that is stored in a topic (docs/decisions/0019-contract-topic.md).
 
     reader opened --> read from the beginning --at the end--> the contract; ready
     a log that begins anew, or an error --> the same again; what was known counts until the end
 
-A contract is known only at the topic's end: earlier records may have been replaced. A record that
-can't be used removes the entry of its key, and no other. `Entries` defines what an entry is: a
+A contract is complete only at the topic's end, as later records may replace earlier ones. A record
+that can't be used removes the entry of its key, and no other. `Entries` defines what an entry is: a
 shard's Egresses (`dispatcher.shared.entries`), a receiver's Ingresses (`receiver.entries`).
 """
 
@@ -25,30 +25,29 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 PARTITION: Final = 0
-"""The topic's only partition: several would have no common order."""
+"""The topic's only partition: records of several would have no common order."""
 READ_LIMIT: Final = 500
 READ_TIMEOUT: Final = 1.0
 CLOSE_TIMEOUT: Final = 5.0
 TOO_LONG: Final = 30.0
-"""Seconds without the topic's end after which another reader is opened: librdkafka looks for a
-topic that didn't exist less and less often."""
+"""Seconds without reaching the topic's end after which another reader is opened: librdkafka looks
+less and less often for a topic that didn't exist."""
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 
 class Entries(Protocol[E_co]):
-    """Turns records of the topic into entries of the process that follows it."""
+    """Parses records of the topic into the entries that concern this process."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:
-        """The entry that a record declares; None if it doesn't concern this process.
-
-        Any exception means that the record can't be used.
+        """Return the entry that a record declares; None if it doesn't concern this process. Raises
+        any exception for a record that can't be used.
         """
         ...
 
     def concerns(self, value: bytes) -> bool:
-        """Whether a record that `entry_of` has refused would have been an entry here."""
+        """Whether a record for which `entry_of` has raised concerns this process."""
         ...
 
 
@@ -59,29 +58,30 @@ class Contract(Generic[E]):
     position: int = 0
     """The offset of the first record that is not taken into account yet."""
     entries: Mapping[str, E] = field(default_factory=dict)
-    """The entries; one that is declared again unchanged stays the same object."""
+    """The entries; an entry that is declared again unchanged stays the same object."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """For each record that concerns this process and can't be used, the reason."""
+    """Why records that concern this process can't be used, by key."""
 
 
 class ContractFollower(Generic[E]):
-    """Reads the topic and keeps `contract` up to date; `follow` runs as long as the process."""
+    """Reads the topic and keeps `contract` up to date while `follow` runs."""
 
     def __init__(self, entries: Entries[E], open_reader: Callable[[], PositionedReader]) -> None:
         self.contract: Contract[E] = Contract()
-        """The contract as it is now; each change replaces the object."""
+        """The present contract; each change replaces the object."""
         self.is_ready = False
         """Whether the topic's end was reached once."""
         self.problem = ""
-        """Why it can't be read now."""
+        """Why the topic can't be read now; empty: it can."""
         self.listeners: list[Callable[[], None]] = []
-        """Called after each change."""
+        """Functions that are called after each change."""
         self._entries = entries
         self._open_reader = open_reader
         self._failures = 0
         self._ready = asyncio.Event()
 
     async def wait_until_ready(self) -> None:
+        """Wait until the topic's end was reached once."""
         await self._ready.wait()
 
     async def follow(self) -> None:
@@ -143,7 +143,7 @@ class ContractFollower(Generic[E]):
                 continue
             try:
                 entry = self._entries.entry_of(key, value)
-            except Exception as error:  # it concerns this record, and the others go on
+            except Exception as error:  # only this record is refused; the others count
                 log.error("the contract's record of %s can't be used: %s", key, error)
                 if self._entries.concerns(value):
                     refused[key] = f"its contract can't be used: {error}"

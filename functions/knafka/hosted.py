@@ -1,11 +1,11 @@
-"""Runs our functions in func's server, by func's contract; functions-framework uses the same.
+"""Runs our functions in func's server, by func's contract, which functions-framework uses too.
 
 func calls `new()` once and then the instance: `start` and `stop` are plain calls on the event loop,
 `handle` is ASGI, `alive` and `ready` answer its probes (FN-2, FN-4). `functions/function` exports
 `new` for a build from source (FN-13), `functions/main.py` has the targets of functions-framework.
 
-Not here: an import of either framework. They don't fit into one environment (FF-4), and this module
-is in both.
+Not here: an import of either framework. The two can't be installed together (FF-4), and this module
+is used with both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TARGET: Final = "FUNCTION_TARGET"
 
 
 class Hosted:
-    """A function under a foreign server, as func's contract has it (FN-2)."""
+    """A function in a server that isn't ours, by func's contract (FN-2)."""
 
     def __init__(self, function: ServedFunction) -> None:
         self._function = function
@@ -35,7 +35,8 @@ class Hosted:
         self._ending: asyncio.Task[None] | None = None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Begin to start; called on the event loop, by func or by the first request."""
+        """Start the function in the background; func or the first request calls this on the event
+        loop."""
         self._starting = asyncio.create_task(self._start(environment))
         self._listen_for_the_end()
 
@@ -45,12 +46,13 @@ class Hosted:
             start_profiling(environment)
             await self._function.start(environment)
         except KnafkaError as error:
-            # The probe is told, too, but Kubernetes shows only the status of its answer.
+            # The readiness probe gets the error too, but Kubernetes shows only the status of its
+            # answer.
             log.error("error: %s", error)
             raise
 
     def _listen_for_the_end(self) -> None:
-        """Let SIGTERM end the function before the server."""
+        """Install a handler of SIGTERM that ends the function before the server."""
         loop = asyncio.get_running_loop()
         if loop.remove_signal_handler(signal.SIGTERM):
             loop.add_signal_handler(signal.SIGTERM, self._end_before_the_server)
@@ -65,33 +67,34 @@ class Hosted:
         signal.signal(signal.SIGTERM, interrupt)
 
     def _end_before_the_server(self) -> None:
-        """Called at SIGTERM where the server has its handler on the event loop, as func's does. It
-        interrupts the function, and ends the server only after that: by itself the server would
-        wait for open connections, but not for what `stop` begins."""
+        """Interrupt the function, then end the server. Called at SIGTERM if the server has its
+        handler on the event loop, as func's has: by itself, that server would wait for open
+        connections, but not for the task of `stop`."""
         if self._ending is None:
             self._function.interrupt()
             self._ending = asyncio.create_task(self._end_server())
 
     async def _end_server(self) -> None:
-        """Wait for the function's interruption, then end the server."""
+        """Wait until the function has finished its drains, then end the server."""
         try:
             await self._function.interrupted()
         finally:
-            signal.raise_signal(signal.SIGINT)  # by which func's server ends as well
+            signal.raise_signal(signal.SIGINT)  # func's server ends at this signal too
 
     def stop(self) -> None:
-        """Begin to stop; called on the event loop, by func when requests have ended."""
+        """Stop the function in the background; func calls this on the event loop when requests have
+        ended."""
         self._stopping = asyncio.create_task(self._function.stop())
 
     async def stopped(self) -> None:
-        """Wait for what `stop` began."""
+        """Wait until the function has stopped; call `stop` first."""
         await self._stopping
 
     def alive(self) -> tuple[bool, str]:
         return self._function.alive()
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the function has started, else the reason."""
+        """Return whether the function has started and is ready, and if not the reason."""
         if self._starting is None or not self._starting.done():
             return False, "starting"
         if error := self._starting.exception():
@@ -108,10 +111,10 @@ class Hosted:
 
 
 def new() -> Hosted:
-    """The function that FUNCTION_TARGET names, for func; `receive` where it is not set.
+    """Return the function that FUNCTION_TARGET names, for func; `receive` if it is not set.
 
-    Raises `InvalidDocument` for another name. Only the named function is imported: what a start
-    imports is most of what a cold start takes.
+    Raises `InvalidDocument` for an unknown name. Only the named function is imported, as imports
+    take most of a cold start's time.
     """
     match os.environ.get(TARGET) or "receive":
         case "receive":

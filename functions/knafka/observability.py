@@ -1,8 +1,7 @@
 """Observability: counters in plain integers, shown as Prometheus text, and the format of logs.
 
-A hot path adds to an attribute, a dict or a `Histogram`, nothing else; names and labels are put
-together when somebody asks. There is no registry that everything shares: each function owns its
-counts.
+A hot path only adds to an attribute, a dict or a `Histogram`; names and labels are put together
+when metrics are requested. There is no shared registry: each function owns its counts.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ CONSUMED: Final = "eventing_kafka_consumed_msg_count"
 CONSUMED_HELP: Final = "Consumed Message Count"
 PRODUCED: Final = "eventing_kafka_produced_msg_count"
 PRODUCED_HELP: Final = "Produced Message Count"
-"""Names and texts of two metrics of eventing-kafka's KafkaChannel; gauges, as they are there
+"""Names and help texts of two metrics of eventing-kafka's KafkaChannel, which are gauges there too
 (DSP-16, DSP-22)."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of `prometheus_text`."""
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
-"""Upper bounds of histograms, in seconds: from a cold start to what waited for a subscriber."""
+"""Upper bounds of histograms, in seconds: from quick attempts to events that waited for a
+subscriber."""
 
 REPEAT_INTERVAL: Final = 10.0
 """Seconds between two log lines that differ in their numbers only."""
@@ -42,19 +42,19 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Histogram:
-    """Durations by fixed bounds, in seconds: `BUCKETS`."""
+    """Counts durations (seconds) in buckets with the upper bounds `BUCKETS`."""
 
     __slots__ = ("_above", "_last", "_upto", "counts", "sum")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
-        """Observations by bucket: above the previous bound and up to this one; the last bucket has
-        no bound."""
+        """Number of observations by bucket, which reaches from the previous bound to its own; the
+        last bucket has no bound."""
         self.sum = 0.0
         self._last = 0
-        """Bucket of the last observation: most observations fall into the same one."""
+        """Index of the last observation's bucket, into which most observations fall."""
         self._above = self._upto = 0.0
-        """Bounds of that bucket."""
+        """Bounds of the last observation's bucket."""
 
     def observe(self, seconds: float) -> None:
         """Count an observation in seconds."""
@@ -64,18 +64,19 @@ class Histogram:
         self.sum += seconds
 
     def _search(self, seconds: float) -> None:
-        """Find the bucket of an observation, for it and the following ones."""
+        """Make the bucket of this observation the one that `observe` adds to."""
         last = self._last = bisect_left(BUCKETS, seconds)
         self._above = BUCKETS[last - 1] if last else -math.inf
         self._upto = BUCKETS[last] if last < len(BUCKETS) else math.inf
 
     @property
     def count(self) -> int:
+        """Number of observations."""
         return sum(self.counts)
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Both together; one of the two itself while the other one is empty."""
-        # Most of a shard's Egresses are idle, and all are added up each second.
+        """Return the sum of both histograms; if one of them is empty, the other object itself."""
+        # Most of a shard's Egresses are idle, and the histograms of all are added up each second.
         if not any(other.counts):
             return self
         if not any(self.counts):
@@ -88,7 +89,8 @@ class Histogram:
         return both
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Suffix, label and value, cumulative, as Prometheus has them."""
+        """Yield Prometheus's samples of the histogram: suffix, labels and value, with cumulative
+        buckets."""
         below = 0
         for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
             below += count
@@ -108,13 +110,13 @@ class Metric:
 
 
 def ingress_labels(ingress: Ingress) -> dict[str, str]:
-    """The labels of what is known of one Broker, KafkaChannel or KafkaSink."""
+    """Return the labels of metrics of one Broker, KafkaChannel or KafkaSink."""
     what = ingress.kind.removeprefix("Kafka").lower()
     return {"namespace": ingress.namespace, what: ingress.broker}
 
 
 def egress_labels(egress: Egress) -> dict[str, str]:
-    """The labels of what is known of one Trigger, Subscription or KafkaSource."""
+    """Return the labels of metrics of one Trigger, Subscription or KafkaSource."""
     if egress.kind == "KafkaSource":
         return {"namespace": egress.namespace, "source": egress.trigger}
     if egress.kind == "Subscription":
@@ -127,7 +129,8 @@ def egress_labels(egress: Egress) -> dict[str, str]:
 
 
 def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
-    """DSP-16 to DSP-18, of each consumer and topic: records by partition."""
+    """Return the metric of consumed records (DSP-16 to DSP-18) from the counts by partition of each
+    consumer and topic."""
     found = [
         ({"consumer": consumer, "partition": str(partition), "topic": topic}, count)
         for consumer, topic, counts in samples
@@ -137,7 +140,8 @@ def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
 
 
 def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
-    """DSP-22, of each producer and topic: records by partition."""
+    """Return the metric of produced records (DSP-22) from the counts by partition of each producer
+    and topic."""
     found = [
         ({"partition": str(partition), "producer": producer, "topic": topic}, count)
         for producer, topic, counts in samples
@@ -147,12 +151,11 @@ def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
 
 
 def prometheus_text(metrics: Iterable[Metric]) -> bytes:
-    """The text exposition format, version 0.0.4: `CONTENT_TYPE`.
-
-    It takes some 7 us a sample, all of it at once: where there may be thousands, on a thread.
+    """Return the metrics in Prometheus's text format (`CONTENT_TYPE`). That blocks for about 7 us a
+    sample: for thousands of samples, call it in a thread.
     """
-    # Not at a cold start: it takes 40 ms, and most processes are asked for nothing before they
-    # have delivered (docs/decisions/0021-prometheus-client.md).
+    # Not imported at a cold start: it takes 40 ms, and most processes deliver before their metrics
+    # are requested (docs/decisions/0021-prometheus-client.md).
     from prometheus_client.exposition import generate_latest
     from prometheus_client.metrics_core import Metric as Family
     from prometheus_client.registry import Collector
@@ -160,7 +163,7 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
     class Families(Collector):
         def collect(self) -> Iterator[Family]:
             for metric in metrics:
-                # It names a counter's family without the suffix of its samples.
+                # prometheus_client names a counter's family without the suffix of its samples.
                 name = (
                     metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name
                 )
@@ -177,12 +180,12 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
 
 
 class RateLimitedFilter(logging.Filter):
-    """Lets one line of a kind through every `REPEAT_INTERVAL` seconds: while Kafka is away, the
-    same line would come hundreds of times a second.
+    """Passes one log line of a kind every `REPEAT_INTERVAL` seconds: while Kafka is away, the same
+    line would be logged hundreds of times a second.
 
-    Lines of one level are of a kind if they differ in their numbers only. With `by_wording` they
-    are of a kind if their message before formatting is the same, for messages with values from
-    events, which are never the same twice.
+    Lines of one level are of a kind if they differ only in numbers; with `by_wording`, if their
+    messages before formatting are the same, for messages whose values come from events and never
+    repeat.
     """
 
     def __init__(self, *, by_wording: bool = False) -> None:
@@ -203,8 +206,8 @@ class RateLimitedFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as one JSON object per line; about an event, `extra` has `trace_id` and
-    `span_id`."""
+    """Formats log records as one JSON object per line; records about an event have `trace_id` and
+    `span_id` by `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON."""

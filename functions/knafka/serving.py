@@ -1,10 +1,10 @@
-"""Serving: one function under uvicorn, from the command line or a supervisor.
+"""Serving: runs one function under uvicorn, from the command line or a supervisor.
 
     python -m knafka.receiver               on HOST and PORT
     python -m knafka.receiver --fd 3        on a listening socket that the parent opened
 
-The same functions start under functions-framework and func without any of this, and without a port
-of their own for TLS (`tls_listener`). Not here: more than one process, which Knative has.
+Under functions-framework and func, the same functions start without this module, and without a TLS
+port of their own (`tls_listener`). Not here: several processes, which Knative provides.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from knafka.observability import log_to_stderr
 log = logging.getLogger(__name__)
 
 GRACEFUL_TIMEOUT: Final = 4
-"""Seconds in which connections finish after SIGTERM; with a function's own stop it makes ten."""
+"""Seconds in which connections finish after SIGTERM; with a function's own stop, less than ten."""
 
 TICK: Final = 1.0
-"""Seconds between two looks at the clock for the Date header."""
+"""Seconds between two ticks of the server, which update the Date header."""
 
 GC_THRESHOLD: Final = 20_000
-"""New objects between two looks for cycles: some failures make a few, an event makes none."""
+"""New objects between two runs of the garbage collector: some failures make a few reference cycles,
+an event makes none."""
 
 LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
 READINESS: Final = frozenset({"/health/readiness", "/readyz"})
@@ -48,36 +49,39 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ServedFunction(Protocol):
-    """func's contract (FN-2), as far as serving needs it."""
+    """The methods of func's contract (FN-2) that serving calls."""
 
     async def start(self, environment: Mapping[str, str]) -> None: ...
     async def stop(self) -> None: ...
 
     def interrupt(self) -> None:
-        """The process is to end: begin with what takes time. Called on the event loop."""
+        """Begin to end long work, such as drains, as the process will end; returns at once. Called
+        on the event loop."""
         ...
 
     async def interrupted(self) -> None:
-        """Wait for the end of what `interrupt` began, while requests are still answered."""
+        """Wait until the work that `interrupt` ends is over; requests are still answered
+        meanwhile."""
         ...
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def alive(self) -> tuple[bool, str]:
-        """Whether a restart would not help, and why."""
+        """Return False and the reason if only a restart helps, else True."""
         ...
 
     def ready(self) -> tuple[bool, str]:
-        """Whether requests may come, and why not."""
+        """Return whether requests may be sent to the process, and if not why."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return what the connections of a started function share (ASGI's lifespan state)."""
+        """Return the state that the connections of a started function share (ASGI's lifespan
+        state)."""
         ...
 
 
 def asgi(function: ServedFunction, environment: Mapping[str, str]) -> Any:
-    """The function as an ASGI application with a lifespan."""
+    """Return the function as an ASGI application with a lifespan."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -104,8 +108,8 @@ async def _lifespan(
         await send({"type": "lifespan.startup.failed", "message": f"error: {error}"})
         return
     scope["state"].update(function.state())
-    # What is imported stays, and what an event needs is freed by counting references: looking for
-    # cycles among it took a tenth of a dispatcher's time (docs/decisions/0010).
+    # Imported objects stay, and an event's objects are freed by reference counting: the garbage
+    # collector's search among them took a tenth of a dispatcher's time (docs/decisions/0010).
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 50, 100)
     await send({"type": "lifespan.startup.complete"})
@@ -115,9 +119,10 @@ async def _lifespan(
 
 
 def start_profiling(environment: Mapping[str, str]) -> None:
-    """If it is wanted; called on the event loop. Raises `InvalidDocument`."""
+    """Start the server of profiles if the environment enables it; call it on the event loop. Raises
+    `InvalidDocument`."""
     if settings.profiling(environment):
-        # Here, as a function that isn't to be profiled pays nothing for it.
+        # Imported here, so that it costs nothing unless profiling is enabled.
         from knafka.profiling import server
 
         server.start(asyncio.get_running_loop())
@@ -129,11 +134,11 @@ def serve(
     protocol: type[asyncio.Protocol] | None = None,
     encrypted: type[asyncio.Protocol] | None = None,
 ) -> None:
-    """Run until SIGTERM or SIGINT; `protocol` takes ASGI's place where it is given, and `encrypted`
-    serves the port with TLS, where the settings want one.
+    """Serve the function until SIGTERM or SIGINT. `protocol` handles connections in place of ASGI;
+    `encrypted` handles those of the TLS port, if the settings declare one.
 
-    Exits with 2 and one line on stderr when the settings are not usable, with 3 when the contract
-    is not or the start failed.
+    Exits with 2 and one line on stderr if these settings are invalid, with 3 if the contract is
+    invalid or the start failed.
     """
     options = argparse.ArgumentParser(
         description=settings.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -170,10 +175,11 @@ def serve(
 
 
 class _FunctionServer(uvicorn.Server):
-    """uvicorn's server, which tells the function of a signal before it waits for connections.
+    """A uvicorn server that interrupts the function at a signal, before it waits for connections to
+    end.
 
-    It looks about once a second, for the Date header, and ends when it is told to: uvicorn's own
-    looks, ten a second, were half of what a dispatcher costs that waits for events.
+    Its main loop ticks once a second, for the Date header, and a signal wakes it: uvicorn's own ten
+    ticks a second were half of an idle dispatcher's CPU.
     """
 
     def __init__(self, config: uvicorn.Config, function: ServedFunction) -> None:
@@ -182,7 +188,7 @@ class _FunctionServer(uvicorn.Server):
         self._told = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Serve until told to end."""
+        """Serve until a signal ends the server."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK):
@@ -200,7 +206,7 @@ class _FunctionServer(uvicorn.Server):
 
 
 class _TlsServer(_FunctionServer):
-    """A `_FunctionServer` with a second port, at which the function ends TLS itself."""
+    """A `_FunctionServer` with a second port, on which it serves TLS itself."""
 
     def __init__(
         self,
@@ -210,11 +216,11 @@ class _TlsServer(_FunctionServer):
         protocol: type[asyncio.Protocol],
     ) -> None:
         super().__init__(config, function)
-        # Here, as a function that has no such port pays nothing for it.
+        # Imported here, so that it costs nothing without a TLS port.
         from knafka.tls_listener import TlsListener
 
         self._problem = ""
-        """Why the port can't be had."""
+        """Why the TLS port can't be opened; empty: no attempt has failed."""
         self._protocol = protocol
         self._listener = TlsListener(tls.folder, config.host, tls.port, self._create_protocol)
 
@@ -227,7 +233,7 @@ class _TlsServer(_FunctionServer):
         return made
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open both ports."""
+        """Open both ports; the one with TLS as soon as there is a certificate."""
         await super().startup(sockets)
         if self.started:
             await self._refresh_certificate()
@@ -238,7 +244,8 @@ class _TlsServer(_FunctionServer):
         return await super().on_tick(counter)
 
     async def _refresh_certificate(self) -> None:
-        """Read the certificate again if it has changed; log problems once."""
+        """Read the certificate again if it has changed, and open the TLS port at the first one; log
+        each problem once."""
         try:
             server = await self._listener.look()
         except OSError as error:

@@ -67,8 +67,8 @@ API_FOLDER: Final = "/var/run/secrets/knafka/api"
 """Folder with the function's own token and the API server's CA."""
 
 LEAVING: Final = 7.0
-"""Seconds of the grace period for what follows the attempts: the last commits, dead letters and
-replies that are being written, the group that is left."""
+"""Seconds of the grace period that are kept for the time after the attempts: for the last commits,
+dead letters and replies, and for leaving the group."""
 
 if TYPE_CHECKING:
     from knafka.core.sensor.contract import SensorContract
@@ -85,7 +85,8 @@ class Listen:
 
 
 def listen(environment: Environment) -> Listen:
-    """Return where the function listens. Raises `InvalidDocument` if PORT is no port."""
+    """Return host and port at which the function listens. Raises `InvalidDocument` if PORT is no
+    port."""
     port = environment.get("PORT", "8080")
     if not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidDocument("PORT", f"invalid value: {port:.80}: want a port number")
@@ -97,7 +98,7 @@ class Tls:
     """Port and certificate of a function that ends TLS itself."""
 
     folder: Path
-    """With `tls.crt` and `tls.key`, which may be changed while it runs."""
+    """Folder with `tls.crt` and `tls.key`, which may change while the function runs."""
     port: int = 8443
 
 
@@ -132,7 +133,8 @@ def log_format(environment: Environment) -> Literal["json", "text"]:
 
 
 def profiling(environment: Environment) -> bool:
-    """Whether profiles can be had: the words are those of Knative's `runtime-profiling`."""
+    """Whether the function serves profiles; the values are those of Knative's `runtime-profiling`.
+    Raises `InvalidDocument`."""
     wanted = environment.get(PROFILING, "disabled").strip().lower()
     if wanted not in ("enabled", "disabled"):
         raise InvalidDocument(PROFILING, f"invalid value: {wanted:.80}: want enabled or disabled")
@@ -140,7 +142,8 @@ def profiling(environment: Environment) -> bool:
 
 
 def local_addresses(environment: Environment) -> bool:
-    """Whether destinations may be loopback, link-local or a cloud's metadata."""
+    """Whether destinations may be loopback, link-local or a cloud's metadata. Raises
+    `InvalidDocument`."""
     wanted = environment.get(LOCAL_ADDRESSES, "refused").strip().lower()
     if wanted not in ("allowed", "refused"):
         problem = f"invalid value: {wanted:.80}: want allowed or refused"
@@ -159,7 +162,8 @@ def scrapers(environment: Environment) -> Callers:
 
 
 def oidc_url(environment: Environment) -> str | None:
-    """The API server that issues tokens; None: none can be verified, and none is asked for."""
+    """Return the URL of the API server that issues tokens; None: tokens are neither verified nor
+    requested."""
     return environment.get(OIDC_URL) or None
 
 
@@ -169,14 +173,15 @@ def oidc_folder(environment: Environment) -> Path:
 
 
 def trust_bundles(environment: Environment) -> Path | None:
-    """The folder of the certificate authorities that destinations may have beside the system's;
-    None: there is none."""
+    """Return the folder of the certificate authorities that are trusted besides the system's; None:
+    there is none."""
     folder = environment.get(TRUST_BUNDLES)
     return Path(folder) if folder else None
 
 
 def statistics_interval(environment: Environment) -> float:
-    """Seconds between two reports of librdkafka, 0: none. Raises `InvalidDocument`."""
+    """Return the seconds between two reports of librdkafka's statistics; 0: none. Raises
+    `InvalidDocument`."""
     text = environment.get(STATISTICS_INTERVAL, "15").strip()
     if not text.isdecimal() or len(text) > 5 or int(text) > 86_400:
         problem = f"invalid value: {text:.80}: want whole seconds, 0 to 86400"
@@ -185,7 +190,7 @@ def statistics_interval(environment: Environment) -> float:
 
 
 def event_types(environment: Environment) -> bool:
-    """Whether a receiver tells which types of events are new. Raises `InvalidDocument`."""
+    """Whether a receiver lists new types of events for its operator. Raises `InvalidDocument`."""
     wanted = environment.get(EVENT_TYPES, "disabled").strip().lower()
     if wanted not in ("enabled", "disabled"):
         problem = f"invalid value: {wanted:.80}: want enabled or disabled"
@@ -242,7 +247,7 @@ def shard(environment: Environment) -> Shard | None:
 
 def sensor(environment: Environment) -> SensorContract:
     """Return the contract of a Sensor's function. Raises as `egress`."""
-    # Here, as it brings time zones, which no other function needs.
+    # Imported here, as it imports time zones, which no other function needs.
     from knafka.core.sensor.contract import SensorContract
 
     text = _required(environment, SENSOR)
@@ -254,23 +259,24 @@ def sensor(environment: Environment) -> SensorContract:
 
 @dataclass(frozen=True, slots=True)
 class DrainSettings:
-    """How a dispatcher comes to drain, and stops."""
+    """How a dispatcher or Sensor starts and stops its drains."""
 
     service_url: str | None = None
-    """URL of the function's own Service; None: nobody scales it."""
+    """URL of the function's own Service, for renewals; None: no operator scales the function."""
     at_start: bool = False
-    """Whether it drains without being asked."""
+    """Whether the function drains from its start, without a request."""
     stop_timeout: float = 3.0
-    """Seconds that attempts under way get when the process is to end."""
+    """Seconds that attempts under way get when the process ends."""
 
 
 def service_url(environment: Environment) -> str | None:
-    """The function's own Service; None: nobody scales it."""
+    """Return the URL of the function's own Service; None: no operator scales the function."""
     return environment.get(SERVICE_URL) or None
 
 
 def drains(environment: Environment) -> DrainSettings:
-    """Return how the function drains. Raises `InvalidDocument` that names the variable."""
+    """Return the settings of the function's drains. Raises `InvalidDocument` that names the
+    variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
         raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")

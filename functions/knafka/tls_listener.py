@@ -1,14 +1,14 @@
-"""TLS: the port at which a function ends TLS itself, beside its plain one.
+"""TLS: the port on which a function serves TLS itself, besides its plain port.
 
     folder with tls.crt and tls.key (a Secret in cert-manager's form) -> a listener on a port
     the files change -> the next handshake shows the new certificate; open connections stay
     the files can't be used -> the certificate before is shown on, and why is in the log
 
-A certificate is taken as a whole or not at all, and never changed in a context that handshakes use:
-each gets a context of its own, and a handshake is handed the newest by the callback for server
-names, which is called without a name, too.
+A certificate never changes in a context that handshakes use: each certificate gets a new context.
+The callback for server names, which is also called without a name, gives each handshake the newest
+context.
 
-Not here: who may connect (nobody is asked for a certificate), and plain HTTP (`serving`).
+Not here: client certificates (none are requested), and plain HTTP (`serving`).
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ log = logging.getLogger(__name__)
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Seconds: who connects and says nothing holds its buffers for no longer."""
+"""Seconds within which a TLS handshake must end, so that a silent client doesn't hold its buffers
+for longer."""
 
 _State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class ServerCertificate:
-    """The certificate of a function, read again from its files by `look`."""
+    """A function's certificate; `look` reads its files again."""
 
     def __init__(self, folder: Path) -> None:
         self.context = _context()
-        """For the listener: it hands each handshake on to the certificate of now."""
+        """The listener's context, whose callback gives each handshake the newest certificate."""
         self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
         self._seen: _State | str | None = None
-        """The files, or why they can't be found, as they were tried last."""
+        """Versions of the files that were read last, or why they weren't found."""
         self._newest: ssl.SSLContext | None = None
 
     @property
@@ -48,7 +49,8 @@ class ServerCertificate:
         return self._newest is not None
 
     def look(self) -> None:
-        """Take the files as they are now, if they have changed and can be used."""
+        """Read the files if they have changed; files that can't be used are logged, and the old
+        certificate stays."""
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
         seen: _State | str
         try:
@@ -78,22 +80,21 @@ class ServerCertificate:
 
 
 class TlsListener:
-    """A port with TLS, as soon as there is a certificate."""
+    """A port with TLS, opened as soon as there is a certificate."""
 
     def __init__(
         self, folder: Path, host: str, port: int, make: Callable[[], asyncio.Protocol]
     ) -> None:
-        """`make` gives the protocol of a connection, which sees what was encrypted as it is."""
+        """`make` returns the protocol of a connection, which gets the decrypted data."""
         self._certificate = ServerCertificate(folder)
         self._host, self._port = host, port
         self._make = make
         self.server: asyncio.Server | None = None
-        """None: there is no certificate yet."""
+        """The open port; None: there is no certificate yet."""
 
     async def look(self) -> asyncio.Server | None:
-        """Take a changed certificate; gives the server, if it was opened now.
-
-        Raises `OSError` for a port that can't be listened to.
+        """Read a changed certificate, and open the port at the first one; returns the server if it
+        was opened by this call, else None. Raises `OSError` if the port can't be opened.
         """
         self._certificate.look()
         if self.server is not None or not self._certificate.is_there:
@@ -118,6 +119,6 @@ def _context() -> ssl.SSLContext:
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:
-    """Return what identifies a file's version."""
+    """Return inode, change time and size, which identify a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,9 +1,11 @@
-"""Tokens that librdkafka can't fetch by itself: it asks for one, and again before that expires.
+"""Tokens that librdkafka can't fetch by itself: it calls back for a token, and again before that
+expires.
 
-What asks for them are keys of ours in a client's configuration (`core.kafka_oauth`), which come out
-of it here. AWS's library is an extra (docs/decisions/0020): it is imported where a Secret wants it.
+Our own keys in a client's configuration say which tokens it needs
+(`core.kafka_settings.kafka_oauth`); they are removed here. AWS's library is an extra
+(docs/decisions/0020), and imported only if a Secret needs it.
 
-Not here: OIDC, which librdkafka knows.
+Not here: OIDC, whose tokens librdkafka fetches itself.
 """
 
 from __future__ import annotations
@@ -24,23 +26,24 @@ REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables in which AWS's tools look for the region; EKS sets the first for a service
 account with a role."""
 SESSION: Final = "knafka"
-"""The name under which a role is taken on, as AWS's audit log shows it."""
+"""The name of sessions that assume a role, which AWS's audit log shows."""
 SHARED_FOR: Final = 60.0
-"""Seconds for which clients that are opened share a token, or a quarter of its life if that is
-less: it is good for fifteen minutes, and with a role each costs a request to AWS."""
+"""Seconds for which newly opened clients share a token, or a quarter of its life if that is less: a
+token is valid for fifteen minutes, and with a role each costs a request to AWS."""
 
 Token: TypeAlias = tuple[str, float]
-"""And when it expires: seconds since the Unix epoch."""
+"""A token, and when it expires (seconds since the Unix epoch)."""
 
 _shared: dict[tuple[str, str | None], tuple[float, Token]] = {}
 """The last signed token and the time of its signature (Unix epoch), by region and role."""
 
 
 def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration for librdkafka that fetches its tokens.
+    """Return the configuration for librdkafka, with our keys replaced by a callback that fetches
+    tokens.
 
-    Raises `InvalidDocument` for a Secret that can't work here, and `LogError` where there is no
-    token: librdkafka's client would wait for ten seconds for it, and not say why.
+    Raises `InvalidDocument` for a Secret that can't work here, and `LogError` if there is no token:
+    librdkafka's client would wait for it for ten seconds, and not say why.
     """
     found = dict(configuration)
     region, role = found.pop(MSK_REGION, None), found.pop(MSK_ROLE_ARN, None)
@@ -60,7 +63,8 @@ def _aws_region() -> str:
 
 
 def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
-    """Return the function with which librdkafka requests tokens, in a thread of its own."""
+    """Return the callback by which librdkafka requests tokens, in its own thread; the first token
+    is signed now, or shared."""
     sign = _signer(region, role)
     now = time.time()
     signed_at, first = _shared.get((region, role), (now, None))
@@ -75,7 +79,7 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
         try:
             return sign()
         except LogError as error:
-            log.warning("Kafka: %s", error)  # the client only hears that there was an error
+            log.warning("Kafka: %s", error)  # librdkafka learns only that there was an error
             raise
 
     return token
@@ -99,7 +103,7 @@ def _signer(region: str, role: str | None) -> Callable[[], Token]:
                 signed, expires_ms = Signer.generate_auth_token(region)
             else:
                 signed, expires_ms = Signer.generate_auth_token_from_role_arn(region, role, SESSION)
-        except AttributeError as error:  # the library's way to find no credentials
+        except AttributeError as error:  # the library raises it if it finds no credentials
             raise LogError("AWS gives no token for Kafka: no credentials were found") from error
         except Exception as error:  # of botocore, which nothing of ours imports
             raise LogError(f"AWS gives no token for Kafka: {error}") from error

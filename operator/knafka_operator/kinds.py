@@ -2,11 +2,9 @@
 
     Broker, KafkaChannel      -> topic, receiver, address
     Trigger, Subscription     -> consumer group, dispatcher
-    KafkaSource               -> the same, of somebody's topics
-    KafkaSink                 -> receiver, address
-    Sensor                    -> topics, function, Triggers
-    DeadLetterArchive         -> Jobs
-    DeadLetterReplay, -Purge  -> their turn in their archive's Jobs
+    KafkaSource               -> consumer group, dispatcher, for existing topics KafkaSink
+    -> receiver, address Sensor                    -> topics, function, Triggers DeadLetterArchive
+    -> Jobs DeadLetterReplay, -Purge  -> one of their archive's Jobs
 
 A new kind is a `engine.kind.Reconciler`, and a line in `kinds_of`.
 
@@ -29,7 +27,7 @@ from knafka_operator.sinks.model import KAFKA_SINK
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
-    """The reconcilers of an operator and those beside it, by the name of their kind."""
+    """Return the reconcilers of all families of an operator, by the name of their kind."""
     table: dict[str, Kind] = {}
     for beside in operator.all_operators:
         family = beside.family

@@ -1,9 +1,8 @@
-"""Operator: puts the reconcilers together, and enqueues what a change concerns.
+"""Operator: creates the reconcilers, and enqueues the objects that a change affects.
 
-    Broker changed     -> itself, its Triggers
-    Trigger changed    -> itself
-    Service changed    -> who owns it, or whose subscriber it is
-    receiver started   -> its Broker's Triggers drain at once: an event is on its way
+    Broker changed     -> the Broker, its Triggers Trigger changed -> the Trigger Service changed
+    -> its owner, and Triggers whose subscriber it is receiver started   -> open drains of its
+    Broker's Triggers, as an event is on its way
 
 Not here: hearing of changes (`runtime.controller`), and what reconciling is (the `kind` of each
 room).
@@ -65,7 +64,7 @@ from knafka_operator.triggers.publishing import Publishing
 log = logging.getLogger(__name__)
 
 DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
-"""Labels of the Services that deliver, those for replays apart."""
+"""Labels of dispatchers' Services, without replayers."""
 
 SHARDS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
 """Labels of the Services of shared dispatchers."""
@@ -74,7 +73,7 @@ PUBLISH_INTERVAL: Final = 5.0
 """Seconds between two rounds of publishing the scaler's view of each Trigger."""
 
 MOVE_INTERVAL: Final = 5.0
-"""Seconds between two checks which `auto` Triggers need another dispatcher."""
+"""Seconds between two checks for `auto` Triggers that need another dispatcher."""
 
 PREWARM_LIMIT: Final = 5
 """Most Triggers of one Broker that are woken when its receiver starts. With more Triggers, most
@@ -99,16 +98,14 @@ class Operator:
         beside: Operator | None = None,
         positions: ReplicaPositions | None = None,
     ) -> None:
-        """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
-        `open_writer` a writer, for contracts.
+        """`connect` returns the admin client of a Kafka for a configuration of librdkafka, and
+        `open_writer` a writer, for contracts. `drains` defaults to drains over HTTP. `probe` raises
+        `NotReady` for an address that doesn't answer, and so does `wake`, which starts a pod of a
+        dispatcher. `activity` has the limits between busy and quiet `auto` Triggers.
 
-        `drains` are those of HTTP where none are given. `probe` raises `NotReady` for an address
-        that doesn't answer, and so does `wake`, which has a pod of a dispatcher run. `activity`
-        says which `auto` Triggers are busy.
-
-        One that is given another `beside` it has the KafkaChannels and Subscriptions, and shares
-        queue and connections with it. `positions` says how far replicas of receivers have read
-        their contract; without it pods are asked.
+        An operator with `beside`, the operator of Brokers, reconciles KafkaChannels and
+        Subscriptions, and shares its queue and connections. `positions` returns how far replicas of
+        receivers have read their contract; by default it asks the pods.
         """
         self.settings = settings
         self.family = BROKERS if beside is None else CHANNELS
@@ -144,7 +141,8 @@ class Operator:
         enqueue = self.queue.enqueue
         shards = self._shards = Shards(settings, cluster, self.states, enqueue)
         self.brokers: Brokers | Channels
-        # Channels' receivers are beside the operator: nothing keeps it from their pods.
+        # Channels' receivers are in the operator's namespace, where no mesh or NetworkPolicy blocks
+        # their pods.
         url_of = partial(services.service_url, settings=settings) if self.entries is None else None
         positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
@@ -220,7 +218,7 @@ class Operator:
         probe: Callable[[str], Awaitable[None]],
         wake: Callable[[str], Awaitable[None]],
     ) -> KafkaSources:
-        """Create the reconciler of KafkaSources, with states of its own."""
+        """Create the reconciler of KafkaSources, with its own states."""
         settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
         states = States(SOURCES, self.states.rolls, settings.naming)
         states.urls, states.policies = self.states.urls, self.states.policies
@@ -240,7 +238,7 @@ class Operator:
         )
 
     def _source_tasks(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
-        """Periodic tasks for KafkaSources."""
+        """Return the periodic tasks for KafkaSources."""
         of, letters = (self.cluster, sources.states), sources.dead_letters
         publishing = self._publishing_sources = Publishing(*of, sources, self.queue, _now)
         return [
@@ -252,7 +250,8 @@ class Operator:
         ]
 
     async def resume(self) -> int:
-        """Resume the drains of every Trigger by what its Service says; returns their number.
+        """Resume the drains of every Trigger from its Service; returns the number of delivered
+        Triggers.
 
         Called before anything is reconciled, so that waiting events are delivered at once. Raises
         `ClusterError`.
@@ -290,7 +289,7 @@ class Operator:
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
-        """Prepare for `resume`: list all Services, and connect to every Kafka they use."""
+        """Prepare for `resume`: list all Services, and connect to every Kafka that they use."""
         found = await asyncio.gather(
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
@@ -299,11 +298,11 @@ class Operator:
         await resuming.connect([*found[0], *found[1]])
 
     def _bearers(self, name: str, namespace: str) -> Sequence[str]:
-        """The tokens that a function accepts from the operator."""
+        """Return the tokens that a function accepts from the operator."""
         return self.settings.tokens.bearers(services.service_url(name, namespace, self.settings))
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
-        """Remember whether another implementation serves a Broker; thread-safe."""
+        """Record whether another implementation serves a Broker; thread-safe."""
         if gone or self.brokers.is_ours(broker):
             self.states.foreign_brokers.discard(Identity.of(broker))
         else:
@@ -314,11 +313,11 @@ class Operator:
 
     @property
     def all_operators(self) -> Sequence[Operator]:
-        """This operator and those of other families beside it."""
+        """Return this operator and the operators of other families beside it."""
         return [self, *self._beside]
 
     async def close(self) -> None:
-        """End all tasks and drain requests, and wait for that; dispatchers drain on."""
+        """End all tasks and drain requests, and wait for that; the drains themselves go on."""
         for each in self._beside:
             await each.close()
         for task in self._tasks:
@@ -332,7 +331,7 @@ class Operator:
             await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
-        """Whether a Trigger's Broker isn't known to be another implementation's."""
+        """Whether no other implementation is known to serve the Trigger's Broker."""
         return self.triggers.is_ours(trigger)
 
     async def stop_triggers(self, broker: Identity) -> None:
@@ -343,7 +342,7 @@ class Operator:
             await self.sensors.stop_on_bus(Bus(self.family, broker))
 
     async def _stop_delivery(self, broker: Identity) -> None:
-        # Together, as what shards let go of is written together.
+        # Concurrently, so that the removals from shards' contracts are written as one batch.
         triggers = self.states.triggers_of(broker)
         stopping = (self.triggers.stop_delivery(each) for each in triggers)
         for failure in await asyncio.gather(*stopping, return_exceptions=True):
@@ -353,7 +352,7 @@ class Operator:
     async def delete_broker(self, document: Document) -> None:
         """End all delivery from a Broker, and delete its topic and groups; raises `KnafkaError`."""
         identity = Identity.of(document)
-        # First of all: a Trigger that is just being reconciled would begin to drain again.
+        # First, or a Trigger that is just being reconciled would begin to drain again.
         self.states.ensure_broker(document).state = None
         await self.brokers.remember_kafka(document)
         await self._stop_delivery(identity)
@@ -379,7 +378,7 @@ class Operator:
             self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """Note that a Broker or Trigger has changed or, with `gone`, was deleted; enqueues it
+        """Handle a Broker or Trigger that has changed or, with `gone`, was deleted; enqueue it
         unless only its status has changed."""
         is_broker = document["kind"] == self.family.broker
         if is_broker:
@@ -401,7 +400,8 @@ class Operator:
             self.queue.enqueue((self.family.broker, *channel))
 
     def on_eventing(self, seen: bool | None) -> None:
-        """Note whether Knative Eventing is installed; None: not known."""
+        """Handle whether Knative Eventing is installed (None: not known); enqueue all objects if
+        that changes who handles Subscriptions."""
         if self.entries is None:
             return
         before = self.entries.handling.handler
@@ -412,7 +412,7 @@ class Operator:
                 self._wake_sensors(each)
 
     def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
-        """Note that these Subscriptions may have changed."""
+        """Handle Subscriptions that may have changed or disappeared."""
         assert self.entries is not None
         for each in changed:
             if (known := self.entries.known(each)) is not None:
@@ -424,8 +424,8 @@ class Operator:
     async def suspend_absent(
         self, identity: Identity
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
-        """End the delivery of a Subscription that doesn't exist, for now or for good; returns what
-        follows (`WorkQueue`).
+        """End the delivery of a Subscription that doesn't exist, temporarily or for good; returns
+        when to reconcile it again (`WorkQueue`).
 
         Its group stays for a while, see `Entries`. Raises `ClusterError`.
         """
@@ -452,24 +452,26 @@ class Operator:
             self.queue.enqueue((self.family.trigger, *each))
         known = self.entries.known(identity)
         if known is not None and "deletionTimestamp" not in known["metadata"]:
-            # It came back meanwhile.
+            # The Subscription was recreated meanwhile.
             self.states.declared.pop((self.family.trigger, *identity), None)
             self._on_subscriptions_changed([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
-        """Note that a Broker or channel has changed or was deleted; enqueues what it concerns."""
+        """Handle a Broker or channel that has changed or was deleted; enqueue it, and its Triggers
+        if needed."""
         identity, ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
             self.brokers.drop(document)
         elif ours:
             self.brokers.remember_topic(document)
-        # Triggers that came before one that isn't ours were taken for ours.
+        # Triggers that were seen before their foreign Broker were taken for ours.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not ours):
             self.wake_triggers(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
-        """Note that a Trigger has changed or was deleted; enqueues it if needed."""
+        """Handle a Trigger that has changed or was deleted; enqueue it unless only its status has
+        changed."""
         identity = Identity.of(document)
         if gone:
             self.states.mark_trigger_gone(identity)
@@ -481,7 +483,8 @@ class Operator:
             and record is not None
             and record.watched is not None
         ):
-            # Its group may have been set back, and it annotated to have that noticed at once.
+            # A user may have reset the group's offsets, and annotated the Trigger so that this is
+            # noticed at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
@@ -499,8 +502,7 @@ class Operator:
         return True
 
     def on_service(self, document: Document) -> None:
-        """Note that a Knative Service has changed; enqueues its owners and the Triggers that refer
-        to it."""
+        """Enqueue the owners of a changed Knative Service, and the Triggers that refer to it."""
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
@@ -508,13 +510,13 @@ class Operator:
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Note that EventPolicies have changed; enqueues the receivers' owners in their
+        """Update the EventPolicies that have changed, and enqueue the owners of receivers in their
         namespaces."""
         namespaces = self.states.policies.heard(changed, gone)
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Note whether all EventPolicies are known."""
+        """Record whether all EventPolicies are known; a change enqueues all owners of receivers."""
         if self.states.policies.is_known != known:
             self.states.policies.is_known = known
             self._enqueue_receivers_owners(lambda broker: known)
@@ -527,8 +529,8 @@ class Operator:
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """Note that a receiver's pod exists or, with `gone`, was deleted. A `new` pod means that an
-        event is on its way: the Broker's Triggers start to drain."""
+        """Record that a receiver's pod exists or, with `gone`, was deleted. A `new` pod means that
+        an event is on its way: open drains of the Broker's Triggers."""
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
@@ -539,7 +541,7 @@ class Operator:
 
     @property
     def delivering_kinds(self) -> Sequence[Triggers]:
-        """The reconcilers of all kinds that deliver events: Triggers, Subscriptions,
+        """Return the reconcilers of all kinds that deliver events: Triggers, Subscriptions,
         KafkaSources."""
         triggers = [each.triggers for each in self.all_operators]
         return triggers if self.sources is None else [*triggers, self.sources]

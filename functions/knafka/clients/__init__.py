@@ -1,4 +1,4 @@
-"""Clients: IO, thin, each behind a Protocol of `knafka.ports`; nothing here decides anything.
+"""Clients: thin IO, each behind a Protocol of `knafka.ports`, without decisions of its own.
 
 What is where: README.md.
 """

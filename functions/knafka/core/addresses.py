@@ -1,13 +1,15 @@
-"""Addresses: where nothing that a user names may lead, unless the installation allows it.
+"""Refuses addresses of the pod, the node and a cloud's metadata as destinations that users name,
+unless the installation allows them.
 
     loopback, unspecified   the pod itself: its probes, its profiles, a mesh's admin port
     link-local              the node: a cloud's metadata, with credentials of node and pod
     metadata                the same at other addresses
 
-A name is judged by what it resolves to, when a connection is made. A host that is written as an
-address, in any of the forms that resolvers take (`127.1`, `0x7f000001`), is judged as that.
+A name is judged by the addresses that it resolves to, when a connection is made. A host that is
+written as an IP address, in any form that resolvers take (`127.1`, `0x7f000001`), is judged as that
+address.
 
-Not here: private networks, which are where subscribers are.
+Addresses in private networks aren't refused: subscribers are there.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
 
 
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that is embedded in an IPv6 address; None: none is."""
+    """Return the IPv4 address that is embedded in an IPv6 address; None if there is none."""
     if address in _TRANSLATED or (not int(address) >> 32 and int(address) > 1):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

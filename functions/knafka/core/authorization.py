@@ -1,13 +1,13 @@
-"""Authorization: which senders' events a Broker or KafkaChannel takes (EventPolicy). Pure.
+"""Decides which senders' events a Broker or KafkaChannel accepts (EventPolicy). Pure.
 
     subject, policies that apply -> every event | none | those that a predicate lets through
     no policy applies            -> the installation's default-authorization-mode
 
-A sender is let through by any policy that names it, for the events that pass all of that policy's
-filters.
+A policy that names a sender admits those of its events that pass all of the policy's filters; one
+such policy is enough.
 
-Not here: who the sender is (`auth_tokens`), and which policies apply to what, which is the
-operator's to say.
+Not here: authentication of the sender (`auth_tokens`), and the choice of the policies that apply
+(the operator).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Authorization:
     """The policies of one Broker or KafkaChannel, compiled once."""
 
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
-        """`mode` holds where there are no policies; `namespace` is the Broker's."""
+        """`mode` decides if there are no policies; `namespace` is that of the Broker or
+        KafkaChannel."""
         self._policies = [
             (policy.subjects, _all_of([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies
@@ -44,8 +45,8 @@ class Authorization:
         self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
 
     def verdict(self, subject: str) -> bool | Predicate:
-        """Return whether this sender may send any event (True), none (False), or those that fulfil
-        a predicate."""
+        """Return True if this sender may send any event, False if none, else a predicate that
+        admitted events fulfil."""
         if not self._policies:
             return self._by_default(subject)
         passing: list[Predicate] = []
@@ -69,8 +70,8 @@ class Authorization:
 
 
 def _all_of(predicates: Sequence[Predicate]) -> Predicate | None:
-    """Return the predicate that all these predicates hold; None: there are none, so every event
-    passes."""
+    """Combine predicates into one that requires all of them; None if there are none, so that every
+    event passes."""
     if not predicates:
         return None
 

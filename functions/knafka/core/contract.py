@@ -1,11 +1,11 @@
-"""The contract: the one thing that both planes know, as JSON in a function's environment.
+"""The contract between control plane and data plane: JSON in a function's environment.
 
 `Ingress` tells a receiver where one Broker's events go; `Egress` tells a dispatcher everything
 about one Trigger. The operator (or the local mode) writes them, the functions only read them, so
 a change of a Trigger is a new Revision. Field names are camelCase in JSON and snake_case here.
 
 Not here: secrets (they are mounted as files, `Kafka.secret_path` names the folder), anything
-that changes while a Revision runs, and unresolved references: every URL is a URL already.
+that changes while a Revision runs, and unresolved references: every destination is a URL.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ MAX_RECORD_BYTES: Final = 1_048_588
 
 KEPT_FOR_EVER: Final[Mapping[str, str]] = {
     # An event without data is a tombstone to compaction, so a dead letter is never compacted away
-    # (CE-K3). How long it is kept, the operator says.
+    # (CE-K3). The operator may set a retention.
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
 }
-"""The configuration of every dead-letter topic, but for its retention."""
+"""Configuration of dead-letter topics whose records are kept for ever; the operator may set a
+retention."""
 
 _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
@@ -123,7 +124,8 @@ def is_dialect(name: object) -> TypeGuard[Dialect]:
 
 
 def _one_dialect(document: object) -> object:
-    """The document with its one dialect; those set to null are not there."""
+    """Return the document with its only dialect, without dialects set to null. Raises if there is
+    none, or several."""
     if not isinstance(document, dict):
         return document
     present = {name: value for name, value in document.items() if value is not None}
@@ -157,7 +159,8 @@ def _dialect(filter_: object) -> str:
 
 
 def _tag(dialect: str) -> str:
-    """Tags show up in pydantic's error paths; the brackets let `documents.path_of` drop them."""
+    """Return the union tag of a dialect: its brackets let `documents.path_of` drop it from
+    pydantic's error paths."""
     return f"<{dialect}>"
 
 
@@ -174,14 +177,15 @@ Filter: TypeAlias = Annotated[
         custom_error_type="knafka",
         custom_error_message="a filter is an object with one dialect",
     ),
-    # Around the union: what a discriminator raises would come out as it is, without a path.
+    # Outside the union, because an error that a discriminator raises has no path.
     BeforeValidator(_one_dialect),
 ]
 """One declared filter: exactly one dialect (KN-TRG-10)."""
 
 
 class AttributesFilter(Model):
-    """The older form: every key must be present; an empty value matches any (KN-TRG-08)."""
+    """The older form of a filter: every attribute must be present and equal; an empty value matches
+    any (KN-TRG-08)."""
 
     attributes: dict[AttributeName, str] = Field(default_factory=dict)
 
@@ -192,7 +196,8 @@ class BackoffPolicy(StrEnum):
 
 
 class Delivery(Model):
-    """How hard to try (KN-DLV-01..06); the defaults are those of an empty delivery spec."""
+    """How often and how long to attempt a delivery (KN-DLV-01..06); the defaults are those of an
+    empty delivery spec."""
 
     retry: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
     """Attempts after the first one."""
@@ -204,16 +209,17 @@ class Delivery(Model):
     retry_after_max: Annotated[Duration, Field(ge=0)] | None = None
     """Seconds; None or 0: a subscriber's Retry-After is ignored (KN-DLV-04)."""
     format: Literal["json", "binary"] | None = None
-    """Force structured or binary mode on what is sent; None: as the record is (KN-DLV-05)."""
+    """Content mode of requests, structured (`json`) or binary; None: the record's own
+    (KN-DLV-05)."""
 
 
 class Order(StrEnum):
-    """What waits behind an event that is slow or fails."""
+    """Which later events wait while an event is slow or fails."""
 
     KEY = "key"
-    """Only later events of its own key."""
+    """Later events of the same key wait."""
     PARTITION = "partition"
-    """All later events of its partition wait (upstream's `ordered`)."""
+    """All later events of the same partition wait (upstream's `ordered`)."""
     NONE = "none"
     """Nothing waits (upstream's `unordered`)."""
 
@@ -230,19 +236,19 @@ _SECONDS: Final = {RateUnit.SECOND: 1.0, RateUnit.MINUTE: 60.0, RateUnit.HOUR: 3
 
 
 class RateLimit(Model):
-    """How many attempts a subscriber gets in a time, at most (BUS-S13)."""
+    """The most attempts that a subscriber gets per unit of time (BUS-S13)."""
 
     unit: RateUnit = RateUnit.SECOND
     requests_per_unit: Annotated[int, Field(gt=0, le=2**31 - 1)]
 
     @property
     def interval(self) -> float:
-        """Seconds from the begin of one attempt to that of the next."""
+        """Seconds between the starts of two attempts."""
         return _SECONDS[self.unit] / self.requests_per_unit
 
 
 class Kafka(Model):
-    """How to reach the log."""
+    """How to connect to Kafka."""
 
     bootstrap_servers: Annotated[str, Field(min_length=1)]
     """host:port, comma-separated."""
@@ -252,7 +258,7 @@ class Kafka(Model):
     """Security protocol where the mounted Secrets name none; a KafkaSource declares it."""
     consumer: dict[str, str] = Field(default_factory=dict)
     producer: dict[str, str] = Field(default_factory=dict)
-    """Settings of those clients, of the ones that are allowed (`client_settings`)."""
+    """Settings of consumers and of producers; only allowed ones (`client_settings`)."""
 
     def __hash__(self) -> int:
         return hash((self.bootstrap_servers, self.secret_path))
@@ -269,13 +275,13 @@ class Sink(Model):
 
 
 def event_limit(max_batch_bytes: int) -> int:
-    """The largest event for a topic with this limit: the same share of it as by default, as a
-    record has its own bytes beside the event's, and its key twice."""
+    """Return the largest event, in bytes, for a topic's largest batch: the same ratio as by
+    default, as a record has bytes beside the event's, and its key twice."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 
 class TopicSettings(Model):
-    """How a topic is to be made, should it not exist."""
+    """Settings with which a missing topic is created."""
 
     partitions: Annotated[int, Field(gt=0)] = 1
     replication: Annotated[int, Field(ge=-1)] = -1
@@ -284,14 +290,14 @@ class TopicSettings(Model):
 
 
 AuthorizationMode: TypeAlias = Literal["allow-all", "deny-all", "allow-same-namespace"]
-"""Who may send where no policy applies, in upstream's words."""
+"""Which senders are admitted if no policy applies, in upstream's words."""
 
 
 class Policy(Model):
     """An EventPolicy that applies to a Broker or KafkaChannel."""
 
     subjects: tuple[str, ...] = ()
-    """Senders by their tokens' subject; one that ends with `*` is all that begin so."""
+    """Senders, by the subject of their tokens; a final `*` matches any ending."""
     filters: tuple[Filter, ...] = ()
     """Filters that an event must all match; empty: every event does."""
 
@@ -304,14 +310,15 @@ class Ingress(Model):
     """Name of the Broker, KafkaChannel or KafkaSink."""
     kind: Literal["Broker", "KafkaChannel", "KafkaSink"] = "Broker"
     hosts: tuple[str, ...] = ()
-    """Names of hosts that are its own, in lower case and without a port: at `/` of such a host its
-    events are taken as at its path (KN-CHN-11)."""
+    """Host names of its own, in lower case and without a port: `/` at such a host is the same as
+    its path (KN-CHN-11)."""
     topic: str
     content_mode: Literal["binary", "structured"] = "binary"
-    """How its events lie in the topic, whatever mode they came in."""
+    """Content mode of its events in the topic, whatever mode they came in."""
     kafka: Kafka
     max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
-    """Body and attributes together; more is answered with 413 (KN-DP-12)."""
+    """Most bytes of body and attributes together; a larger event is answered with 413
+    (KN-DP-12)."""
     max_batch_bytes: Annotated[int, Field(gt=0)] | None = None
     """Largest batch of records that Kafka takes for this topic (max.message.bytes); None: Kafka's
     default, which is more than a writer puts into one batch."""
@@ -331,11 +338,12 @@ class Ingress(Model):
 
 
 class Receiver(Model):
-    """A receiver whose Ingresses stand in a topic that it follows, so that another one is no new
-    Revision: all KafkaChannels of one Kafka Secret (CHN-11, CHN-23), or one of its Brokers."""
+    """The contract of a receiver that reads its Ingresses from a topic, so that a changed Ingress
+    needs no new Revision: all KafkaChannels of one Kafka Secret (CHN-11, CHN-23), or one Broker."""
 
     kafka: Kafka
-    """Kafka of the contract and of all its Ingresses, of whose own only `producer` counts."""
+    """Kafka of the contract topic and of all Ingresses; of an Ingress's own `kafka` only `producer`
+    counts."""
     contract_topic: Annotated[str, Field(min_length=1)]
     """Compacted, of one partition: the key is an Ingress's path, the value an `Ingress` or a
     tombstone."""
@@ -344,7 +352,7 @@ class Receiver(Model):
 
 
 class Conversion(Model):
-    """How the records of a KafkaSource become events (`foreign_records`)."""
+    """Settings for the conversion of a KafkaSource's records to events (`foreign_records`)."""
 
     source: str
     """Part of a converted event's `source` before `#TOPIC`."""
@@ -358,7 +366,7 @@ class Egress(Model):
 
     namespace: str
     broker: str
-    """The name of its Broker, or of its KafkaChannel; a KafkaSource's is its own."""
+    """Name of its Broker or KafkaChannel; for a KafkaSource, the source's own name."""
     trigger: str
     """Name of the Trigger, Subscription or KafkaSource."""
     kind: Literal["Trigger", "Subscription", "KafkaSource"] = "Trigger"
@@ -366,11 +374,11 @@ class Egress(Model):
     more_topics: tuple[str, ...] = ()
     """Further topics that a KafkaSource reads with the same group."""
     conversion: Conversion | None = None
-    """How records become events; None: they are events."""
+    """How records are converted to events; None: they hold events."""
     group: str
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
-    """How the dispatcher makes the dead-letter topic when it first needs it."""
+    """Settings with which the dispatcher creates the dead-letter topic when it first needs it."""
     shares_topic: bool = True
     """Whether other Triggers of the same Broker or KafkaChannel read `topic` too: then a record
     without an event gets one dead letter for all, in `broker_dead_letter_topic`."""
@@ -398,9 +406,9 @@ class Egress(Model):
     """Whether the data of its events, which are arrays of events, are sent as JSON batches: a
     Sensor's actions in batched mode. A dead letter sink gets the events themselves."""
     rate_limit: RateLimit | None = None
-    """Events over it wait; None: there is none."""
+    """Attempts beyond the limit wait; None: there is no limit."""
     record_position: bool = True
-    """Whether what is delivered has the attributes `knativekafkapartition` and
+    """Whether delivered events get the attributes `knativekafkapartition` and
     `knativekafkaoffset`."""
     at_most_once: bool = False
     """Whether an event's offset is committed before its first attempt begins (BUS-5, BUS-S7): then
@@ -408,7 +416,7 @@ class Egress(Model):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All topics that it reads; the index of a topic is a part of its partitions' numbers
+        """All topics that it reads; a topic's index is a part of its partitions' numbers
         (`numbering`)."""
         return (self.topic, *self.more_topics)
 
@@ -422,7 +430,7 @@ class Egress(Model):
 
     @property
     def wants_tokens(self) -> bool:
-        """Whether a destination of its has an audience: without a token it gets nothing."""
+        """Whether any of its destinations has an audience, so that requests to it need a token."""
         sinks = (self.subscriber, self.reply, self.dead_letter_sink)
         return any(sink is not None and sink.audience is not None for sink in sinks)
 
@@ -438,15 +446,15 @@ class Egress(Model):
 class Shard(Model):
     """Many Egresses of one Broker in one dispatcher (docs/decisions/0018-shared-dispatchers.md).
 
-    Which ones stands in a topic that the dispatcher follows, so that one more is no new Revision
+    The dispatcher reads its Egresses from a topic, so that a changed Egress needs no new Revision
     (docs/decisions/0019-contract-topic.md).
     """
 
     group: Annotated[str, Field(min_length=1)]
-    """The shard's name. By a group of that name its pods divide the partitions among them; what is
-    delivered is committed for each Egress's own group."""
+    """The shard's name, and the consumer group by which its pods divide the partitions among them;
+    delivered offsets are committed for each Egress's own group."""
     kafka: Kafka
-    """Kafka of the contract and of all its Egresses, whose own doesn't count."""
+    """Kafka of the contract topic and of all Egresses, whose own `kafka` doesn't count."""
     contract_topic: Annotated[str, Field(min_length=1)]
     """Compacted, of one partition: the key is an Egress's group, the value a `SharedEgress` or a
     tombstone."""
@@ -460,7 +468,7 @@ def _not_at_most_once(egress: Egress) -> Egress:
 
 
 class SharedEgress(Model):
-    """An Egress and the shard that has it: one record of a contract's topic."""
+    """An Egress and the shard that delivers it: the value of a record in a contract topic."""
 
     shard: Annotated[str, Field(min_length=1)]
     """`Shard.group`."""
@@ -468,5 +476,6 @@ class SharedEgress(Model):
 
 
 def parse_ingresses(text: str) -> Sequence[Ingress]:
-    """A receiver's contract: a JSON array of `Ingress`, one per Broker it serves."""
+    """Parse a receiver's contract: a JSON array of `Ingress`, one per Broker that it serves. Raises
+    `InvalidDocument`."""
     return parse_json_array(Ingress, text)

@@ -1,12 +1,12 @@
-"""Dead letters: what an event carries when it could not be delivered.
+"""Makes dead letters: records of events that could not be delivered, with the reason.
 
 The CloudEvent stays as it is (specversion, data, partitionkey); attributes are added. Upstream's
-three say where and how it failed, and a subscriber's `kne-` response headers become attributes as
-upstream has it (KN-DLV-08); ours, with one prefix, tell the rest. An undecodable
-record keeps its raw bytes and headers and gets the same additions. Of one that is too large for its
-topic a stub is kept: everything but the data.
+three attributes say where and how delivery failed, and a subscriber's `kne-` response headers
+become attributes as upstream has it (KN-DLV-08); Knafka's own attributes begin with `knafka`. An
+undecodable record keeps its raw bytes and headers and gets the same additions. If a dead letter is
+too large for its topic, a stub without the data is stored.
 
-Not here: writing it; see `dispatcher.sender`.
+Not here: writing dead letters; see `dispatcher.sender`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from knafka.core.events.kafka_binding import Draft, RecordHeaders, read, to_reco
 from knafka.core.times import rfc3339
 
 ERROR_DATA_BYTES: Final = 1024
-"""Bytes of a failing response's body, or of the sentence in its place, that are kept, as many as
-upstream's Kafka Broker keeps: 1368 characters of base64 at most, always decodable."""
+"""Most bytes that are kept of a failing response's body, or of the sentence in its place, as in
+upstream's Kafka Broker: at most 1368 characters of base64, always decodable."""
 
 ATTRIBUTE_PREFIX: Final = "knafka"
 
@@ -36,7 +36,7 @@ _OURS: Final = (
 )
 
 EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
-"""Attribute: the names, with commas, of those that came from the subscriber's `kne-` headers."""
+"""Attribute: comma-separated names of the attributes from the subscriber's `kne-` headers."""
 OMITTED: Final = f"{ATTRIBUTE_PREFIX}omitted"
 """Attribute of a stub: what was too large for the topic, `data` or `data,attributes`."""
 
@@ -45,15 +45,17 @@ ATTEMPT_LOG: Final = f"{ATTRIBUTE_PREFIX}attemptlog"
 REPLY_ATTEMPTS: Final = f"{ATTRIBUTE_PREFIX}replyattempts"
 """Attribute: failed attempts to store or send the reply, if there are any."""
 LOGGED_ATTEMPTS: Final = 10
-"""Attempts in that attribute, at most: fewer than 500 characters."""
+"""Most attempts in `ATTEMPT_LOG`, which has fewer than 500 characters then."""
 
 EXTENSION_BYTES: Final = 4096
-"""Names and values from `kne-` headers that are kept; those beyond are left out."""
+"""Most bytes of names and values that are kept from `kne-` headers; further headers are left
+out."""
 
 STUB_BYTES: Final = 4096
-"""Names and values of the event's own attributes in a stub; the largest are left out."""
+"""Most bytes of names and values of the event's own attributes in a stub; the largest are left
+out."""
 MAX_STUB_KEY: Final = 1024
-"""Bytes of a record key that a stub keeps; a longer one is left out."""
+"""Longest record key, in bytes, that a stub keeps."""
 
 _NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
 
@@ -69,11 +71,11 @@ REPLAY_TOPIC: Final = {
     "retention.ms": str(30 * 24 * 3600 * 1000),
     "message.timestamp.type": "LogAppendTime",
 }
-"""The configuration of every replay topic: a month is enough to deliver an event again, and whether
-one failed again after it was sent, the log's own time tells."""
+"""Configuration of every replay topic: records are kept for 30 days, and their timestamps are those
+of the log, so that it is known whether an event failed again after it was sent."""
 
 REPLAY: Final = "knafka-replay"
-"""Header of a record that was sent again: replay id, a slash, failure id. No attribute."""
+"""Header of a replayed record (no attribute of the event): replay id, a slash, failure id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Origin:
     namespace: str
     broker: str
     trigger: str
-    """Empty: no Trigger's in particular, as the record holds no event."""
+    """Empty if the record holds no event, so that it concerns no particular Trigger."""
     topic: str
     partition: int
     offset: int
@@ -99,7 +101,7 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How it failed, at last."""
+    """How the delivery of an event finally failed."""
 
     destination: str
     """The URL that was tried."""
@@ -112,31 +114,31 @@ class Failure:
     body: bytes = b""
     """The response's body, or a sentence about what went wrong where there was no response."""
     extensions: Sequence[tuple[str, str]] = ()
-    """Attributes that the subscriber asked for (`extensions_of`)."""
+    """Attributes that the subscriber's `kne-` headers ask for (`extensions_of`)."""
     log: Sequence[Attempt] = ()
-    """The last attempts that are known one by one, oldest first."""
+    """The last attempts, oldest first, as far as they are known one by one."""
     reply_attempts: int = 0
     """Attempts to store or send the subscriber's reply that have failed."""
 
 
 def attempt_log(attempts: Sequence[Attempt]) -> str:
-    """The last attempts as an attribute's text: `TIME RESULT`, with commas between them."""
+    """Format the last attempts as an attribute's text: `TIME RESULT`, comma-separated."""
     last = attempts[-LOGGED_ATTEMPTS:]
     return ",".join(f"{timestamp(began)} {outcome.text}" for began, outcome in last)
 
 
 def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
-    """Time and result of each attempt in an attribute's text; lenient."""
+    """Parse an attempt log: return time and result of each attempt; any text is accepted."""
     found = (entry.partition(" ") for entry in text.split(",") if entry)
     return [(at, result) for at, _, result in found]
 
 
 def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
-    """The attributes that a failed attempt's `kne-` response headers ask for (KN-DLV-08).
+    """Return the attributes that a failed attempt's `kne-` response headers ask for (KN-DLV-08).
 
-    Left out is what is no extension: a `time` or `subject` would be said of the event that its
-    source did not say, and could make it invalid (CE-H12). So is what is empty, what would pass for
-    one of ours or upstream's, and what is too much.
+    Names that are no extensions are left out: a `time` or `subject` would pass for the event's own,
+    and could make it invalid (CE-H12). So are empty values, names of attributes that upstream or
+    Knafka adds, and headers beyond `EXTENSION_BYTES`.
     """
     found: dict[str, str] = {}
     room = EXTENSION_BYTES
@@ -157,10 +159,10 @@ def _is_extension(name: str) -> bool:
 def dead_letter_of(
     headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Headers and value of the dead letter: the record's own, and how it failed.
+    """Return headers and value of the dead letter: the record's own, and attributes of the failure.
 
-    A record that holds its event as JSON is written anew in binary mode, as there the headers are
-    the event (CE-K7); every other record keeps its value byte for byte, decodable or not.
+    A record that holds its event as JSON is rewritten in binary mode, where headers hold the
+    attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.
     """
     told = {
         "knativeerrordest": failure.destination,
@@ -192,8 +194,8 @@ def dead_letter_of(
 
 
 def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
-    """Topic, partition and offset of the record that a dead letter is of, by its own headers; None:
-    they don't say."""
+    """Return topic, partition and offset of the record that failed, from a dead letter's headers;
+    None if they are missing or invalid."""
     told = dict(headers)
     topic, partition, offset = (
         told.get(f"ce_{ATTRIBUTE_PREFIX}{part}") or b"" for part in ("topic", "partition", "offset")
@@ -225,8 +227,8 @@ def stub_of(letter: Draft) -> Draft:
 
 
 def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
-    """A dead letter's headers without those that it added to its event, and with `REPLAY`, whose
-    value is `replay`.
+    """Return a dead letter's headers for a replay: without those that it added to its event, and
+    with `REPLAY`, whose value is `replay`.
 
     The record's key and value are sent again as they are.
     """
@@ -250,5 +252,5 @@ def _truncated_body(body: bytes) -> bytes:
 
 
 def timestamp(seconds: float) -> str:
-    """Unix time as RFC 3339 has it, in UTC, to the millisecond."""
+    """Format Unix time as an RFC 3339 timestamp in UTC, to the millisecond."""
     return rfc3339(seconds)

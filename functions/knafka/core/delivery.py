@@ -1,10 +1,9 @@
-"""Delivery decisions: what one attempt's outcome means and how long to wait before another.
+"""Decides after an attempt whether the event is delivered, tried again (and when) or dead-lettered.
 
     Outcome --decide--> Done | Retry(after) | DeadLetter(reason)
 
-Retry as data: `decide` decides, the dispatcher executes. Not here: clocks (an HTTP date is
-read against a `now` that comes in), sockets, and randomness: waits are exactly what the delivery
-spec says, never less.
+`decide` returns the decision as data, and the dispatcher carries it out. Not here: clocks (`now` is
+an argument), sockets, and randomness: waits are exactly those of the delivery spec, never less.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import Final, assert_never
 from knafka.core.contract import BackoffPolicy, Delivery
 
 MAX_BACKOFF: Final = 3600.0
-"""Seconds; doubling passes any useful wait soon, and an hour still ends within a day's retries."""
+"""Longest wait in seconds, unless the declared delay is longer: exponential backoff soon exceeds
+any useful wait."""
 
 RETRIED_4XX: Final = frozenset({404, 408, 409, 429})
 RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
@@ -36,16 +36,17 @@ class Reason(StrEnum):
     REPLY_NOT_STORED = "reply-not-stored"
     UNDECODABLE = "undecodable-record"
     INTERNAL_ERROR = "internal-error"
-    """Knafka itself failed on this one event; it can be replayed once that is mended."""
-    # New ones at the end: progress that is committed has their numbers (`core.progress`).
+    """Knafka itself failed on this event; the event can be replayed once the fault is fixed."""
+    # Append new reasons at the end: committed progress refers to them by number (`core.progress`).
     REPLY_NOT_DELIVERED = "reply-not-delivered"
     """A Subscription's reply destination did not take the reply (KN-SUB-07)."""
     TOO_LARGE = "record-too-large"
     """A record that a Sensor had to write for the event is larger than its topic takes."""
     STATE_FULL = "state-full"
-    """A Sensor holds as much as it may, and let go of its oldest events."""
+    """A Sensor reached its limit of held events and dropped its oldest ones."""
     NO_TOKEN = "no-token"
-    """There was none to show, so nothing was sent: it is no attempt, and never a dead letter's."""
+    """There was no token, so nothing was sent: this doesn't count as an attempt, and no dead letter
+    has this reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,12 @@ class Outcome:
     status: int | None = None
     failure: Reason | None = None
     retry_after: float | None = None
-    """Seconds that the subscriber asked for."""
+    """Seconds that the subscriber's Retry-After header asks for; None if there is none."""
     permanent: bool = False
-    """No other attempt can end differently."""
+    """Whether no other attempt can end differently."""
     extensions: Sequence[tuple[str, str]] = ()
-    """Attributes that the subscriber asked for, should this be a dead letter (KN-DLV-08)."""
+    """Attributes that the subscriber asks for, in case the event becomes a dead letter
+    (KN-DLV-08)."""
 
     @property
     def text(self) -> str:
@@ -81,7 +83,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Give up for good."""
+    """Stop trying: the event becomes a dead letter."""
 
     reason: Reason
 
@@ -91,7 +93,8 @@ DONE: Final = Done()
 
 
 def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
-    """Judge one attempt; `attempt` counts from 0, the first try (KN-DLV-01, data-plane table)."""
+    """Decide what follows an attempt; `attempt` counts from 0, the first try (KN-DLV-01, data-plane
+    table)."""
     if outcome.failure is None and is_delivered(outcome.status or 0):
         return DONE
     reason = outcome.failure or Reason.STATUS
@@ -119,12 +122,13 @@ def _is_retriable(outcome: Outcome) -> bool:
 
 
 def is_retried_status(status: int) -> bool:
-    """Whether another attempt may end differently, of a status other than 2xx."""
+    """Whether an attempt that ended with this status (other than 2xx) is repeated."""
     return status in RETRIED_4XX or not 100 <= status <= 499
 
 
 def backoff(retry: int, delivery: Delivery) -> float:
-    """Seconds before the `retry`-th retry, counted from 1: linear d·n, exponential d·2^(n-1).
+    """Return the seconds before the `retry`-th retry, counted from 1: linear d·n, exponential
+    d·2^(n-1).
 
     KN-DLV-02 lists three formulas in the field; this one makes the first wait of both policies
     the declared delay. Capped at `MAX_BACKOFF`, or at the declared delay if that is longer.
@@ -141,7 +145,7 @@ def backoff(retry: int, delivery: Delivery) -> float:
 
 
 def retry_after_seconds(value: bytes, now: float) -> float | None:
-    """A Retry-After header as seconds from `now` (Unix time); None if it says nothing usable.
+    """Convert a Retry-After header to seconds from `now` (Unix time); None if it is invalid.
 
     A date may have any of the three forms of RFC 9110, 5.6.7, and is in GMT in all of them.
     """

@@ -1,10 +1,10 @@
-"""Documents: declared values as frozen pydantic models, and what is wrong with one, in words.
+"""Checks declared documents against frozen pydantic models, and describes what is wrong with one.
 
-A document comes in as decoded JSON or YAML (`parse`) or as JSON text (`parse_json`). What breaks a
-rule becomes an `InvalidDocument` that names every broken field by its path in Kubernetes' notation.
-Field names are camelCase in JSON and snake_case here.
+A document comes in as decoded JSON or YAML (`parse`) or as JSON text (`parse_json`). A document
+that breaks a rule raises `InvalidDocument`, which names every broken field by its path in
+Kubernetes' notation. Field names are camelCase in JSON and snake_case here.
 
-Not here: any one document; see `contract` for those that both planes know.
+Not here: models of particular documents; see `contract` for those that both planes know.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def problem(message: str, *fields: str) -> PydanticCustomError:
 
 
 def _seconds(value: object) -> float:
-    """Seconds of an ISO-8601 duration such as `PT0.2S`."""
+    """Convert an ISO-8601 duration such as `PT0.2S`, or a number of seconds, to seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
     try:
@@ -112,7 +112,7 @@ Duration: TypeAlias = Annotated[
 
 
 def shown_url(url: str) -> str:
-    """A URL for a message: without what stands before an `@`, as that may be a password."""
+    """Return a URL for a message, without the part before an `@`, which may be a password."""
     _, at, rest = url.rpartition("@")
     text = f"...@{rest:.200}" if at else f"{url:.200}"
     is_clean = text.isascii() and (not text or is_uri_reference(text))
@@ -120,8 +120,8 @@ def shown_url(url: str) -> str:
 
 
 def holds_credentials(parts: SplitResult) -> bool:
-    """Whether a URL holds a user or password, also one with a `/`, `?` or `#` that isn't encoded:
-    then what was meant for a port is no number, or the host is in the fragment."""
+    """Whether a URL holds a user or password, also one with an unencoded `/`, `?` or `#`: then its
+    port is no number, or the `@` is in the fragment."""
     if "@" in parts.netloc or "@" in parts.fragment:
         return True
     try:
@@ -132,7 +132,8 @@ def holds_credentials(parts: SplitResult) -> bool:
 
 
 def check_url_text(url: str, *fields: str) -> None:
-    """Raise what is wrong with the characters of a URL or of a part of one."""
+    """Raise an error if a URL or a part of one holds credentials or characters that aren't
+    allowed."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -169,7 +170,7 @@ def _absolute_url(url: str) -> str:
 
 
 AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_absolute_url)]
-"""Any scheme, as upstream: that nothing can be posted there is for the attempts to tell."""
+"""An absolute URL of any scheme, as upstream; if nothing can be posted there, attempts fail."""
 
 
 # In and out
@@ -187,7 +188,7 @@ def parse(model: type[M], document: object, path: str = "") -> M:
 
 
 def parse_json(model: type[M], text: str) -> M:
-    """`parse`, for JSON text such as an environment variable."""
+    """Check JSON text, such as an environment variable's, as `parse` does."""
     try:
         return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -195,7 +196,7 @@ def parse_json(model: type[M], text: str) -> M:
 
 
 def parse_json_array(model: type[M], text: str) -> Sequence[M]:
-    """`parse`, for the text of a JSON array of documents."""
+    """Check the text of a JSON array of documents, as `parse` does each."""
     documents: TypeAdapter[tuple[M, ...]] = TypeAdapter(tuple[model, ...])  # type: ignore[valid-type]
     try:
         return documents.validate_json(text, by_alias=True, by_name=False)
@@ -204,7 +205,7 @@ def parse_json_array(model: type[M], text: str) -> Sequence[M]:
 
 
 def dump(model: Model) -> dict[str, Any]:
-    """The document as JSON values, without what is default."""
+    """Return the document as JSON values, without fields that have their defaults."""
     return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
@@ -216,7 +217,8 @@ def digest(model: Model) -> str:
 
 @contextlib.contextmanager
 def explained_faults() -> Iterator[None]:
-    """For a program's outermost call: what it made of its own values and does not fit a model.
+    """Wrap a program's outermost call, to report documents of its own making that don't fit their
+    models.
 
     Raises `InvalidDocument` instead of pydantic's error, which ends with a link to its manual.
     """
@@ -232,7 +234,8 @@ def explained_faults() -> Iterator[None]:
 
 
 MAX_PROBLEMS: Final = 20
-"""Broken fields that are named of one document: a list of thousands may be wrong in each entry."""
+"""Most broken fields of a document that an error names: a list may have thousands of wrong
+entries."""
 
 
 def more_problems(count: int) -> str:
@@ -272,7 +275,7 @@ _WANTED: Final = {
 
 
 def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:
-    """The path and the sentence about one broken field, the way upstream words it."""
+    """Return path and problem of one broken field, worded as upstream does."""
     if fields := error.get("ctx", {}).get("fields"):
         paths = [path_of(path, (field,)) for field in fields]
         named = f": {', '.join(paths)}" if len(paths) > 1 else ""
@@ -291,9 +294,9 @@ def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:
 
 
 def path_of(root: str, location: Sequence[str | int]) -> str:
-    """A field's path below `root` in Kubernetes' notation, from pydantic's location of it.
+    """Return a field's path below `root` in Kubernetes' notation, from pydantic's location of it.
 
-    What pydantic adds for itself is left out: `[key]`, and tags of unions, which stand in `<>`.
+    Parts that pydantic adds are left out: `[key]`, and tags of unions, which are in `<>`.
     """
     path = root
     for part in location:

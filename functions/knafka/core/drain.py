@@ -1,11 +1,11 @@
-"""The drain: what is asked of a dispatcher and what it tells back, as both planes know it.
+"""The protocol of drains that both planes share: requests to a dispatcher, and its answers.
 
 `POST /drain` with a `DrainRequest` as a line of JSON makes a dispatcher join its Trigger's group
-and deliver, or has it go on; the response streams one `DrainProgress` a second as JSON lines, the
-last of which has an `ended`. A drain is a lease: it goes on when the request is over, whether its
-budget was spent or the caller hung up, and the next request continues it. What ends it is to have
-nothing to do, the end of the process, or a caller that says so: a second line in the request's
-body, `STOP`.
+and deliver events, or renews its drain; the response streams one `DrainProgress` a second as JSON
+lines, the last of which has an `ended`. A drain is a lease: it goes on when the request is over,
+whether its budget was spent or the caller hung up, and the next request continues it. It ends when
+there is nothing to do, when the process ends, or when a caller sends `STOP` as a second line of the
+request's body.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ PROGRESS_INTERVAL: Final = 1.0
 
 
 MAX_BUDGET: Final = 600.0
-"""Seconds: Knative's own limit of a request. While one is under way nobody else can ask."""
+"""Longest request in seconds: Knative's own limit. While one is under way nobody else can make
+one."""
 MAX_IDLE: Final = 86_400.0
-"""Seconds: a drain that waits longer for something to do would be one that never ends."""
+"""Longest `idle` in seconds: a drain that waits longer for events would hardly ever end."""
 
 STOP: Final = b'{"stop":true}\n'
 """Added by a caller to its request to end the drain: attempts finish within a bound, settled
@@ -36,7 +37,7 @@ drains (`egress`, `shard` or `sensor`) may do so."""
 
 
 class DrainRequest(Model):
-    """How long to deliver."""
+    """A request to deliver events, and for how long."""
 
     idle: Annotated[Duration, Field(ge=0), AfterValidator(lambda idle: min(idle, MAX_IDLE))] = 30.0
     """Seconds without anything to do after which the drain ends (cooldown-period); `MAX_IDLE` if
@@ -44,19 +45,19 @@ class DrainRequest(Model):
     budget: Annotated[Duration, Field(gt=0, le=MAX_BUDGET)] = 570.0
     """Seconds after which the request is over: below the Service's timeoutSeconds of 600."""
     renewal: bool = False
-    """Whether a dispatcher asks for itself, as nobody else did."""
+    """Whether the dispatcher itself sends the request, because nobody else did."""
     egress: str | None = None
     """Digest of the Egress to drain by. While a changed Trigger is rolled out its old Revision
-    still answers; a dispatcher that has another Egress refuses, since what the old filter passes
-    over would be lost to the new one."""
+    still answers; a dispatcher that has another Egress refuses, since events that the old filter
+    passes over would be lost to the new one."""
     shard: str | None = None
-    """`Shard.group` of a dispatcher with many Egresses: all of them are to drain."""
+    """`Shard.group` of a dispatcher with many Egresses, all of which are drained."""
     sensor: str | None = None
     """Digest of the Sensor to drain: a process that has another version of it refuses."""
     slot: Annotated[int, Field(ge=0)] | None = None
-    """Which of a Sensor's processes this one is: no two have the same at once. A process that was
-    killed has left a transaction open, which its successor in this place ends. A drain that is
-    under way already goes on with the one that it has, and says so."""
+    """Number of a Sensor's process; no two have the same at once. A killed process leaves a
+    transaction open, which its successor in this slot ends. A drain already under way keeps its own
+    slot, and reports it."""
 
     bearer: Annotated[str, Field(exclude=True, repr=False)] = ""
     """The caller's token, which came in a header: a dispatcher that asks its own Service shows it
@@ -64,19 +65,19 @@ class DrainRequest(Model):
 
     @property
     def may_stop(self) -> bool:
-        """Whether the request names what is to be drained, so that a process that drains something
-        else refuses it."""
+        """Whether `STOP` may end the drain: the request names what it drains, so that a process
+        that drains something else refuses it."""
         return any(value is not None for value in (self.egress, self.shard, self.sensor))
 
 
 class Ended(StrEnum):
-    """Why a request is over, and with it, but for `BUDGET`, the drain."""
+    """Why a request has ended, and (except for `BUDGET`) the drain with it."""
 
     IDLE = "idle"
     BUDGET = "budget"
     """The request's seconds are spent; the drain goes on."""
     STOPPED = "stopped"
-    """The caller has said so, or the process was told to end."""
+    """The caller sent `STOP`, or the process is to end."""
     FAILED = "failed"
 
 
@@ -91,7 +92,7 @@ class Counts:
     dead_lettered: int = 0
     replied: int = 0
     lost: int = 0
-    """Given up unfinished, where events are delivered at most once (BUS-5)."""
+    """Events given up before delivery succeeded, where they are delivered at most once (BUS-5)."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
@@ -105,29 +106,29 @@ COUNTED: Final = tuple(field.name for field in fields(Counts))
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
-    """Yield the counts by their values of the metric's label `outcome`."""
+    """Yield each count with its value of the metric's label `outcome`."""
     for name in COUNTED:
         yield name, getattr(counts, name)
 
 
 class Waiting(Model):
-    """What one trigger of a Sensor holds in one partition of the trigger topic."""
+    """The events that one trigger of a Sensor holds in one partition of the trigger topic."""
 
     trigger: str
     partition: int
     keys: int
-    """Correlation keys for which it holds events; 1 of a trigger without correlation."""
+    """Number of correlation keys for which it holds events; 1 for a trigger without correlation."""
     since: int
     """When the oldest of its events was appended to the bus, in milliseconds since the Unix
     epoch."""
     key: str | None = None
     """The correlation key of that event, or its beginning."""
     has: tuple[str, ...] = ()
-    """The dependencies of the events that are held for that key."""
+    """The dependencies whose events are held for that key."""
 
 
 class Holding(Model):
-    """What a Sensor's process held a moment ago."""
+    """The events that a Sensor's process held when it last reported them."""
 
     partitions: tuple[int, ...]
     """Partitions of the trigger topic that this process owns, all of whose events are included."""
@@ -135,7 +136,7 @@ class Holding(Model):
 
 
 class DrainProgress(Model):
-    """Counts since the drain began, and what it does right now."""
+    """Counts since the drain began, and its current state."""
 
     read: int = 0
     filtered: int = 0
@@ -144,29 +145,31 @@ class DrainProgress(Model):
     dead_lettered: int = 0
     replied: int = 0
     lost: int = Field(default=0, exclude_if=lambda count: not count)
-    """Left out while there are none: an operator that is older knows no such field."""
+    """Left out while there are none, because an older operator doesn't know the field."""
     dead_letters: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
-    """Those of `dead_lettered` by reason and status, such as `status 503` or `timeout`. Left out
+    """The `dead_lettered` events by reason and status, such as `status 503` or `timeout`. Left out
     while there are none, like `lost`."""
     late: int = Field(default=0, exclude_if=lambda count: not count)
-    """Of a Sensor's drain, events that came too late for their order. Left out while there are
+    """Number of a Sensor's events that came too late for their order. Left out while there are
     none, like `lost`."""
     unsettled: int = 0
-    """Records read and not settled, right now."""
+    """Records that are read and not yet settled."""
     partitions: tuple[int, ...] = ()
-    """Owned right now."""
+    """Partitions that it owns now."""
     slot: int | None = None
-    """Of a Sensor's drain, the `DrainRequest.slot` that it began with; None: none."""
+    """The `DrainRequest.slot` that a Sensor's drain began with; None if it has none."""
     holding: Holding | None = None
-    """Of a Sensor's drain, in some of its lines; None: as it was before."""
+    """Events that a Sensor's drain holds, in some of its lines; None: unchanged since the last
+    report."""
     congestion: str | None = None
-    """Why most events wait without an attempt, for a person; None: they don't (KN-DP-05)."""
+    """A sentence that says why most events wait without an attempt; None: they don't wait
+    (KN-DP-05)."""
     loop: str | None = Field(default=None, exclude_if=lambda text: text is None)
-    """What has come back again and again since it began, for a person; None: nothing has
-    (KN-BRK-13). Left out then, like `lost`."""
+    """A sentence about events that have come back again and again since the drain began
+    (KN-BRK-13). None if there are none: then left out, like `lost`."""
     ended: Ended | None = None
     error: str | None = None
-    """Why it failed, for a person."""
+    """A sentence that says why the drain failed."""
 
     @property
     def counts(self) -> Counts:
@@ -179,21 +182,22 @@ class Settled(Model):
 
     topic: str
     offsets: dict[int, int]
-    """By partition that this dispatcher owned until the end: everything below is settled."""
+    """Offset by partition that this dispatcher owned until the end: every record below it is
+    settled."""
     without: tuple[str, ...] = ()
-    """Groups of which that isn't so: their drain failed, a commit wasn't confirmed, they are
-    behind, or they read another topic."""
+    """Groups that haven't committed these offsets: their drain failed, a commit wasn't confirmed,
+    they are behind, or they read another topic."""
 
 
 class ShardProgress(Model):
     """Progress of a dispatcher with many Egresses."""
 
     contract: int
-    """Offset in the contract's topic before which it delivers by every record: drains of what was
-    there before have ended."""
+    """Offset in the contract topic: the dispatcher delivers by every record before it, and drains
+    of what those records replaced have ended."""
     egresses: dict[str, DrainProgress] = Field(default_factory=dict)
-    """Progress by group: of those that have changed since the last line; of all in a request's
-    first and last one. A failed one has an `error`, and starts again by itself."""
+    """Progress by group: of the groups that changed since the last line; of all groups in a
+    request's first and last line. A failed drain has an `error`, and restarts by itself."""
     settled: Settled | None = None
     """In the last line, committed offsets of the groups in `egresses`; None: not known."""
     ended: Ended | None = None

@@ -11,7 +11,7 @@
     │   └── LogFull         the local buffer is full; nothing was taken
     └── DeliveryError       an attempt ended without an HTTP response; `reason` says how
 
-It refuses to hold errors that a caller can't act on: a bug stays an ordinary Python exception.
+Only errors that a caller can act on are here: a bug stays an ordinary Python exception.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnsupportedContentMode(InvalidEvent):
 
 
 class BatchedContent(UnsupportedContentMode):
-    """A batch of events in JSON where one was asked for; a Broker takes it apart (CE-H11)."""
+    """A JSON batch where one event was expected; a Broker splits it into its events (CE-H11)."""
 
 
 class InvalidDocument(KnafkaError):
@@ -67,11 +67,11 @@ class InvalidExpression(InvalidDocument):
 
 
 class LogError(KnafkaError):
-    """The log (Kafka) could not do what was asked.
+    """An operation on the log (Kafka) failed.
 
     `unknown_topic`: there is no such topic. `too_few_brokers`: a topic is to have more replicas
-    than there are brokers. `denied`: the kind of resource that the user may not use so, such as
-    `topic`.
+    than there are brokers. `denied`: the kind of resource that the user isn't authorized to use,
+    such as `topic`.
     """
 
     def __init__(

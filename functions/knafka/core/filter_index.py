@@ -1,11 +1,11 @@
-"""Filter index: finds the Triggers that match an event, without evaluating every filter.
+"""Finds the Triggers that match an event, without evaluating every filter.
 
     Selection: one Trigger's compiled filter, and its keys; an event must have one of them
     FilterIndex: event --its type, source, ...--> Triggers with such a key --filter--> the matches
 
 An exact value is found by hash, a prefix by its length. An `all` is indexed by the part whose key
-the fewest others have, an `any` by each of its parts. Filters without a key (`suffix`, `not`,
-CESQL) are evaluated for each event.
+the fewest other filters have, an `any` by each of its parts. Filters without a key (`suffix`,
+`not`, CESQL) are evaluated for each event.
 
 The index matches as each Trigger's own filter does, and counts the same CESQL errors: parts of an
 `all` after a CESQL expression are no keys, as the expression must be evaluated first.
@@ -43,13 +43,13 @@ class _Key(NamedTuple):
 
 
 class _OneOf(NamedTuple):
-    """Keys of which one is enough to find a filter; the rarest is used."""
+    """Keys of a conjunction: the filter is indexed under one of them, the rarest."""
 
     keys: tuple[_Keys, ...]
 
 
 class _EachOf(NamedTuple):
-    """Keys that are all needed to find a filter."""
+    """Keys of a disjunction: the filter is indexed under each of them."""
 
     keys: tuple[_Keys, ...]
 
@@ -86,8 +86,8 @@ def select(
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
-    """The keys of a filter, None if it has none; and whether an event with one of them matches for
-    certain."""
+    """Return the keys of a filter (None if it has none), and whether an event with one of them
+    certainly matches."""
     match spec:
         case Exact(exact=values):
             return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
@@ -146,12 +146,13 @@ class _Entry(Generic[T]):
 
 @dataclass(slots=True)
 class _Bucket(Generic[T]):
-    """Entries with one key."""
+    """The entries that are indexed under one key."""
 
     decided: dict[_Entry[T], T] = field(default_factory=dict)
     tried: dict[_Entry[T], None] = field(default_factory=dict)
     once: dict[_Entry[T], None] = field(default_factory=dict)
-    """Entries that other keys find, too; each must be evaluated and returned only once."""
+    """Entries that are also indexed under other keys; each must be evaluated and returned only
+    once."""
 
     def __len__(self) -> int:
         return len(self.decided) + len(self.tried) + len(self.once)
@@ -213,7 +214,8 @@ class FilterIndex(Generic[T]):
                 self._note_lengths(key)
 
     def matches(self, attributes: Attributes) -> list[T]:
-        """The owners whose filters match these attributes, each once, in no particular order."""
+        """Return the owners whose filters match these attributes, each once, in no particular
+        order."""
         matching: list[T] = []
         once: dict[_Entry[T], None] = {}
         for name, by_value in self._exact.items():
@@ -248,8 +250,8 @@ class FilterIndex(Generic[T]):
             )
 
     def _rarest(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
-        """The cheapest keys, after their cost: how many entries have them already, and whether one
-        of them is a prefix."""
+        """Return the cheapest keys, preceded by their cost: how many entries have them already, and
+        whether one of them is a prefix."""
         match keys:
             case _Key(name=name, value=value, is_prefix=is_prefix):
                 bucket = self._buckets(keys).get(name, {}).get(value)

@@ -1,12 +1,12 @@
-"""Filter limits: how much work one declared object's filters may cause.
+"""Limits how much work one declared object's filters may cause.
 
-    decoded JSON -> nothing, or the first limit that it is beyond, in words
+    decoded JSON -> None, or a sentence about the first limit that it exceeds
 
-What is too large is refused before any of it is parsed, and looked at only as far as the limit. An
-expression of the longest kind takes a second to parse on a busy machine, and whoever reads objects
-reads everybody's.
+Filters that are too large are refused before they are parsed, and read only as far as the limit.
+The longest expression takes a second to parse on a busy machine, and its reader also reads the
+objects of all others.
 
-Not here: what an expression may cost when it is evaluated (`cesql`).
+Not here: the limit on the evaluation of an expression (`cesql`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from knafka.core.contract import AttributesFilter, Dialect, Filter, is_dialect
 from knafka.core.documents import problem
 
 MAX_FILTERS: Final = 1_000
-"""Filters of one object, those within others included."""
+"""Most filters of one object, nested ones included."""
 MAX_FILTER_DEPTH: Final = 16
-"""Filters within each other, the outermost included; an expression has a depth of its own."""
+"""Deepest nesting of filters, the outermost included; expressions have a limit of their own."""
 MAX_FILTER_CHARACTERS: Final = 32_768
-"""Characters of all names, values and expressions in the filters of one object. Its contract has to
-fit into a container's environment, of which one variable may have 128 KiB."""
+"""Most characters of all names, values and expressions in the filters of one object. Its contract
+has to fit into a container's environment, of which one variable may have 128 KiB."""
 
 
 def beyond_limits(filters: object) -> str | None:
@@ -45,12 +45,13 @@ def beyond_limits(filters: object) -> str | None:
 
 
 def too_long(what: str) -> str:
-    """The sentence about what has more than `MAX_FILTER_CHARACTERS`."""
+    """Return the sentence that refuses more than `MAX_FILTER_CHARACTERS`; `what` names its
+    subject."""
     return f"{what} are too large: want at most {MAX_FILTER_CHARACTERS} characters in all"
 
 
 def characters_of(document: object, enough: int) -> int:
-    """Characters of all keys and texts in decoded JSON; counts no further than `enough`."""
+    """Count the characters of all keys and texts in decoded JSON, no further than `enough`."""
     characters, rest = 0, [document]
     while rest and characters < enough:
         match rest.pop():
@@ -65,8 +66,8 @@ def characters_of(document: object, enough: int) -> int:
 
 
 def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
-    """Depth of each part of filters, the part, and whether it is a filter; of whatever is no
-    filter only so much that its size is known."""
+    """Yield depth and value of each part of filters, and whether it is a filter. Names and values
+    are yielded for their size only."""
     rest: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
     while rest:
         depth, declared = rest.pop()

@@ -1,7 +1,8 @@
-"""Filters: from what a Trigger declares to a predicate over attributes, and why it said no.
+"""Compiles a Trigger's filters into a predicate over attributes, and explains why one refuses an
+event.
 
-A predicate is compiled once and called per event; it never raises. Not Kafka's, not HTTP's
-(BRK-24). A filter sees attributes only, never data.
+A predicate is compiled once and called per event; it never raises. It depends on neither Kafka nor
+HTTP (BRK-24), and sees attributes only, never data.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ def _ignore(kind: cesql.ErrorKind) -> None: ...
 def compile_trigger(
     attributes: AttributesFilter, filters: tuple[Filter, ...], failed: CountError = _ignore
 ) -> Predicate:
-    """The whole filter of a Trigger: `filters` if there are any, else `filter` (KN-TRG-10)."""
+    """Compile the whole filter of a Trigger: `filters` if there are any, else `filter`
+    (KN-TRG-10)."""
     if filters:
         return _all_of(tuple(compile_filter(spec, failed) for spec in filters))
     return compile_attributes(attributes)
 
 
 def compile_attributes(wanted: AttributesFilter) -> Predicate:
-    """Every named attribute present, and equal unless the wanted value is empty (KN-TRG-08)."""
+    """Compile a filter that wants every named attribute, and its value unless that is empty
+    (KN-TRG-08)."""
     if not wanted.attributes:
         return lambda event: True
     return _attribute_predicate(
@@ -73,7 +76,8 @@ def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
 
 
 def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Path and a sentence for each expression that is true of no event: its type isn't Boolean."""
+    """Yield path and problem of each expression that can be true of no event, as its type isn't
+    Boolean."""
     for where, text in expressions(filters, path):
         returns = cesql.compile_expression(text).returns
         if returns is not bool:
@@ -82,7 +86,7 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Path and text of each CESQL expression, wherever it stands in filters at `path`."""
+    """Yield path and text of each CESQL expression in filters at `path`, nested ones included."""
     for index, spec in enumerate(filters):
         yield from _expressions(spec, f"{path}[{index}]")
 
@@ -107,7 +111,7 @@ def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
 def why_not(
     attributes_filter: AttributesFilter, filters: tuple[Filter, ...], event: Attributes
 ) -> tuple[str, ...]:
-    """The clauses that refuse `event`, one sentence each; empty: the Trigger matches."""
+    """Return the clauses that refuse `event`, one sentence each; empty if the Trigger matches."""
     if filters:
         return tuple(
             f"filters[{index}]{clause}"

@@ -1,8 +1,8 @@
-"""Names: topics and consumer groups, derived from Kubernetes names.
+"""Derives names of topics and consumer groups from Kubernetes names.
 
-The Broker's topic and the Trigger's group carry upstream's names (spec/naming.md). Those join with
-dashes and so can collide (`a-b`/`c` and `a`/`b-c`): the creator of a topic checks its owner before
-adopting it. Names that only we use end in a digest of their parts and can't collide.
+The Broker's topic and the Trigger's group carry upstream's names (spec/naming.md). They are joined
+with dashes and so can collide (`a-b`/`c` and `a`/`b-c`): the creator of a topic checks its owner
+before adopting it. Names that only we use end in a digest of their parts and can't collide.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONTRACTS: Final = f"{OURS}contract-"
 """Prefix of the names of contract topics."""
 
 SENSORS: Final = "Sensor-"
-"""Prefix of a Sensor's name where names of dead letters have a Trigger."""
+"""Prefix of a Sensor's name where dead-letter names have a Trigger's."""
 
 SHARDS: Final = f"{OURS}shard-"
 """Prefix of the names of shards' consumer groups."""
@@ -52,8 +52,7 @@ LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
 
 NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
-"""The variable by which dead-letter jobs are told of an installation's templates of names, a line
-each."""
+"""Environment variable of dead-letter jobs: the installation's templates of names, one per line."""
 
 PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
 """A placeholder in a template of names."""
@@ -63,24 +62,24 @@ _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
 
 def broker_topic(namespace: str, broker: str) -> str:
-    """The topic of a Broker: upstream's default template."""
+    """Return the topic of a Broker by upstream's default template."""
     return f"{BROKERS}{namespace}-{broker}"
 
 
 def parts_of(joined: str) -> Iterator[tuple[str, str]]:
-    """Every namespace and name that joined with a dash give this."""
+    """Yield every namespace and name that, joined with a dash, give this text."""
     for position, character in enumerate(joined):
         if character == "-" and 0 < position < len(joined) - 1:
             yield joined[:position], joined[position + 1 :]
 
 
 def trigger_group(namespace: str, trigger: str) -> str:
-    """The consumer group of a Trigger: upstream's default template."""
+    """Return the consumer group of a Trigger by upstream's default template."""
     return f"{TRIGGERS}{namespace}-{trigger}"
 
 
 def distinct_broker_topic(namespace: str, broker: str) -> str:
-    """The topic of a Broker whose usual one is another's already."""
+    """Return the topic of a Broker whose usual topic belongs to another owner."""
     return _distinct_name(BROKERS, namespace, broker)
 
 
@@ -90,7 +89,7 @@ def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
 
 
 def distinct_trigger_group(namespace: str, trigger: str) -> str:
-    """The consumer group of a Trigger whose usual one is another's already."""
+    """Return the consumer group of a Trigger whose usual group belongs to another owner."""
     return _distinct_name(TRIGGERS, namespace, trigger)
 
 
@@ -100,8 +99,8 @@ def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
 
 
 def channel_topic(namespace: str, channel: str) -> str:
-    """The topic of a KafkaChannel: upstream's default template. Namespaces have no dots, so two
-    channels never share one."""
+    """Return the topic of a KafkaChannel by upstream's default template. Namespaces have no dots,
+    so no two channels share a topic."""
     name = f"{CHANNELS}{namespace}.{channel}"
     return name if len(name) <= MAX_LENGTH else _distinct_name(CHANNELS, namespace, channel)
 
@@ -125,16 +124,16 @@ def of_sensor(sensor: str) -> str:
 
 
 def subscription_group(namespace: str, channel: str, uid: str) -> str:
-    """The consumer group of a Subscription (KN-CHN-11): its UID makes it nobody else's."""
+    """Return the consumer group of a Subscription (KN-CHN-11); the UID makes it unique."""
     name = f"kafka.{namespace}.{channel}.{uid}"
     return name if len(name) <= MAX_LENGTH else f"kafka.{namespace}.{uid}"
 
 
 def child(parent: str, suffix: str) -> str:
-    """The name of what belongs to `parent`, fit to be a part of a host name.
+    """Return the name of an object that belongs to `parent`, usable in a host name.
 
-    `parent` is a Kubernetes name. One that is too long, has dots or begins with a digit is changed
-    and then ends in a digest, so that two parents never share a child.
+    `parent` is a Kubernetes name. If it is too long, has dots or begins with a digit, the result is
+    changed and ends in a digest, so that no two parents share a child.
     """
     if len(parent + suffix) <= LABEL and "." not in parent and parent[0].isalpha():
         return parent + suffix
@@ -143,12 +142,13 @@ def child(parent: str, suffix: str) -> str:
 
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
-    """The durable dead-letter topic of a Trigger; different parts never give the same name."""
+    """Return the durable dead-letter topic of a Trigger; different arguments never give the same
+    name."""
     return _distinct_name(DEAD_LETTERS, namespace, broker, trigger)
 
 
 def broker_dead_letter_topic(namespace: str, broker: str) -> str:
-    """The dead-letter topic of a Broker itself, for records that hold no event: no Trigger's."""
+    """Return the dead-letter topic of a Broker itself, for records that hold no event."""
     return dead_letter_topic(namespace, broker, "")
 
 
@@ -164,7 +164,7 @@ def reports_topic(namespace: str, broker: str) -> str:
 
 
 def report_key(namespace: str, archive: str) -> bytes:
-    """The key of a DeadLetterArchive's last report."""
+    """Return the record key of a DeadLetterArchive's last report."""
     return f"{namespace}/{archive}".encode()
 
 
@@ -174,24 +174,24 @@ def contract_topic(namespace: str, broker: str) -> str:
 
 
 def shard_group(namespace: str, broker: str, number: int) -> str:
-    """The name of one of a Broker's shards, and of the consumer group of its pods."""
+    """Return the name of one of a Broker's shards, and of the consumer group of its pods."""
     return _distinct_name(SHARDS, namespace, broker, str(number))
 
 
 def shard_members(shard: str, topic: str) -> str:
-    """The consumer group by which a shard's processes divide a topic's partitions. One for each
-    topic: members that read different ones would wait for each other."""
+    """Return the consumer group by which a shard's processes divide a topic's partitions. Each
+    topic has its own group, as members that read different topics would wait for each other."""
     return f"{shard}.{topic}"
 
 
 def sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
-    """A topic of one Sensor (BUS-10, BUS-11): `what` is trigger, action or changelog."""
+    """Return a topic of one Sensor (BUS-10, BUS-11); `what` is trigger, action or changelog."""
     name = f"{namespace}-{bus}-{sensor}-{what}"
     return name if len(name) <= MAX_LENGTH else _distinct_name(OURS, namespace, bus, sensor, what)
 
 
 def distinct_sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
-    """A topic of one Sensor whose usual one is another's already."""
+    """Return a topic of one Sensor whose usual topic belongs to another owner."""
     return _distinct_name(OURS, namespace, bus, sensor, what)
 
 
@@ -202,12 +202,12 @@ def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, wh
 
 
 def sensor_group(namespace: str, sensor: str) -> str:
-    """The consumer group of a Sensor (BUS-S14)."""
+    """Return the consumer group of a Sensor (BUS-S14)."""
     return f"{namespace}-{sensor}"
 
 
 def distinct_sensor_group(namespace: str, sensor: str) -> str:
-    """The consumer group of a Sensor whose usual one is another's already."""
+    """Return the consumer group of a Sensor whose usual group belongs to another owner."""
     return _distinct_name(OURS, namespace, sensor, "sensor")
 
 
@@ -217,8 +217,8 @@ def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
 
 
 def sensor_trigger(sensor: str, trigger: str) -> str:
-    """The name of the Trigger that delivers what one of a Sensor's has fired: such a trigger may
-    have a name that no object in Kubernetes can have."""
+    """Return the name of the Trigger that delivers the firings of a Sensor's trigger. The trigger's
+    own name may be one that no Kubernetes object can have."""
     if _PART(trigger) is None:
         trigger = hashlib.sha256(trigger.encode()).hexdigest()[:10]
     return child(sensor, f"-{trigger}")
@@ -227,8 +227,8 @@ def sensor_trigger(sensor: str, trigger: str) -> str:
 def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
     """Whether a topic holds dead letters of this Broker.
 
-    The digest in the name decides, as dashes alone leave open where a name ends. A name so long
-    that it was cut belongs to no Broker.
+    The digest in the name decides, as dashes alone leave open where a name ends. A name that was
+    cut to the limit is assigned to no Broker.
     """
     prefix = f"{DEAD_LETTERS}{namespace}-{broker}-"
     trigger = topic.removeprefix(prefix).rpartition("-")[0]
@@ -236,26 +236,27 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
 
 
 def archive_group(namespace: str, archive: str, *of: str) -> str:
-    """The consumer group whose offsets say what a DeadLetterArchive has in its tables: `of` makes
-    it another one's where the tables are others."""
+    """Return the consumer group whose offsets say which dead letters a DeadLetterArchive has in its
+    tables; `of` distinguishes groups of different tables."""
     return _distinct_name(f"{OURS}archive-", namespace, archive, *of)
 
 
 def archive_lease(namespace: str, root: str) -> str:
-    """The name of the Lease for a place of tables, of the archives of one namespace."""
+    """Return the name of the Lease for the tables at `root`, shared by the archives of one
+    namespace."""
     return f"{OURS}archive-{hashlib.sha256(f'{namespace}/{root}'.encode()).hexdigest()[:20]}"
 
 
 def rendered(template: str, namespace: str, name: str, uid: str = "") -> str:
-    """The name that a template of names gives to an object; empty where it wants a UID and there is
-    none."""
+    """Fill in a template of names for an object; empty if it uses a UID (or another value) that is
+    missing."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
     parts = {part for part in PLACEHOLDER.findall(template) if not values[part]}
     return "" if parts else PLACEHOLDER.sub(lambda found: values[found[1]], template)
 
 
 def is_topic(name: str) -> bool:
-    """Whether Kafka takes this as a topic's name."""
+    """Whether Kafka accepts this as a topic's name."""
     return _LEGAL(name) is not None and name not in (".", "..")
 
 

@@ -1,7 +1,8 @@
-"""Numbering: one number for each partition of several topics.
+"""Gives each partition of several topics one number.
 
-A drain knows partitions by number. Of one topic, as nearly always, that is Kafka's own; of the
-topics beside it, the topic's place in their order stands above it. Kafka keeps no such number.
+A drain knows partitions by number. For the first (mostly the only) topic that is Kafka's own
+number; for further topics `STRIDE` times the topic's index is added. Kafka never sees such a
+number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ V = TypeVar("V")
 
 
 class Numbering:
-    """The partitions of these topics, in this order."""
+    """Numbers the partitions of these topics, by their order."""
 
     def __init__(self, topics: Sequence[str]) -> None:
         self.topics = tuple(topics)
@@ -48,5 +49,5 @@ class Numbering:
 
 
 def partition_of(number: int) -> int:
-    """Kafka's own number of a partition."""
+    """Return Kafka's own partition number."""
     return number % STRIDE

@@ -1,13 +1,13 @@
-"""Offsets: what may be committed of one partition, given what has been settled.
+"""Tracks which offset of a partition may be committed, given the settled records.
 
 A record is *tracked* when it is read and *settled* when it is delivered, filtered out or durably
-dead-lettered, in any order. What may be committed is the position: everything below it is settled.
-Only the unsettled records are kept, since all others below the next one to read are settled: six
-million records that are settled behind one that isn't cost what that one costs. Gaps in the
-offsets (compaction, transactions) cost nothing either.
+dead-lettered, in any order. The position may be committed: every record below it is settled. Only
+unsettled records are kept in memory, as all others below the next offset are settled: one unsettled
+record costs the same even with six million settled ones behind it. Gaps in the offsets (compaction,
+transactions) cost nothing either.
 
-Never forgotten is an unsettled record: it holds the position for as long as the partition is ours.
-That is the promise of at-least-once (BRK-12, BRK-15).
+An unsettled record is never forgotten: it holds the position for as long as the partition is ours.
+That guarantees at-least-once delivery (BRK-12, BRK-15).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 
 OffsetRange: TypeAlias = tuple[int, int]
-"""First offset, and the first one behind the last."""
+"""First offset, and the offset after the last."""
 
 
 class OffsetTracker(Generic[T]):
-    """The unsettled records of one partition, in offset order, each with what is known of it.
+    """The unsettled records of one partition, in offset order.
 
-    `settled_ahead` are ranges that an earlier owner of the partition has settled, as the commit
-    tells that it began from, in ascending order: their records are read, and passed over.
+    `settled_ahead` are ranges, in ascending order, that an earlier owner of the partition has
+    settled, from the metadata of its commit: their records are read and skipped.
     """
 
     __slots__ = ("_ahead", "_next", "_unsettled")
@@ -37,34 +37,37 @@ class OffsetTracker(Generic[T]):
 
     @property
     def has_settled_ahead(self) -> bool:
-        """Whether records are still to be read that are settled already."""
+        """Whether some records that are still to be read are settled already."""
         return bool(self._ahead)
 
     def was_settled(self, offset: int) -> bool:
-        """Whether an earlier owner has settled the record, the next one in order."""
+        """Whether an earlier owner has settled this record; offsets must be passed in ascending
+        order."""
         ahead = self._ahead
         while ahead and ahead[-1][1] <= offset:
             ahead.pop()
         return bool(ahead) and ahead[-1][0] <= offset
 
     def track(self, offset: int, record: T) -> None:
-        """A record was read. Offsets must rise; a ValueError says that they did not."""
+        """Add a record that was read, as unsettled. Raises ValueError if its offset isn't above all
+        earlier ones."""
         self.skip(offset)
         self._unsettled[offset] = record
 
     def skip(self, offset: int) -> None:
-        """A record was read that is settled with that; ValueError as in `track`."""
+        """Note a record that was read and is settled at once. Raises ValueError as `track` does."""
         if self._next is not None and offset < self._next:
             raise ValueError(f"offset {offset} was read after {self._next - 1}")
         self._next = offset + 1
 
     def reach(self, end: int) -> None:
-        """Everything below `end` was read: what wasn't tracked of it holds no records."""
+        """Note that everything below `end` was read; offsets there that weren't tracked hold no
+        records."""
         if self._next is None or end > self._next:
             self._next = end
 
     def settle(self, offset: int) -> None:
-        """A tracked record is decided for good; KeyError: not tracked, or settled twice."""
+        """Settle a tracked record. Raises KeyError if it isn't tracked, or settled twice."""
         del self._unsettled[offset]
 
     @property
@@ -74,12 +77,13 @@ class OffsetTracker(Generic[T]):
 
     @property
     def position(self) -> int | None:
-        """The offset to commit: the lowest unsettled one, else the next to read; None: nothing was
-        read."""
+        """The offset to commit: the lowest unsettled one, else the next to read; None if nothing
+        was read."""
         return next(iter(self._unsettled), self._next)
 
     def settled_ahead(self) -> list[OffsetRange]:
-        """Ranges above the position whose records are settled, or aren't there, in order."""
+        """Return the ranges above the position, in order, whose records are settled or don't
+        exist."""
         if self._next is None:
             return self._ahead[::-1]
         ranges: list[OffsetRange] = []

@@ -1,14 +1,15 @@
-"""Progress: what outlives a dispatcher beside the position that its group has committed.
+"""Encodes the state of deliveries in a commit's metadata, so that it outlives a dispatcher.
 
-The commit's metadata, text of at most `MAX_METADATA` characters, tells which records above the
-position are settled, and how far the delivery has come of those that are not: attempts so far, the
+The metadata, text of at most `MAX_METADATA` characters, says which records above the committed
+position are settled, and for the others the state of their delivery: attempts so far, times of the
 first and the last one, and when the next is due. So a retry policy ends as declared however often
-partitions change hands, and a kill repeats what the last second settled (design: the drain).
+partitions are reassigned, and after a kill only the records that the last second settled are
+repeated (design: the drain).
 
     "k1:" + base64(policy, base, count, deliveries, ranges)       integers as LEB128
 
-Where not everything fits, ranges are left out, the highest first: their records are delivered
-again after a kill. The deliveries always fit if there are at most `MAX_DELIVERIES`.
+If not everything fits, ranges are left out, the highest first: their records are delivered again
+after a kill. The deliveries always fit if there are at most `MAX_DELIVERIES`.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ MAX_METADATA: Final = 4095
 """Characters: `offset.metadata.max.bytes` of Kafka's is 4,096 by default, and confluent-kafka
 (2.16) sends a NUL behind it, which counts."""
 MAX_DELIVERIES: Final = 78
-"""Deliveries that fit for certain: each takes at most 39 bytes, mostly a dozen."""
+"""Number of deliveries that always fit: each takes at most 39 bytes, mostly a dozen."""
 
 _VERSION: Final = "k1:"
 _ROOM: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
 """Bytes: base64 makes 4 characters of 3."""
 _REASONS: Final = tuple(Reason)
-"""A reason is told by its place, so a new one goes to the end."""
+"""A reason is encoded as its index here, so new ones go to the end."""
 _FAILED: Final = 4
 _REPLIED: Final = 8
-"""Flags beside the stage: what is told only if there is any."""
+"""Flags added to the stage: which optional values follow."""
 
 
 class DeliveryStage(IntEnum):
-    """Where an event is sent next; each stage follows when the one before has failed for good."""
+    """The destination of an event's next attempt; each stage follows when the one before has
+    finally failed."""
 
     SUBSCRIBER = 0
     SINK = 1
@@ -53,7 +55,8 @@ class DeliveryStage(IntEnum):
 
 
 SUBSCRIBER: Final = DeliveryStage.SUBSCRIBER
-"""For what is run for each event: to look a member up costs 40 ns, four times an event."""
+"""Shortcut for code that runs for each event: looking up the member costs 40 ns, four times an
+event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +72,18 @@ class DeliveryState:
     first_attempt: float
     last_attempt: float
     due: float
-    """When the next attempt may begin."""
+    """Time at which the next attempt may begin."""
     failed: Outcome | None = None
-    """The last outcome at the subscriber; None: its last attempt isn't over, or not known. In the
-    stages that follow the subscriber's it is known always."""
+    """The last outcome at the subscriber; None: its last attempt hasn't ended, or isn't known. In
+    later stages it is always known."""
     reply_tries: int = 0
-    """Attempts to store or send its reply that have failed. The reply itself isn't told: whoever
-    goes on asks the subscriber for it again."""
+    """Failed attempts to store or send its reply. The reply itself isn't kept: the next dispatcher
+    calls the subscriber again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a commit's metadata says about the records above its offset."""
+    """The decoded metadata of a commit, about the records above its offset."""
 
     settled: Sequence[OffsetRange] = ()
     deliveries: Mapping[int, DeliveryState] = field(default_factory=dict)
@@ -98,7 +101,7 @@ def policy_of(egress: Egress) -> int:
 
 
 def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
-    """The metadata for a commit of `position`, and whether everything has found room in it."""
+    """Return the metadata for a commit of `position`, and whether it has room for everything."""
     if not progress.settled and not progress.deliveries:
         return "", True
     base = min(
@@ -114,7 +117,7 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
         ranges.append(_leb128(first - previous, behind - first))
         previous = behind
     head = policy.to_bytes(4, "big") + _leb128(base)
-    # One byte, and a second from 128 on, for their number.
+    # Their number takes one byte, or two from 128 on.
     kept = _parts_within(deliveries, _ROOM - len(head) - 2)
     body = head + _leb128(len(kept)) + b"".join(kept)
     kept_ranges = _parts_within(ranges, _ROOM - len(body))
@@ -142,7 +145,7 @@ def decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def settled_ahead(position: int, metadata: str) -> int:
-    """How many offsets above the position are settled, as the lag counts them."""
+    """Return how many offsets above the position are settled, for the lag."""
     return sum(behind - first for first, behind in decode(position, metadata, 0).settled)
 
 
@@ -210,7 +213,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _leb128(*numbers: int) -> bytes:
-    """Unsigned integers, seven bits a byte, the lowest first."""
+    """Encode unsigned integers as LEB128: seven bits per byte, the lowest first."""
     encoded = bytearray()
     for number in numbers:
         while number > 0x7F:
@@ -221,7 +224,7 @@ def _leb128(*numbers: int) -> bytes:
 
 
 class _Numbers:
-    """Integers as `_leb128` writes them; an IndexError where they end too soon."""
+    """Reads integers as `_leb128` writes them. Raises IndexError if they end too soon."""
 
     def __init__(self, body: bytes, start: int) -> None:
         self._body = body

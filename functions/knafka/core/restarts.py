@@ -1,4 +1,4 @@
-"""Seconds between two tries of something that is to go on for ever."""
+"""The wait before a task that must run for ever is restarted after a failure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Final
 
 FIRST_RESTART: Final = 1.0
 LAST_RESTART: Final = 10.0
-"""Doubled from the first up to the last."""
+"""Seconds before a restart: doubled with each failure, from the first wait up to the last."""
 
 
 def restart_after(failures: int) -> float:
-    """Seconds after a try that failed, the `failures` before it having failed too."""
+    """Return the seconds to wait after a failed run, when the `failures` runs before it failed,
+    too."""
     return min(FIRST_RESTART * 2.0 ** min(failures, 16), LAST_RESTART)

@@ -1,7 +1,8 @@
-"""Times that came from outside, as datetimes: whatever a clock, a record or a declaration says.
+"""Converts times from clocks, records and declarations, which may be out of range, to datetimes and
+text.
 
-A record's timestamp is any 64-bit number, and a duration may be ten thousand years. What no
-datetime can hold is shown as the nearest time that every time zone has.
+A record's timestamp is any 64-bit number, and a duration may be ten thousand years. A time that no
+datetime can hold becomes the nearest one that every time zone has.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from datetime import UTC, datetime
 from typing import Final
 
 EARLIEST: Final = -62_135_510_400
-"""Seconds since the Unix epoch: 0001-01-02, a day within what a datetime can hold."""
+"""Seconds since the Unix epoch: 0001-01-02, a day after the earliest datetime."""
 LATEST: Final = 253_402_214_399
-"""9999-12-30T23:59:59, a day within it as well."""
+"""Seconds since the Unix epoch: 9999-12-30T23:59:59, a day before the latest datetime."""
 
 
 AHEAD: Final = 60_000
-"""Milliseconds by which the clocks of Kafka and of our own processes may differ; more is wrong."""
+"""Most milliseconds by which the clocks of Kafka and of our own processes may differ."""
 LOG_APPEND_TIME: Final = 2
-"""The kind of a record's timestamp that is the log's own, as confluent-kafka numbers them."""
+"""confluent-kafka's number of the timestamp type LogAppendTime."""
 
 
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
@@ -29,22 +30,23 @@ def taken_at(timestamp: tuple[int, int], now: int) -> int:
 
 
 def written_at(at: int, now: int) -> int:
-    """The time (ms) that one of our own processes wrote, unless it can't be: then that of
-    reading."""
+    """Return the time (ms) that one of our own processes wrote, or `now` if that time is
+    impossible."""
     return at if 0 <= at <= now + AHEAD else now
 
 
 def moment(seconds: float) -> datetime:
-    """The UTC datetime of a Unix time in seconds; one out of range is moved to the nearest."""
+    """Return the UTC datetime of a Unix time in seconds; one out of range becomes the nearest
+    possible."""
     return datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), UTC)
 
 
 def rfc3339(seconds: float) -> str:
-    """A Unix time in seconds as RFC 3339 has it, in UTC, to the millisecond."""
+    """Format a Unix time in seconds as RFC 3339, in UTC, to the millisecond."""
     return moment(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def to_the_second(seconds: float) -> str:
-    """A Unix time in seconds as Kubernetes writes times: 2026-01-31T12:00:00Z."""
+    """Format a Unix time in seconds as Kubernetes does: 2026-01-31T12:00:00Z."""
     # Not strftime, whose %Y has no leading zeros on Linux.
     return moment(seconds).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Where a person looks at a trace: an address with `{trace}` in the place of its id. Pure."""
+"""Checks the template of links to traces: a URL with `{trace}` in place of the trace id. Pure."""
 
 from __future__ import annotations
 

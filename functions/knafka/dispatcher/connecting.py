@@ -52,7 +52,7 @@ OTHER_FILES: Final = 512
 """Open files besides the connections to subscribers: Kafka connections, log segments, loaded
 code."""
 MAX_OPEN_FILES: Final = 65_536
-"""Limit of open files that a dispatcher asks the system for, at most."""
+"""The highest limit of open files that a dispatcher asks the system for."""
 MIN_IN_FLIGHT: Final = 4
 """Attempts that each Egress of a shard may have under way at least."""
 TAIL_CLOSE_TIMEOUT: Final = 1.0
@@ -65,8 +65,8 @@ with a backlog, the p99 of 17 others was 29 ms without this limit and 17 ms with
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients that one Egress works with: for as long as its own dispatcher runs, or for one
-    drain in a shard."""
+    """The clients of one Egress: in its own dispatcher for the process's life, in a shard for one
+    drain."""
 
     open_reader: OpenReader
     writer: LogWriter
@@ -76,10 +76,10 @@ class Clients:
     """None: the Egress names no topic for its Broker's dead letters."""
     parser: Parser | None = None
     held_bytes: Callable[[], int] | None = None
-    """Returns the bytes of requests that the Egress may hold; None: the limit of a dispatcher of
-    its own."""
+    """Returns the bytes of requests that the Egress may hold; None: the limit of an unshared
+    dispatcher."""
     max_in_flight: Callable[[], int] | None = None
-    """Returns the attempts that may be under way at once, if that may be less than the Egress
+    """Returns the number of attempts that may be under way at once; None: as many as the Egress
     declares."""
     attempts_per_turn: int | None = None
     """Attempts that may begin in one turn of the event loop; None: no limit, as the Egress is
@@ -95,8 +95,8 @@ def connect(
 ) -> Clients:
     """Open the Kafka and HTTP clients of an Egress with a dispatcher of its own.
 
-    `reporting` is the configuration of `ClientStatistics`; `refusal` rejects addresses of
-    destinations; `tokens` are shown to destinations that have an audience; `bundles` are the
+    `reporting` is the configuration of `ClientStatistics`; `refusal` says why an address must not
+    be connected to; `tokens` are sent to destinations that have an audience; `bundles` are the
     trusted certificates. Raises `InvalidDocument` for a Secret that can't work.
     """
     kafka = egress.kafka
@@ -124,12 +124,12 @@ def open_subscriber(
     tokens: SinkTokens | None,
     bundles: TrustBundles | None = None,
 ) -> Subscriber:
-    """Return the HTTP client that posts an Egress's events, with tokens where a destination wants
-    them."""
+    """Return the HTTP client that posts an Egress's events, with tokens for destinations that
+    require them."""
     http_subscriber = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
     if not egress.wants_tokens:
         return http_subscriber
-    # Here, as most Egresses need none of it.
+    # Imported here, as most Egresses don't need it.
     from knafka.dispatcher.engine.authorizing import authorize
 
     return authorize(egress, http_subscriber, tokens)
@@ -169,8 +169,9 @@ class ShardClients(Protocol):
 
 
 class KafkaShard:
-    """`ShardClients` of a real Kafka: one writer and one read of each topic for all Egresses. Each
-    Egress has its own HTTP connections, so that a slow subscriber can't use up the others'."""
+    """`ShardClients` of a real Kafka: one writer, and one shared read of each topic, for all
+    Egresses. Each Egress has its own HTTP connections, so that a slow subscriber can't use up those
+    of others."""
 
     def __init__(
         self,
@@ -193,7 +194,8 @@ class KafkaShard:
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
         self._dead_letters: dict[str, BrokerDeadLetters] = {}
-        """By topic, shared by all Egresses of a Broker or KafkaChannel."""
+        """Writers of Brokers' dead letters, by topic; all Egresses of a Broker or KafkaChannel
+        share one."""
         self._files = raise_open_file_limit() - OTHER_FILES
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
@@ -235,7 +237,7 @@ class KafkaShard:
         return open_reader
 
     def _topic(self, name: str) -> SharedTopic:
-        """Return the shared read of a topic, opened at its first use."""
+        """Return the `SharedTopic` of this name, opening it at its first use."""
         if name not in self._topics:
             group = names.shard_members(self._shard.group, name)
             self._topics[name] = SharedTopic(
@@ -270,8 +272,9 @@ def connect_shard(
 
 
 def raise_open_file_limit() -> int:
-    """Raise the process's limit of open files as far as allowed, and return it: 20 Triggers with a
-    hundred connections each need more than a shell's usual limit."""
+    """Raise the process's limit of open files to the highest that is allowed, at most
+    `MAX_OPEN_FILES`; returns that limit. 20 Triggers with a hundred connections each need more than
+    a shell's usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     desired = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < desired:

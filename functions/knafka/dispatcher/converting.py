@@ -1,7 +1,7 @@
 """Read a KafkaSource's topics: each record becomes an event when its headers are read.
 
-From here on such a record is handled as one of a Broker's topic: filtered, delivered, dead-lettered
-and replayed. `core.foreign_records` defines the event.
+A converted record is handled like a record of a Broker's topic: filtered, delivered, dead-lettered
+and replayed. `core.events.foreign_records` defines the event.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ConvertingReader(KafkaReader):
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records, each to be converted when its headers are read."""
+        """Read up to `limit` records, which are converted when their headers are read."""
         number_of, conversion = self.number_of, self._conversion
         records = await super().read(limit, timeout)
         return [ConvertedRecord(record, number_of(record), conversion) for record in records]

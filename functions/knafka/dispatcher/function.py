@@ -1,5 +1,5 @@
-"""The dispatcher as a function: it drains one Egress, or the many of a shard
-(docs/decisions/0018-shared-dispatchers.md), which is ready once it has read what they are."""
+"""The dispatcher as a function: it drains one Egress, or all Egresses of a shard
+(docs/decisions/0018-shared-dispatchers.md). A shard is ready once it has read its contract."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
 
 
 class Dispatcher(DrainingFunction):
-    """The dispatcher's function: drains one Egress, or the Egresses of a shard, as its environment
-    says."""
+    """The dispatcher's ASGI application; its environment declares one Egress or a shard."""
 
     def __init__(
         self,
         connect: Callable[[Egress], Clients] | None = None,
         connect_shard: Callable[[Shard], ShardClients] | None = None,
     ) -> None:
-        """`connect` and `connect_shard` open the clients; None: those of Kafka and HTTP
-        (`connecting`)."""
+        """`connect` and `connect_shard` open the clients; None: the functions of `connecting`
+        do."""
         super().__init__("knafka-dispatcher", self._open)
         self._connect = connect
         self._connect_shard = connect_shard
@@ -42,7 +41,7 @@ class Dispatcher(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open what the environment declares: an Egress or a shard. Raises `InvalidDocument`."""
+        """Open the Egress or the shard that the environment declares. Raises `InvalidDocument`."""
         shard, reporting = settings.shard(environment), self.statistics.connection
         refusal = None if settings.local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)
@@ -62,11 +61,11 @@ class Dispatcher(DrainingFunction):
 
 def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
     """Return the cache of destinations' tokens, which are requested from the API server at `url`
-    with the credentials in `folder`; None: there is no URL. Nothing is requested before a
-    destination wants a token. Raises `InvalidDocument`."""
+    with the credentials in `folder`; None: there is no URL. No token is requested before a
+    destination requires one. Raises `InvalidDocument`."""
     if url is None:
         return None
-    # Here, as most dispatchers need none of it.
+    # Imported here, as most dispatchers don't need it.
     from knafka.clients.kubernetes.api_server import ask_with_credentials, own_audiences
     from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
     from knafka.dispatcher.engine.authorizing import SinkTokens

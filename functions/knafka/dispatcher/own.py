@@ -1,4 +1,4 @@
-"""The dispatcher of a single Egress: its lease, and the request that asks for its drain."""
+"""The dispatcher of a single Egress: its lease, and requests for its drain."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OwnEgress(LeasedSide):
 
     @property
     def failure(self) -> LogError | None:
-        """Why Kafka takes no records any more; None: it does."""
+        """Why the writer can't write to Kafka any more; None: it can."""
         return self._writer.failure
 
     def metrics(self) -> Iterator[Metric]:
@@ -48,8 +48,8 @@ class OwnEgress(LeasedSide):
         return egress_metrics([self._served], time.time())
 
     def refusal(self, request: DrainRequest) -> str:
-        """Explain why a request for a drain is refused: it is for another Egress; empty: it isn't
-        refused."""
+        """Return why a request for a drain is refused (it is for another Egress); empty: it
+        isn't."""
         if request.shard is not None or request.egress not in (None, self._digest):
             return "this dispatcher has another egress"
         return ""

@@ -1,5 +1,5 @@
-"""An Egress that this process serves: its successive drains and their counts; the metrics of
-all."""
+"""An Egress that this process serves, with its successive drains and their counts; the metrics of
+all Egresses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ServedEgress:
         """The counts of all earlier drains."""
 
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
-        """Create the next drain, for `egress` as it is now. The last drain must be over."""
+        """Create the next drain, of `egress` as it is declared now. The previous drain must be
+        over."""
         self._earlier_counts = self.totals()
         make: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
         self._drain = make(
@@ -55,7 +56,7 @@ class ServedEgress:
 
     @property
     def drain(self) -> Drain | None:
-        """The drain that is running; None: none is."""
+        """The running drain; None: no drain is running."""
         return None if self._drain is None or self._drain.is_over else self._drain
 
     def totals(self) -> DrainCounts:
@@ -214,7 +215,7 @@ _GAUGES: Final[
         _oldest_age,
     ),
 )
-"""Gauges computed from the partitions of an Egress's running drain; without one there are none."""
+"""Gauges computed from the partitions of an Egress's running drain; without a drain they are 0."""
 
 
 def _open_partitions(served: ServedEgress) -> Collection[AssignedPartition]:

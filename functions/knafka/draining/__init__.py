@@ -1,1 +1,1 @@
-"""What every function that drains has in common. What is where: README.md."""
+"""The code that every function that drains has in common. What is where: README.md."""

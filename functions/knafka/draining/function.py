@@ -2,8 +2,8 @@
 
 A request starts the drain or continues it, and streams its progress as JSON lines; the drain itself
 outlives the request (`lease`). There is one drain and one request at a time. A second request is
-answered 409, unless only the second says what it drains, as an operator's does: then it replaces
-the first. What is drained is up to the `Side`: a dispatcher's, or a Sensor's.
+answered 409, unless only the second names what it drains, as an operator's does: then it replaces
+the first. The `Side` does the draining: a dispatcher's, or a Sensor's.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ READY_PATIENCE: Final = 5.0
 
 
 class Side(Protocol):
-    """The part of a draining function that drains: an Egress, a shard, or a Sensor."""
+    """The part of a draining function that does the draining, of an Egress, a shard or a Sensor."""
 
     @property
     def failure(self) -> LogError | None:
-        """The error after which only a new process can go on; None if there is none."""
+        """The error that only a restart of the process ends; None: there is none."""
         ...
 
     @property
     def problem(self) -> str:
-        """Why nothing can be drained yet; empty: it can."""
+        """Why draining is not possible yet; empty: it is possible."""
         ...
 
     async def wait_until_ready(self, timeout: float) -> None:
-        """Wait until it has no `problem`, for at most `timeout` seconds."""
+        """Wait until `problem` is empty, for at most `timeout` seconds."""
         ...
 
     def metrics(self) -> Iterator[Metric]:
-        """The metrics of this process's events (KN-DP-15)."""
+        """Yield the metrics of this process's events (KN-DP-15)."""
         ...
 
     @property
@@ -60,19 +60,21 @@ class Side(Protocol):
         ...
 
     def start(self, *, drain: bool) -> None:
-        """Start; with `drain`, begin to drain without a request."""
+        """Start this side's background work; `drain`: also start a drain, without a request."""
         ...
 
     def refusal(self, request: DrainRequest) -> str:
-        """Why the request is for another process; empty if it is for this one."""
+        """Return why a request is refused, as it is for another process; empty: it is for this
+        one."""
         ...
 
     def refused(self) -> None:
-        """Note that a request for another process has come."""
+        """Note that this process has refused a request as it is for another one."""
         ...
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress, while it drains."""
+        """Answer a request for a drain with lines of progress until it is over; see
+        `streaming.stream`."""
         ...
 
     def detach(self) -> None:
@@ -80,16 +82,16 @@ class Side(Protocol):
         ...
 
     def stop(self, timeout: float) -> None:
-        """Begin to end the drains, and begin no other; attempts under way get `timeout` seconds.
-        Returns at once."""
+        """Begin to end the drains, and start no other one; attempts under way get `timeout`
+        seconds. Returns at once."""
         ...
 
     async def drained(self) -> None:
-        """Wait for the end of all drains; nothing is closed."""
+        """Wait until all drains have ended; close nothing."""
         ...
 
     async def close(self) -> None:
-        """Wait for the end of all drains, and close what was opened."""
+        """Wait until all drains have ended, then close all clients."""
         ...
 
 
@@ -98,27 +100,27 @@ OpenSide: TypeAlias = Callable[[Mapping[str, str], DrainSettings, Tracer | None]
 
 
 class DrainingFunction:
-    """The function of one process; `start` opens everything."""
+    """The ASGI application of a draining process; `start` opens all that it needs."""
 
     def __init__(self, service: str, open_side: OpenSide) -> None:
         """`service`: the service name in its traces."""
         self._service = service
         self._open_side = open_side
         self._side: Side | None = None
-        """None before `start`."""
+        """The part that drains; None before `start`."""
         self._stop_timeout: float
         self._ending = False
         self._callers = self._scrapers = EVERYBODY
         self._makes_way: tuple[asyncio.Task[bool], asyncio.Event] | None = None
-        """The request under way if it doesn't say what it drains: its caller, and an event that is
-        set at its end."""
+        """The task of the caller and the end event of the request under way, if that doesn't name
+        what it drains, so that another request may replace it."""
         self._tracing: Tracing | None = None
         self.statistics: ClientStatistics
-        """Statistics of its Kafka clients; set by `start`."""
+        """Statistics of the function's Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Read the settings and open what is drained; drains at once if they say so. Raises
-        `InvalidDocument` for settings that can't be used."""
+        """Read the settings, and open and start the side; it drains at once if the settings say so.
+        Raises `InvalidDocument` for settings that can't be used."""
         drains = settings.drains(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)
@@ -130,10 +132,11 @@ class DrainingFunction:
         self._side.start(drain=drains.at_start)
 
     def state(self) -> Mapping[str, Any]:
+        """Return an empty mapping: connections of this function share no state."""
         return {}
 
     def interrupt(self) -> None:
-        """Begin to end the drains, as the process is to end; returns at once. From then on the
+        """Begin to end the drains, as the process will end; returns at once. From then on the
         process isn't ready, and the server waits for responses under way."""
         if not self._ending and self._side is not None:
             self._side.stop(self._stop_timeout)
@@ -155,12 +158,12 @@ class DrainingFunction:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the process is alive, and why not: only a restart helps then."""
+        """Return whether the process is alive, and if not why: then only a restart helps."""
         failure = None if self._side is None else self._side.failure
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Whether the process takes requests for drains, and why not."""
+        """Return whether the process takes requests for drains, and if not why."""
         if self._ending:
             return False, "ending"
         problem = "" if self._side is None else self._side.problem
@@ -191,8 +194,8 @@ class DrainingFunction:
             if not self._scrapers.accept(bearer_of(scope["headers"])):
                 await refuse_caller(send, NO_SCRAPER)
                 return
-            # Collect the metrics here, and format them in a thread: for a shard's many Egresses
-            # that takes as long as hundreds of events.
+            # Metrics are collected here but formatted in a thread: for a shard's many Egresses,
+            # formatting takes as long as hundreds of events.
             found = () if self._side is None else self._side.metrics()
             written = [*found, *self.statistics.metrics()]
             text = await asyncio.to_thread(prometheus_text, written)
@@ -201,7 +204,7 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
-        """Answer a request for a drain: drain while it lasts, or refuse it with a status and a
+        """Answer a request for a drain with a stream of progress, or refuse it with a status and a
         reason."""
         try:
             asked = await _request(receive)
@@ -242,8 +245,8 @@ class DrainingFunction:
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
-    """Read a drain request; returns it with the rest of the body read so far, or None if the caller
-    has disconnected. Raises `InvalidDocument`.
+    """Read a drain request; returns it and what was read of the body after it, or None if the
+    caller has disconnected. Raises `InvalidDocument`.
 
     The request is the first line of the body if that is JSON, else the whole body.
     """
@@ -267,7 +270,8 @@ async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
 
 
 async def _caller(receive: Receive, rest: bytes) -> bool:
-    """Wait until the caller asks to stop the drain (True) or disconnects (False)."""
+    """Wait until the caller asks to stop the drain or disconnects; returns True for a stop. `rest`
+    is what was already read of the request's body."""
     while contract.STOP.strip() not in rest:
         part = await receive()
         if part["type"] == "http.disconnect":

@@ -1,13 +1,13 @@
-"""The lease: a dispatcher's drain, for as long as somebody asks for it or there is work.
+"""The lease: keeps a dispatcher's drain running while requests ask for it or it has work.
 
     no drain --attach, or at start--> draining --idle, stop, failed--> no drain
     begun at start and stopped, nobody asks for AGAIN_AT_START --> draining
     draining, nobody attached for RENEWAL_PATIENCE --> asks its own Service for the next request
 
-What a request needs of the drain is here; the drain goes on between requests. That nobody asks
-means that the operator is away: a Knative pod without a request is soon gone, so a dispatcher with
-work asks its own Service, and whichever of its pods gets the request is kept. It does so until
-somebody else asks again, or takes partitions, which shows that dispatchers are being asked for.
+A drain goes on between requests. A lack of requests means that the operator is away. As Knative
+soon removes a pod without requests, a dispatcher with work then sends requests to its own Service,
+which keep the pod that gets them. It does so until another caller sends requests, or until another
+dispatcher takes partitions, which shows that somebody is asking for dispatchers.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 STOP_TIMEOUT: Final = 2.0
-"""Seconds that attempts under way get unless it is said how many."""
+"""Seconds that attempts under way get when a drain stops, by default."""
 RENEWAL_PATIENCE: Final = 3.0
-"""Seconds without a request after which a dispatcher asks for itself: more than an operator takes
-between two requests, less than Knative's autoscaler looks back (10 s)."""
+"""Seconds without a request after which a dispatcher sends one to its own Service: more than an
+operator leaves between two requests, less than the window of Knative's autoscaler (10 s)."""
 RENEWAL_BUDGET: Final = 15.0
-"""Seconds of a request that a dispatcher makes for itself; an operator that is back waits as long
-for its own at most."""
+"""Budget (seconds) of a request that a dispatcher sends to its own Service; an operator that is
+back waits at most so long for its own request."""
 ASK_AGAIN: Final = 3.0
-"""Seconds after such a request that failed."""
+"""Seconds between a request to the own Service that failed and the next one."""
 AGAIN_AT_START: Final = 300.0
-"""Seconds after which a drain that was begun at the start and was then stopped begins again. By
-then a dispatcher that the operator no longer needs is gone, and one that it keeps has had another
+"""Seconds after which a drain that began at the process's start, and was stopped, begins again. By
+then the operator has removed the dispatcher if it no longer needs it, else it has sent another
 request."""
 HANDOVER: Final = 30.0
-"""Seconds after partitions went to a new member in which the lease isn't renewed: somebody has
-asked for that member."""
+"""Seconds for which the lease isn't renewed after partitions went to a new member, as somebody has
+started that member."""
 
 
 class AnotherEgress(KnafkaError):
-    """The Service has a newer Revision, which drains by another Egress."""
+    """Raised if the Service's newest Revision drains something else, so that this process is
+    replaced."""
 
 
 class Renewal(Protocol):
-    """Asks the dispatcher's own Service to drain; returns when that request is over. Raises
+    """Sends a request for a drain to the dispatcher's own Service; returns when it is over. Raises
     `AnotherEgress`, or `KnafkaError` for any other answer than progress."""
 
     def __call__(self, request: DrainRequest) -> Awaitable[None]: ...
@@ -60,10 +61,10 @@ P_co = TypeVar("P_co", bound=DrainProgress | ShardProgress, covariant=True)
 
 
 class Leased(Protocol[P_co]):
-    """A drain, of one Egress or of a shard."""
+    """A drain of one Egress or of a shard, as the lease uses it."""
 
     idle: float | None
-    """Seconds without anything to do after which it ends; None: never."""
+    """Seconds without work after which the drain ends; None: never."""
 
     @property
     def shrunk_at(self) -> float | None:
@@ -75,7 +76,7 @@ class Leased(Protocol[P_co]):
     def is_stopping(self) -> bool: ...
 
     async def run(self) -> P_co:
-        """Drain; gives the last progress."""
+        """Drain until idle or stopped; returns the last progress."""
         ...
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
@@ -87,12 +88,13 @@ class Leased(Protocol[P_co]):
         ...
 
     def request_ended(self) -> None:
-        """Later progress counts from here."""
+        """Start the counts of `progress` anew: the last request has reported them."""
         ...
 
 
 class DrainLease(Generic[P]):
-    """The drains of one dispatcher, one at a time; `renewal` is None where nobody scales it."""
+    """Starts, keeps and ends the drains of one dispatcher, one at a time; `renewal` is None if no
+    operator scales the dispatcher."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
         self._new_drain = new_drain
@@ -100,7 +102,7 @@ class DrainLease(Generic[P]):
         self._drain: Leased[P] | None = None
         self._running: asyncio.Task[P] | None = None
         self._request = DrainRequest()
-        """The last one."""
+        """The last request for a drain."""
         self.is_attached = False
         """Whether a request is under way."""
         self._at_start = False
@@ -111,12 +113,13 @@ class DrainLease(Generic[P]):
         self._loop = asyncio.get_running_loop()
 
     def drain_from_start(self) -> None:
-        """Drain for as long as the process lives, without being asked."""
+        """Drain without a request, for as long as the process lives."""
         self._at_start = True
         self._begin_drain()
 
     async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
-        """A request begins: have the drain begin, or go on; gives it and its end."""
+        """Begin a request: start a drain unless one is running. Returns the drain, and the task
+        that returns its last progress."""
         self.is_attached = True
         self._request = request
         if not request.renewal:
@@ -133,14 +136,14 @@ class DrainLease(Generic[P]):
         return self._drain, self._running
 
     def detach(self) -> None:
-        """The request is over, however it ended."""
+        """End the request under way, whatever its result; the drain goes on."""
         if self._drain is not None:
             self._drain.request_ended()
         self.is_attached = False
         self._wait_for_renewal()
 
     def stop(self, timeout: float) -> None:
-        """End the drain, whose attempts under way get `timeout` seconds; no other drain begins."""
+        """End the drain and start no other one; attempts under way get `timeout` seconds."""
         self._ending = True
         self._end_renewal()
         self._cancel_timer()
@@ -173,7 +176,8 @@ class DrainLease(Generic[P]):
             self._begin_again_later()
 
     def _restart_later(self) -> None:
-        """A drain that failed begins anew unless somebody is told, who will see to that."""
+        """Plan another drain after a failed one, unless a request is under way: its caller learns
+        of the failure and asks again."""
         if self._ending or (self.is_attached and not self._at_start):
             return
         seconds = restart_after(self._restarts)
@@ -186,8 +190,9 @@ class DrainLease(Generic[P]):
             self._timer = self._loop.call_later(AGAIN_AT_START, self._restart)
 
     def refused(self) -> None:
-        """Something else was asked for, which this process doesn't drain. While that is so, what it
-        drained is replaced by it: a drain that was stopped isn't begun again."""
+        """Note that this process has refused a request, as it drains something else. Such requests
+        show that its drain is replaced, so each of them postpones the restart of a drain that was
+        stopped."""
         if self._running is None and self._timer is not None and self._at_start:
             self._cancel_timer()
             self._begin_again_later()
@@ -229,7 +234,8 @@ class DrainLease(Generic[P]):
         self._wait_for_renewal()
 
     async def _renew(self) -> None:
-        """Ask for this Service's drains until the drain is over, or somebody else asks."""
+        """Send requests for a drain to this dispatcher's Service, one after the other, until the
+        drain is over; another caller's request cancels this."""
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
             if drain.shrunk_at is not None:
@@ -248,7 +254,7 @@ class DrainLease(Generic[P]):
                 await asyncio.sleep(ASK_AGAIN)
 
     def _cancel_timer(self) -> None:
-        """Cancel what is planned."""
+        """Cancel the planned restart or renewal."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

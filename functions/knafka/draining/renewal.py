@@ -1,4 +1,5 @@
-"""Renewal: how a dispatcher asks its own Service to drain, when nobody else does."""
+"""Renewal: a dispatcher's request for a drain to its own Service, sent when no other caller sends
+one."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from knafka.draining.lease import AnotherEgress
 from knafka.ports.subscriber import Subscriber, Target
 
 GRACE: Final = 30.0
-"""Seconds past its budget in which the request is answered: a pod may have to start."""
+"""Seconds beyond its budget that a request may take, as a pod may have to start first."""
 
 
 class RenewalFailed(KnafkaError):
-    """The Service did not answer with progress."""
+    """Raised if the Service did not answer with progress."""
 
 
 class OwnService:
-    """A `lease.Renewal` over HTTP; `what` are the fields of a request that say what it drains.
+    """A `lease.Renewal` over HTTP; `fields` are the fields of a request that name what it drains.
 
     Raises `InvalidDocument` for a URL that can't be used.
     """

@@ -1,4 +1,4 @@
-"""A side with one lease: what those of a dispatcher and of a Sensor have in common."""
+"""A side with one lease: the common part of a single Egress's side and a Sensor's side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from knafka.serving import Send
 
 
 class LeasedSide:
-    """Part of a `function.Side` that is ready from the start and has one drain at a time."""
+    """Base of a `function.Side` that is ready from the start and has one drain at a time."""
 
     problem = ""
 

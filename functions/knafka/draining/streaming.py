@@ -14,7 +14,8 @@ from knafka.draining.lease import DrainLease, Leased
 from knafka.serving import Send
 
 SUPERSEDED: Final = "the drain goes on for somebody who says what is drained"
-"""Error of a request that was replaced by one with the digest of what is drained."""
+"""Error of a request that was replaced by a request with the digest of the Egress, shard or
+Sensor."""
 NOT_STOPPED: Final = (
     "the drain goes on: a stop needs the digest of what is drained, as egress, shard or sensor"
 )
@@ -77,7 +78,8 @@ async def _wait(
 
 
 async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
-    """Return the drain's last progress; a failed one if it has raised."""
+    """Return the drain's last progress; if the drain has raised an error, a failed progress with
+    that error."""
     try:
         return running.result()
     except Exception as error:
@@ -85,7 +87,7 @@ async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
 
 
 async def refuse_caller(send: Send, why: str = REFUSED) -> None:
-    """The response to a request without the token that it wants."""
+    """Send 401 with this `reason`, as a request shows no valid token."""
     text = f"{why}\n".encode()
     await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
@@ -102,7 +104,7 @@ async def start(
 async def answer(
     send: Send, status: int, body: bytes, content_type: bytes = b"text/plain; charset=utf-8"
 ) -> None:
-    """A whole response."""
+    """Send a whole response."""
     await start(send, status, content_type)
     await send({"type": "http.response.body", "body": body})
 

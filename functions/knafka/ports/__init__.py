@@ -1,4 +1,4 @@
-"""Ports: what is asked of Kafka, subscribers and issuers of tokens, as Protocols without any IO.
+"""Ports: Protocols of the operations on Kafka, subscribers and issuers of tokens, without any IO.
 
 Every plane may import them. What is where: README.md.
 """

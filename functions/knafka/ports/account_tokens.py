@@ -1,8 +1,7 @@
-"""Account tokens: tokens of service accounts, as a dispatcher asks for them.
+"""The port by which a dispatcher requests tokens of service accounts.
 
-`knafka.clients.kubernetes.api_server_tokens` asks Kubernetes' API server; tests have some in
-memory.
-Not here: when one is asked for (`core.sink_tokens`).
+`knafka.clients.kubernetes.api_server_tokens` requests them from Kubernetes' API server; tests use
+an implementation in memory. Not here: when to request one (`core.tokens.sink_tokens`).
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from knafka.core.tokens.sink_tokens import Account, IssuedToken
 
 
 class TokenUnavailable(KnafkaError):
-    """No token was given; the message says why, and nothing of any token."""
+    """Raised if no token was issued; the message says why, without any text of a token."""
 
 
 class AccountTokens(Protocol):
-    """Gives tokens."""
+    """Issues tokens of service accounts."""
 
     async def issue(self, account: Account, audience: str) -> IssuedToken:
-        """A new token of this account for this audience and no other. Raises
-        `TokenUnavailable`."""
+        """Issue a new token of this account for this audience only. Raises `TokenUnavailable`."""
         ...

@@ -1,4 +1,4 @@
-"""The log: the operations on Kafka that the planes need, as Protocols.
+"""The log: the operations on Kafka that the planes need, as Protocols without any IO.
 
 `LogWriter` appends records, `LogReader` reads a topic as a member of a consumer group, `LogAdmin`
 manages topics and groups. Two implementations pass one contract suite: real Kafka in
@@ -22,7 +22,7 @@ Positions: TypeAlias = Mapping[int, int]
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What a group commits for a partition: the offset to read next, and a text."""
+    """A group's commit for a partition: the offset to read next, and a text."""
 
     offset: int
     metadata: str = ""
@@ -31,17 +31,17 @@ class OffsetAndMetadata(NamedTuple):
 
 
 Commits: TypeAlias = Mapping[int, OffsetAndMetadata]
-"""By partition number."""
+"""Commits by partition number."""
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
-"""Where a new group starts: at the first record, behind the last one, or at the first record since
-a time (milliseconds since the Unix epoch); behind the last one if there is none since."""
+"""Where a new group starts: at the first record, after the last one, or at the first record since a
+time (milliseconds since the Unix epoch); after the last one if there is none since."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
 """Called once per appended record, on the event loop: None when it is durable."""
 
 AppendAll: TypeAlias = Callable[[str, Sequence[Draft], Reported], None]
-"""`LogWriter.append_all`, or what ends in it."""
+"""`LogWriter.append_all`, or a function that calls it."""
 
 Append: TypeAlias = Callable[[str, bytes | None, bytes | None, RecordHeaders, Reported], None]
 """`LogWriter.append`, or a function that calls it."""
@@ -96,9 +96,9 @@ class LogWriter(Protocol):
         ...
 
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
-        """Take records in their order, one at least. `reported` follows once, when all that were
-        taken have been reported, with the first error. Behind one that isn't taken, which is
-        reported too, none is."""
+        """Take records in their order, at least one. `reported` is called once, when all of them
+        have been reported, with the first error. After a record that can't be taken, which counts
+        as an error, no further one is taken."""
         ...
 
     @property
@@ -118,9 +118,9 @@ class LogWriter(Protocol):
 
     @property
     def away(self) -> LogError | None:
-        """Why Kafka is known to be away, so that an appended record would wait in vain; None: it is
-        there, or that isn't known. Kafka is asked until it answers, even while nothing is
-        appended."""
+        """Why Kafka is known to be unavailable, so that an appended record would wait in vain;
+        None: it is available, or its state is unknown. Kafka is tried until it answers, even while
+        nothing is appended."""
         ...
 
     async def reach(self, timeout: float) -> None:
@@ -221,7 +221,8 @@ def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
     if committed is None or committed.offset > end:
         return end - start
     unread = end - max(committed.offset, start)
-    # At least one: whatever is told of the others, the one at the position isn't settled.
+    # At least one: the record at the position isn't settled, whatever the metadata say of the
+    # others.
     return max(min(unread, 1), unread - settled_ahead(committed.offset, committed.metadata))
 
 
@@ -232,7 +233,7 @@ class Lag:
 
     by_partition: Mapping[int, int]
     beyond_end: frozenset[int] = frozenset()
-    """Partitions whose committed offset lies beyond the log's end, as the topic was created anew or
+    """Partitions whose committed offset is beyond the log's end, because the topic was recreated or
     lost its end. They are read from their start, which is their lag."""
     ends: Positions = field(default_factory=dict, compare=False)
     """The offsets up to which the lags were counted, of partitions whose end is known."""
@@ -256,7 +257,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """An existing topic, whatever was asked for when it was created."""
+    """An existing topic as Kafka describes it now."""
 
     id: str
     """Kafka's id: a topic that was deleted and created again has another one."""
@@ -318,7 +319,7 @@ class LagSource(Protocol):
 
         A partition without a leader keeps its last known end, as nothing is appended to it; it
         counts 0 if none is known. Raises `LogError` if nothing is known of any partition. Cheap to
-        call often: groups that were at the end of a topic that hasn't grown aren't asked for.
+        call often: groups that were at the end of a topic that hasn't grown aren't requested again.
         """
         ...
 
@@ -339,7 +340,7 @@ class GroupSource(LagSource, Protocol):
         ...
 
     def forget_group(self, group: str) -> None:
-        """Forget what is cached of a group, whose offsets somebody may have changed."""
+        """Forget cached offsets of a group, as they may have been changed."""
         ...
 
 

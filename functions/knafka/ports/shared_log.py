@@ -1,4 +1,5 @@
-"""The log as a shared dispatcher uses it: one read of a topic, and the offsets of many groups.
+"""The port by which a shared dispatcher uses Kafka: it reads a topic once, and commits for many
+groups.
 
 `GroupMember` says which partitions this process has, by a group that commits nothing of its own.
 `PositionedReader` reads them from given positions. `GroupOffsets` keeps the position of each
@@ -30,7 +31,7 @@ class Position(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What a group commits for a partition: `OffsetAndMetadata` with the leader epoch."""
+    """A group's commit for a partition: `OffsetAndMetadata` with the leader epoch."""
 
     offset: int
     metadata: str = ""

@@ -1,8 +1,7 @@
-"""Signing keys: those of the issuer of senders' tokens, as a receiver asks for them.
+"""The port by which a receiver gets the keys of the issuer of senders' tokens.
 
-`knafka.clients.kubernetes.api_server_keys` has those of Kubernetes' API server; tests have some
-in memory.
-Not here: what a token must say (`core.auth_tokens`).
+`knafka.clients.kubernetes.api_server_keys` reads those of Kubernetes' API server; tests use an
+implementation in memory. Not here: checking a token's claims (`core.tokens.auth_tokens`).
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ class SigningKey(Protocol):
         ...
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        """Whether this key has signed it; never raises. `algorithm` is one of `algorithms`."""
+        """Whether this key made the signature of `signed`; never raises. `algorithm` is one of
+        `algorithms`."""
         ...
 
 
 class SigningKeys(Protocol):
-    """The issuer and its keys as they were read last; asking waits for nothing."""
+    """The issuer and its keys as last read; no method waits."""
 
     @property
     def issuer(self) -> str | None:
@@ -40,6 +40,7 @@ class SigningKeys(Protocol):
     def find(self, key_id: str) -> SigningKey | None: ...
 
     def read_again(self, issued: float) -> bool:
-        """Read the keys again, as a token issued at that time (seconds since the Unix epoch) names
-        an unknown one. Returns False if they were read since then, so that there is no such key."""
+        """Start to read the keys again, because a token issued at that time (seconds since the Unix
+        epoch) names an unknown key. Returns False if they were read since then, so that there is no
+        such key."""
         ...

@@ -1,9 +1,8 @@
-"""The subscriber: one POST to one destination, as the dispatcher asks for it.
+"""The port by which a dispatcher posts an event to a destination.
 
-`knafka.clients.http.http_subscriber` implements `Subscriber` over HTTP/1.1; tests have one in
-memory.
-Not here: retries, redirects, proxies and any opinion about a status: what an answer means is
-decided by `core.delivery`.
+`knafka.clients.http.http_subscriber` implements `Subscriber` over HTTP/1.1; tests use an
+implementation in memory. Not here: retries, redirects, proxies, and the meaning of a status
+(`core.delivery`).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class HttpOrigin(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A destination's URL, taken apart once; the caller keeps it for every attempt."""
+    """A destination's URL, parsed once; the caller keeps it for every attempt."""
 
     url: str
     origin: HttpOrigin
@@ -53,11 +52,11 @@ class Target:
 
     @staticmethod
     def parse(url: str, ca_certs: str | None = None, audience: str | None = None) -> Target:
-        """Take an absolute URL apart; a fragment is dropped, as it is never sent.
+        """Parse an absolute URL; a fragment is dropped, as it is never sent.
 
-        One that nothing can be posted to, such as one of another scheme than http and https, has
-        a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, for credentials in it,
-        and for anything that could break out of the request line.
+        A target to which nothing can be posted, such as one with another scheme than http or https,
+        has a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, for credentials in
+        it, and for anything that could break out of the request line.
         """
         if not _VISIBLE(url):
             raise _invalid(url, "holds a space, a control or a non-ASCII character")
@@ -100,10 +99,10 @@ class Response(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     cut: bool = False
-    """Whether there was more of a body than is kept."""
+    """Whether the body was longer than the part that is kept."""
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of the lower-cased `name`."""
+        """Return the first value of the header `name` (in lower case); None if there is none."""
         return next((value for header, value in self.headers if header == name), None)
 
 

@@ -1,9 +1,9 @@
 """A sampling profiler: another thread samples every thread's stack a hundred times a second.
 
 Each sample adds the time since the previous one to a thread's stack: by the clock (`wall`), and by
-what the kernel says that the thread ran of it (`cpu`). So a thread that waits shows in `wall` and
-not in `cpu`. librdkafka's threads have no Python stack to sample: what they ran is one frame with
-the thread's name.
+the part of it that the thread ran on a CPU, as the kernel reports (`cpu`). So a thread that waits
+shows in `wall` and not in `cpu`. librdkafka's threads have no Python stack to sample: their CPU
+time is shown as one frame with the thread's name.
 
 For `cpu` the event loop's thread is sampled by a timer of CPU time instead. It works in bursts of
 microseconds, and another thread could sample it only when it releases the interpreter, which is
@@ -32,13 +32,13 @@ from typing import Final
 from knafka.profiling.format import Frame, Profile, ValueType
 
 INTERVAL: Final = 0.01
-"""Seconds between two looks, on average."""
+"""Seconds between two samples, on average."""
 SHARE: Final = 0.02
 """Largest share of one core that sampling may take."""
 PATIENCE: Final = 1.0
-"""Seconds that the event loop has to start or stop the timer."""
+"""Seconds to wait for the event loop to start or stop the timer."""
 DEPTH: Final = 200
-"""Innermost frames of a stack that are kept."""
+"""Most frames of a stack that are kept, the innermost ones."""
 
 _TASKS: Final = Path("/proc/self/task")
 _TYPES: Final = (
@@ -104,7 +104,8 @@ class _Seen(dict[_Stack, list[int]]):
 
 
 class _Looks:
-    """Samples all threads from another one; for `cpu` all but the thread `ticking` (`_Ticks`)."""
+    """Samples all threads from another one; for `cpu` all but the thread `ticking`, which `_Ticks`
+    samples."""
 
     def __init__(self, seen: _Seen, ticking: int | None) -> None:
         self.count = 0
@@ -142,7 +143,8 @@ class _Looks:
         self.interval = max(INTERVAL, self.cost / self.count / SHARE)
 
     def _new_time(self, thread: int | None) -> int:
-        """Nanoseconds that the thread ran since the last call for it; 0 at the first."""
+        """Return the nanoseconds that the thread ran since the last call for it; 0 at the first
+        call."""
         if thread is None or (ran := _ran(thread)) is None:
             return 0
         new = ran - self._ran.get(thread, ran)
@@ -168,7 +170,7 @@ class _Ticks:
     def stop(self) -> None:
         """Stop the timer."""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        # Never the default again: one that is still on its way would end the process.
+        # Not the default handler again: a pending signal would end the process.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
     def _tick(self, _: int, frame: FrameType | None) -> None:
@@ -181,13 +183,13 @@ class _Ticks:
 
 @contextmanager
 def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> Iterator[bool]:
-    """Sample the main thread by a CPU timer inside. Gives whether the timer runs: it doesn't if
-    `loop` is None, or is stuck for `PATIENCE`."""
+    """Sample the main thread by a CPU timer within the context. Yields whether the timer runs: it
+    doesn't if `loop` is None, or is stuck for `PATIENCE`."""
     ticks = _Ticks(seen)
     wanted, started, ended = True, threading.Event(), threading.Event()
 
     def start() -> None:
-        # A loop that was stuck until now isn't to begin when nobody looks any more.
+        # A loop that was stuck until now must not start the timer after the profile has ended.
         if wanted and threading.current_thread() is threading.main_thread():
             ticks.start()
             started.set()
@@ -219,15 +221,16 @@ def _stack(innermost: FrameType) -> _Stack:
 
 
 def _numbers() -> dict[int | None, int | None]:
-    """The kernel's thread ids of the threads that Python knows, by Python's thread ids."""
+    """Return the kernel's thread ids of the threads that Python knows, by Python's thread ids."""
     found = {thread.ident: thread.native_id for thread in threading.enumerate()}
-    # After a fork (functions-framework's workers) Python 3.11 has the parent's.
+    # After a fork (functions-framework's workers) Python 3.11 has the parent's id.
     found[threading.main_thread().ident] = os.getpid()
     return found
 
 
 def _ran(thread: int) -> int | None:
-    """Nanoseconds that a thread has run on a CPU; None if it is gone, or the kernel doesn't say."""
+    """Return the nanoseconds that a thread has run on a CPU; None if it has ended, or the kernel
+    doesn't say."""
     try:
         with open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read(100).split()[0])
@@ -236,7 +239,8 @@ def _ran(thread: int) -> int | None:
 
 
 def _ran_by_thread() -> dict[int, int]:
-    """Nanoseconds that each thread of this process has run, by the kernel's thread id."""
+    """Return the nanoseconds that each thread of this process has run, by the kernel's thread
+    id."""
     try:
         threads = [int(name) for name in os.listdir(_TASKS)]
     except OSError:
@@ -245,7 +249,8 @@ def _ran_by_thread() -> dict[int, int]:
 
 
 def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:
-    """Nanoseconds that threads without Python ran since `before`, as a stack with their name."""
+    """Return the nanoseconds that threads without Python ran since `before`, as stacks of one frame
+    with the thread's name."""
     known = set(_numbers().values())
     found: dict[tuple[Frame, ...], int] = {}
     for thread, ran in _ran_by_thread().items():

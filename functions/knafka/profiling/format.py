@@ -1,7 +1,8 @@
 """The format of profiles: pprof's gzipped protocol buffer, written by hand.
 
-See github.com/google/pprof/blob/main/proto/profile.proto; the numbers of its fields are here. Not a
-library: those for Python that write it are no longer kept, and the format is five small messages.
+See github.com/google/pprof/blob/main/proto/profile.proto; the numbers of its fields are here. No
+library is used: those for Python that write it are unmaintained, and the format is five small
+messages.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Stacks, innermost frame first, and how much was seen with each."""
+    """Values by stack (innermost frame first)."""
 
     types: Sequence[ValueType]
     samples: Mapping[tuple[Frame, ...], Sequence[int]]
@@ -42,7 +43,7 @@ class Profile:
     period_type: ValueType
     period: int
     default: str
-    """The type that is shown first."""
+    """The type of value that viewers show first."""
     time: float = 0.0
     """Seconds since the Unix epoch at which it began."""
     duration: float = 0.0
@@ -50,12 +51,12 @@ class Profile:
 
 
 def encode(profile: Profile) -> bytes:
-    """The profile as a file, or as the body of a response."""
+    """Encode a profile as a file, or as the body of a response."""
     return gzip.compress(_Encoder().profile(profile), compresslevel=6)
 
 
 class _Encoder:
-    """Gives strings, functions and locations their numbers as they come up."""
+    """Encodes a profile; strings, functions and locations are numbered as they occur."""
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {"": 0}

@@ -1,8 +1,9 @@
-"""What Python allocates and keeps, by `tracemalloc`.
+"""Profiles the memory that Python allocates and keeps, by `tracemalloc`.
 
-Tracing costs time and memory, so it runs only while somebody waits for this profile, which then has
-what was allocated since and is still held. A process that was started with PYTHONTRACEMALLOC=8
-traces all its life: its profile has everything, at once. Memory of C libraries isn't in it.
+Tracing costs time and memory, so it runs only while this profile is taken, which then shows the
+memory that was allocated meanwhile and is still held. A process that was started with
+PYTHONTRACEMALLOC=8 traces all its life: its profile has everything, at once. Memory of C libraries
+isn't in it.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Final
 from knafka.profiling.format import Frame, Profile, ValueType
 
 DEPTH: Final = 8
-"""Frames of a stack that are kept: each costs time for every allocation."""
+"""Most frames of a stack that are kept: each costs time for every allocation."""
 
 _one_at_a_time = threading.Lock()
 
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
-    """Return a profile of the memory still held of what is allocated in the next seconds, or ever
-    if that is traced already. Blocks the calling thread."""
+    """Return a profile of memory that is allocated in the next seconds (or since the start, if
+    tracing is on already) and still held. Blocks the calling thread."""
     began = time.time()
     with _one_at_a_time:
         traced = tracemalloc.is_tracing()
@@ -61,7 +62,7 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
 
 
 def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
-    """The function of each line of these modules: tracemalloc keeps no more than lines."""
+    """Return the function of each line of these modules, as tracemalloc keeps only line numbers."""
     found: dict[tuple[str, int], str] = {}
     for module in list(sys.modules.values()):
         spec = getattr(module, "__spec__", None)

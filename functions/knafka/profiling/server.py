@@ -1,8 +1,8 @@
-"""The profiles over HTTP: http://127.0.0.1:8008/debug/pprof/ (DSP-14).
+"""Serves profiles over HTTP at http://127.0.0.1:8008/debug/pprof/ (DSP-14).
 
-In threads of its own, so that a process whose event loop hangs can be looked at, too. On the
-loopback only, which is where `kubectl port-forward` ends: a profile says a lot about a process, and
-asks nobody who they are.
+It runs in threads of its own, so that a process whose event loop hangs can be profiled, too. It
+listens on the loopback only, where `kubectl port-forward` ends: a profile reveals much about a
+process, and there is no authentication.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ Profiles of this process, for `go tool pprof URL` or speedscope:
 {PREFIX}threads?debug=1      every thread and task, to be read
 """
 SECONDS: Final = 30.0
-"""How long is looked where the request doesn't say."""
+"""Default duration of a profile, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 def start(loop: asyncio.AbstractEventLoop | None = None, port: int = PORT) -> ThreadingHTTPServer:
-    """Serve until the process ends; `loop` is the one whose tasks are shown.
+    """Start serving profiles until the process ends; `loop` is the event loop whose tasks are
+    shown.
 
-    Where the port is taken (many functions on one machine), at another one.
+    If the port is taken (many functions on one machine), another one is used.
     """
     try:
         server = _ProfileServer(port, loop)
     except OSError:
         server = _ProfileServer(0, loop)
     threading.Thread(target=server.serve_forever, name="profiling", daemon=True).start()
-    # A warning, as it isn't for every day, and as where it is must be seen at any level.
+    # A warning, as profiling is exceptional, and its address must be visible at any log level.
     _log.warning("profiling is on: http://%s:%d%s", *server.server_address[:2], PREFIX)
     return server
 
@@ -67,7 +68,7 @@ class _ProfileServer(ThreadingHTTPServer):
         self.profiling = threading.Lock()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Mostly, the client hung up."""
+        """Log an error of a connection; mostly, the client hung up."""
         _log.debug("a profile could not be sent", exc_info=True)
 
 
@@ -119,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _profile_exclusively(
         self, profile: Callable[[float], Profile], asked: dict[str, str]
     ) -> Profile:
-        """Run one profile at a time: they would measure each other, and each costs."""
+        """Take one profile at a time, as they would measure each other. Raises
+        `_RefusedProfile`."""
         seconds = _seconds(asked)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")

@@ -1,4 +1,5 @@
-"""What every thread and every task of the event loop is doing now: for what hangs or waits."""
+"""Shows what every thread and every task of the event loop is doing now, to find those that hang or
+wait."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from knafka.profiling.format import Frame, Profile, ValueType
 
 
 def profile() -> Profile:
-    """How many threads are at each place."""
+    """Return a profile with the number of threads at each stack."""
     stacks = Counter(
         tuple(
             Frame(frame.f_code.co_qualname, frame.f_code.co_filename, line)
@@ -49,7 +50,8 @@ def text(loop: asyncio.AbstractEventLoop | None) -> str:
 
 
 def _stack_of(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
-    """Through everything that it awaits; `Task.get_stack` has the outermost coroutine only."""
+    """Return a task's stack through everything that it awaits; `Task.get_stack` returns the
+    outermost coroutine only."""
     found = []
     awaited: object = task.get_coro()
     while awaited is not None:

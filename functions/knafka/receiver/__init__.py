@@ -1,4 +1,5 @@
 """The receiver: a CloudEvent over HTTP becomes a record in the Broker's topic, then 202 (BRK-10).
 
-It refuses to filter, to change data, and to answer 202 before Kafka has. What is where: README.md.
+It doesn't filter, doesn't change data, and doesn't answer 202 before Kafka has stored the event.
+What is where: README.md.
 """

@@ -1,4 +1,5 @@
-"""`python -m knafka.receiver`: the receiver under the server that is fastest for it."""
+"""`python -m knafka.receiver`: the receiver under uvicorn, with its own HTTP protocol, which is
+faster."""
 
 from knafka.receiver.function import ReceiverFunction
 from knafka.receiver.protocol import EncryptedReceiverProtocol, ReceiverProtocol

@@ -1,10 +1,10 @@
-"""The address of a request, which finds the Broker or KafkaChannel that it is for.
+"""The address of a request, which says for which Broker or KafkaChannel it is.
 
-    /{namespace}/{name}   its path, percent-decoded     host:{host}           its host, where the
-path is only `/` (KN-CHN-11); any host, where a receiver                           serves one Broker
-for good
+    An address is the percent-decoded path (`/{namespace}/{name}`), or, if the path is only `/`, the
+    host as `host:{host}` (KN-CHN-11). A receiver that always serves the same Broker serves it at
+    any host.
 
-Not here: what is served at an address (`ingest`).
+Not here: routes (`ingest`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOTS: Final = frozenset({b"", b"/"})
 _BY_HOST: Final = b"host:"
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
-"""Knative's header with the host that the sender asked for, where a proxy has changed `Host`."""
+"""Knative's header with the host that the sender requested, as a proxy may have changed `Host`."""
 _LENGTHS: Final = frozenset({len(_HOST), len(_ORIGINAL_HOST)})
 
 

@@ -9,7 +9,7 @@ from knafka.core.tokens.caller_tokens import NO_SCRAPER, REFUSED
 
 
 class Answer:
-    """A whole HTTP response: `wire` has its bytes, `closing` those of the last response of a
+    """A whole HTTP response: `wire` holds its bytes, `closing` its bytes as the last response of a
     connection."""
 
     __slots__ = ("body", "closing", "headers", "status", "wire")
@@ -51,8 +51,8 @@ UNREAD: Final = Answer(
     "what is served here isn't read yet: send the event again",
     headers=((b"retry-after", b"1"),),
 )
-"""In place of NOT_FOUND until a receiver has read its contract, and for a declaration that is
-invalid."""
+"""Sent in place of `NOT_FOUND` until a receiver has read its contract, and for an invalid
+declaration."""
 NOT_THE_OPERATOR: Final = Answer(
     HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
 )
@@ -64,7 +64,7 @@ UNAUTHENTICATED: Final = Answer(
     "want a token in Authorization (Bearer) that is for the audience in status.address.audience",
     headers=((b"www-authenticate", b"Bearer"),),
 )
-"""The same for every token that proves nothing: the reason is not the sender's business."""
+"""Sent for every invalid token alike, as the reason is not the sender's business."""
 FORBIDDEN: Final = Answer(
     HTTPStatus.FORBIDDEN, "no EventPolicy allows this sender to send this event here"
 )
@@ -162,8 +162,8 @@ def document(text: str) -> Answer:
 
 
 def network_probe(digest: bytes, position: int | None) -> Answer:
-    """Return the answer to Knative's network probe, which wants its hash back (KN-BRK-21); for the
-    operator, with the position up to which the contract is read, if that is in a topic."""
+    """Return the answer to Knative's network probe, with its hash (KN-BRK-21) and, for the
+    operator, the position up to which the contract is read, if that is in a topic."""
     position_header = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
     return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *position_header))
 

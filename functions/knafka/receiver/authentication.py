@@ -1,15 +1,14 @@
-"""Authentication: verify the token that a request shows, and check whether its sender may send
-(KN-DP-09).
+"""Authentication: verify a request's token, and check whether its sender may send (KN-DP-09).
 
-    no token, or one that proves nothing            401     a sender that no policy admits
-403     keys not read yet, or being read again          503, to be sent again: the token may be good
+    A request without a valid token is answered 401, and a sender that no policy admits 403. While
+    keys are not read yet, or are being read again, the answer is 503, as the token may be valid.
 
 A token that was verified before costs two look-ups. Only good tokens are cached, `MAX_TOKENS` at
 most. The cost of bad tokens is bounded too: claims are checked before the signature, and only so
-many wrong signatures are checked per second. These are counted by the claimed sender, so that a
-known sender with a new token isn't held up by other senders' inventions.
+many wrong signatures are checked per second. They are counted by claimed sender, so that invented
+tokens of others don't hold up a known sender's new token.
 
-Not here: what a token must claim (`core.auth_tokens`), keys (`ports.signing_keys`), policies
+Not here: what a token must claim (`core.tokens.auth_tokens`), keys (`ports.signing_keys`), policies
 (`core.authorization`).
 """
 
@@ -75,7 +74,7 @@ class TokenVerifier:
         return len(self._new_tokens) + len(self._old_tokens)
 
     def verify(self, token: bytes, audience: str) -> str:
-        """Return the subject of a token for this audience. Raises `InvalidToken` and
+        """Verify a token for this audience and return its subject. Raises `InvalidToken` and
         `Undecided`."""
         if len(token) > MAX_TOKEN_BYTES:
             raise InvalidToken(f"it is longer than {MAX_TOKEN_BYTES} bytes")
@@ -88,8 +87,8 @@ class TokenVerifier:
         return self._verify(token, audience, now)
 
     def _verify(self, token: bytes, audience: str, now: float) -> str:
-        """Return the subject of a token that isn't among the new cached ones, and cache it
-        there."""
+        """Verify a token that isn't among the new cached ones, and cache it among them; returns its
+        subject."""
         kept = self._old_tokens.get((audience, token))
         if kept is None or now >= kept.until:
             kept = self._verified(token, audience, now)
@@ -101,7 +100,8 @@ class TokenVerifier:
         return kept.subject
 
     def _verified(self, token: bytes, audience: str, now: float) -> VerifiedToken:
-        """Verify claims, key and signature of a token. Raises `InvalidToken` and `Undecided`."""
+        """Verify claims, key and signature of a token, and return its claims. Raises `InvalidToken`
+        and `Undecided`."""
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided

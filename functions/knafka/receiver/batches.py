@@ -2,8 +2,8 @@
 
     all are valid --append, one after the other--> Kafka --reports--> the answer, after the last
 
-If one isn't stored the whole batch is to be sent again, so that those behind it in the order of its
-key come behind it; what was stored comes twice.
+If one event isn't stored, the sender must send the whole batch again, so that later events of its
+key stay behind it; events that were stored are then stored twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from knafka.receiver.tracing import IngestTracing
 
 
 class EventBatch:
-    """Valid events that came together."""
+    """The valid events of one request, which get one answer."""
 
     def __init__(self, records: Sequence[Draft]) -> None:
         self._records = records
@@ -29,7 +29,7 @@ class EventBatch:
         self._traced: list[Callable[[Answer], None]] = []
         sizes = list(map(_size, records))
         self.largest = max(sizes, default=0)
-        """Bytes of its largest event, headers included."""
+        """Bytes of the batch's largest event, headers included."""
         self.held = sum(sizes)
         self.headers = sum(len(each.headers) for each in records)
 
@@ -41,8 +41,9 @@ class EventBatch:
         tracing: IngestTracing | None,
         stored: Reported,
     ) -> None:
-        """Have all stored in their order, by `append_all`, or by `append` if each of them has spans
-        of its own; `stored` is called once, with the first error."""
+        """Append all events to the Ingress's topic, in their order: by `append_all`, or with
+        `tracing` by `append`, as each event has spans. `stored` is called once, with the first
+        error or None."""
         if tracing is None:
             append_all(ingress.topic, self._records, stored)
             return
@@ -58,11 +59,12 @@ class EventBatch:
                 break
 
     def answered(self, answer: Answer) -> None:
-        """End the spans of its events."""
+        """End the spans of the batch's events with this answer."""
         for respond in self._traced:
             respond(answer)
 
     def _reported(self, error: LogError | None) -> None:
+        """Note Kafka's report of one event; after the last one, call `stored`."""
         self._error = self._error or error
         self._left -= 1
         if not self._left:
@@ -73,6 +75,7 @@ def _ignore(answer: Answer) -> None: ...
 
 
 def _size(record: Draft) -> int:
+    """Return the bytes of a record's value and headers."""
     _, headers, value = record
     size = 0 if value is None else len(value)
     for name, text in headers:

@@ -1,5 +1,5 @@
-"""What the connections of one server share: their number, the bytes they receive together, and
-timeouts.
+"""State that the connections of one server share: their number, the bytes that they are receiving,
+and timeouts.
 
 Not here: HTTP; see `protocol`, which defines one connection.
 """
@@ -14,8 +14,8 @@ from knafka.receiver.ingest import IngestHandler
 SWEEP_INTERVAL: Final = 5.0
 """Seconds between checks for silent connections, by one timer for all."""
 SLOW_REQUEST_SECONDS: Final = 2.0
-"""Seconds without progress (`protocol.PROGRESS_BYTES`) after which a request is given up when there
-is no room for all."""
+"""Seconds without progress (`protocol.PROGRESS_BYTES`) after which a request may be refused to free
+memory."""
 SLOW_CHECK_INTERVAL: Final = 0.1
 """Seconds between checks for slow requests: one takes milliseconds with 10,000 connections."""
 FREED_SHARE: Final = 4
@@ -23,10 +23,10 @@ FREED_SHARE: Final = 4
 
 
 class Expiring(Protocol):
-    """A connection, as `Connections` knows it."""
+    """The methods of a connection that `Connections` uses."""
 
     def expire(self, now: float) -> None:
-        """Close the connection, or give up its request, if it has been silent for too long."""
+        """Close the connection, or refuse its request, if it has been silent for too long."""
         ...
 
     @property
@@ -39,7 +39,7 @@ class Expiring(Protocol):
         ...
 
     def forget_route(self) -> None:
-        """Look the route up again for the next request: what is served has changed."""
+        """Look the route up again for the next request, as the served Ingresses have changed."""
         ...
 
 
@@ -86,7 +86,8 @@ class Connections:
         self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
 
     def forget_routes(self) -> None:
-        """Let all connections look their routes up again: what `ingest` serves has changed."""
+        """Make all connections look their routes up again, as `ingest` serves other Ingresses
+        now."""
         for connection in self.open:
             connection.forget_route()
 

@@ -1,9 +1,10 @@
-"""Direct: events that come past Knative's proxy, shown to its autoscaler as load (issue 37).
+"""Direct events: events that bypass Knative's proxy, shown to Knative's autoscaler as load (issue
+37).
 
     direct events a second -> so many requests held against the receiver's own Service
     Knative's proxy sees those under way -> the autoscaler counts them -> pods
 
-Knative scales by the requests that its proxy sees, and it sees none of the events that come
+Knative scales by the requests that its proxy sees, and the proxy sees no event that is sent
 straight to a pod's own port. A held request costs the proxy nothing while it waits.
 
 Not here: which events are direct (`protocol`), and where senders get that address (the operator).
@@ -42,7 +43,7 @@ class DirectLoad:
         self._holds: set[asyncio.Task[object]] = set()
 
     async def follow(self) -> None:
-        """Hold as many requests as the measured rate asks for, until cancelled. Surplus requests
+        """Hold as many requests as the measured rate requires, until cancelled. Surplus requests
         end by themselves."""
         loop = asyncio.get_running_loop()
         events, at = self._events(), loop.time()

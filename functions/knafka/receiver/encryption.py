@@ -1,11 +1,11 @@
-"""Encryption: check that a request came encrypted, where a Broker takes no others.
+"""Encryption: refuse unencrypted requests to a Broker that takes only encrypted ones.
 
-    X-Forwarded-Proto: https    Knative's gateway, or our own TLS, says that it did     anything
-else, or nothing   403
+    `X-Forwarded-Proto: https`, set by Knative's gateway or our own TLS, says that a request came
+    encrypted. Any other value, or none, is answered 403.
 
 A sender that forges the header only deceives itself.
 
-Not here: TLS (`knafka.tls_listener`), and whether a Broker wants it (`Ingress.encrypted_only`).
+Not here: TLS (`knafka.tls_listener`), and which Brokers require it (`Ingress.encrypted_only`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class RequestCheck(Protocol):
     """A check that a request must pass before its event is parsed."""
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        """Return None if any event is taken, else the answer to the request, or the predicate that
-        an event's attributes must fulfil."""
+        """Return None if the sender may send any event, else the answer to the request, or the
+        predicate that an event's attributes must fulfil."""
         ...
 
 

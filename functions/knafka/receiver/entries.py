@@ -1,4 +1,4 @@
-"""The Ingresses that a receiver serves of its contract topic: all of them, or one."""
+"""Parses contract records, and picks the Ingresses that a receiver serves: all, or one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class IngressEntries:
     """A `contract_topic.Entries` of Ingresses, by path."""
 
     def __init__(self, path: str | None = None) -> None:
-        """`path`: the only one to serve; None: all."""
+        """`path`: the only Ingress to serve; None: all."""
         self._path = path
 
     def entry_of(self, key: str, value: bytes) -> Ingress | None:

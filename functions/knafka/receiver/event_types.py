@@ -3,12 +3,12 @@
 
     an event is stored --type and source are new--> listed at `/event-types` for a while --> known
 
-The operator asks regularly and creates an EventType of each, as a receiver has no rights at the API
-server. A type stays in the answers for `ANSWERED_FOR` seconds, so that it isn't lost if somebody
-else asks.
+The operator reads the list regularly and creates an EventType for each entry, as a receiver has no
+rights at the API server. A type stays in the answers for `ANSWERED_FOR` seconds, so that the
+operator gets it even if somebody else has asked first.
 
-Each Broker or KafkaChannel has limits of its own: a sender that invents types costs others no
-EventType.
+Each Broker or KafkaChannel has limits of its own: a sender that invents types doesn't use up those
+of others.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ EVENT_TYPES: Final = b"/event-types"
 MAX_KNOWN_TYPES: Final = 1_000
 """Pairs of type and source of one Broker or KafkaChannel that are listed in a process's life."""
 MAX_NEW_TYPES: Final = 50
-"""Pairs that are listed at a time; beyond that a new pair must come again later."""
+"""Pairs that are listed at a time; a further pair is listed only when an event has it again
+later."""
 MAX_TYPE_BYTES: Final = 512
 """Bytes of a type and its source together; longer ones are never listed."""
 ANSWERED_FOR: Final = 120.0
-"""Seconds for which a pair is listed after it was first asked for: four times the operator's
+"""Seconds for which a pair is listed after the first answer with it: four times the operator's
 interval."""
 MAX_ANSWER_BYTES: Final = 60_000
 """Approximate bytes of an answer; the next answer begins with the paths that had no room."""
@@ -55,8 +56,8 @@ class _PathTypes:
 
     def __init__(self) -> None:
         self.known: set[int] = set()
-        """Hashes of the pairs of type and source. A sender that finds two pairs with one hash loses
-        an EventType."""
+        """Hashes of the pairs of type and source. If a sender's two pairs have one hash, the second
+        one gets no EventType."""
         self.new: list[_NewType] = []
 
 
@@ -79,7 +80,7 @@ class SeenTypes:
         key = hash((type_, source))
         if key in seen.known or len(seen.known) >= MAX_KNOWN_TYPES:
             return
-        # A record that holds a whole event has neither, and is seldom.
+        # A record with a structured event has neither header, and is rare.
         if type_ is None or source is None or len(type_) + len(source) > MAX_TYPE_BYTES:
             seen.known.add(key)
             return
@@ -93,7 +94,7 @@ class SeenTypes:
         seen.new.append(_NewType(type_.decode(), source.decode(), short_schema))
 
     def keep_paths(self, paths: Collection[str]) -> None:
-        """Forget all other paths, which are no longer served."""
+        """Forget all paths but these, as the others are no longer served."""
         for path in self._seen.keys() - set(paths):
             del self._seen[path]
 
@@ -105,7 +106,7 @@ class SeenTypes:
         for path, seen in list(self._seen.items()):
             if size > MAX_ANSWER_BYTES:
                 break
-            # Behind the others in the next answer.
+            # Put the path behind the others, for the next answer.
             self._seen[path] = self._seen.pop(path)
             self._forget(seen)
             for new_type in seen.new[:MAX_PER_PATH]:
@@ -115,7 +116,7 @@ class SeenTypes:
                     entry if new_type.schema is None else {**entry, "schema": new_type.schema}
                 )
                 size += sum(map(len, entries[-1].values())) + 50
-            # Those that weren't entries are first in the next answer.
+            # Pairs that had no room come first in the next answer.
             seen.new = [*seen.new[MAX_PER_PATH:], *seen.new[:MAX_PER_PATH]]
         return json.dumps({"eventTypes": entries})
 

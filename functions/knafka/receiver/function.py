@@ -1,8 +1,8 @@
 """The receiver as a function: the ASGI contract of func and functions-framework (FN-2, FN-4).
 
 `start(environment)` connects, `handle(scope, receive, send)` answers one request, `ready()` and
-`alive()` tell the platform, `stop()` finishes what is in flight. The fast way in shares all of it
-but `handle`.
+`alive()` answer the platform's probes, `stop()` finishes the requests in flight. `protocol`, the
+faster entrance, uses all of these but `handle`.
 """
 
 from __future__ import annotations
@@ -52,22 +52,23 @@ PROBE_TIMEOUT: Final = 2.0
 BATCH_BYTES: Final = 1_000_000
 """librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
 OTHER_FILES: Final = 100
-"""Open files that are no connections of senders; those to Kafka are most of them."""
+"""Open files besides the connections of senders, most of them connections to Kafka."""
 WRITER_KEPT: Final = 60.0
 """Seconds for which an unused writer stays open, as requests that have begun may still need it."""
 STOP_TIMEOUT: Final = 5.0
-"""Seconds to finish requests at the end; with the server's own four it stays below ten."""
+"""Seconds to finish requests when the process stops; with the server's four seconds, less than
+ten."""
 
 
 class ReceiverFunction:
-    """The receiver's function; nothing is opened before `start`."""
+    """The receiver's ASGI application; `start` opens all that it needs."""
 
     ingest: IngestHandler
 
     def __init__(self) -> None:
         self._writers: dict[Kafka, LogWriter] = {}
         self._leaving: set[LogWriter] = set()
-        """Writers that no Ingress uses any more."""
+        """Writers that no Ingress uses any more, until they are closed."""
         self._follower: ContractFollower[Ingress] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._tracing: Tracing | None = None
@@ -75,12 +76,12 @@ class ReceiverFunction:
         """`ApiServerKeys.tried`; None: no tokens are verified."""
         self._verifier: TokenVerifier | None = None
         self._subscriber: HttpSubscriber | None = None
-        """Sends requests to the receiver's own Service; None: it shows no load there."""
+        """Sends requests to the receiver's own Service, to show load; None: no load is shown."""
         self._statistics: ClientStatistics
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Connect to Kafka and serve. Raises `InvalidDocument` for a contract that can't be
-        used."""
+        """Read the settings, connect to Kafka and start to serve. Raises `InvalidDocument` for
+        settings or a contract that can't be used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
         self._callers = settings.callers(environment)
@@ -99,10 +100,11 @@ class ReceiverFunction:
         self._follow_direct_load(settings.service_url(environment))
 
     def _follow_direct_load(self, service_url: str | None) -> None:
-        """Let Knative scale by direct events too (`direct`). Raises `InvalidDocument`."""
+        """Show direct events to Knative's autoscaler (`direct`), if there is a Service. Raises
+        `InvalidDocument`."""
         if service_url is None:
             return
-        # Here, as most receivers send nothing.
+        # Imported here, as most receivers send no requests.
         from knafka.clients.http.http_subscriber import HttpSubscriber
         from knafka.ports.subscriber import Target
 
@@ -118,12 +120,13 @@ class ReceiverFunction:
         self._tasks.append(asyncio.create_task(load.follow()))
 
     def _open_keys(self, url: str | None, folder: Path) -> None:
-        """Read the keys of senders' tokens from the API server at `url`, with the credentials in
-        `folder`. Raises `InvalidDocument`."""
+        """Start to read the keys of senders' tokens from the API server at `url`, with the
+        credentials in `folder`; without a URL, do nothing. Raises `InvalidDocument`."""
         if url is None:
             return
         try:
-            # Here, as the libraries take a tenth of a second to import, and most need none.
+            # Imported here, as the libraries take a tenth of a second and most receivers don't need
+            # them.
             from knafka.clients.kubernetes.api_server_keys import (
                 ApiServerKeys,
                 fetch_with_credentials,
@@ -156,8 +159,9 @@ class ReceiverFunction:
         )  # fmt: skip
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
-        """Serve the Ingresses in a topic, following its changes. Batches have no limit here, as any
-        topic may come: the writer sends a record again alone if its batch was too large."""
+        """Serve the Ingresses in a topic, following its changes. Batches have no limit of their
+        own, as a topic with any limit may be added later: if a batch was too large, the writer
+        sends its records again one by one."""
         open_reader = partial(
             KafkaPositionedReader, connection_configuration(declared.kafka), declared.contract_topic
         )
@@ -171,14 +175,15 @@ class ReceiverFunction:
         contract_writer = self._writer(declared.kafka)
 
         def changed() -> None:
-            """Serve what the contract declares now."""
+            """Serve the Ingresses that the contract declares now."""
             current_contract, only_path = follower.contract, declared.path
             if only_path is not None and only_path not in {
                 *current_contract.entries,
                 *current_contract.refused,
             }:
-                # Somebody deleted the topic, or Kafka lost it: to be refused for good is the answer
-                # where nothing is declared, and this function is there since something is.
+                # Somebody deleted the topic, or Kafka lost it. A 404 would say that nothing is
+                # declared for this path, but this function runs since something is: so the path is
+                # answered 503.
                 current_contract = replace(
                     current_contract,
                     refused={**current_contract.refused, only_path: "it isn't there"},
@@ -204,7 +209,8 @@ class ReceiverFunction:
         return self._writers[kafka]
 
     def _keep_writers(self, needed: Collection[LogWriter]) -> None:
-        """Close the other writers in a while: requests that have begun may still need them."""
+        """Close all writers but `needed` after `WRITER_KEPT` seconds, as requests that have begun
+        may still need them."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
@@ -221,14 +227,15 @@ class ReceiverFunction:
         self.ingest.writers.remove(writer)
 
     async def _wait_for_kafka(self) -> None:
-        """Become ready when every Kafka has answered, or is known to be away.
+        """Wait until every Kafka has answered or is known to be away, then become ready.
 
-        If Kafka is away another pod would do no better, and Knative would start more of them while
-        none is ready: so this one becomes ready and answers 503. If Kafka refuses this client,
-        another revision of the function may be accepted: so this one stays unready.
+        If Kafka is away, this pod becomes ready and answers 503: another pod would do no better,
+        and Knative starts more pods while none is ready. If Kafka refuses this client, this pod
+        stays unready: Kafka may accept another revision of the function.
         """
         if self._keys_tried is not None:
-            # Without them its first events are refused; if they can't be had others have none.
+            # Without the keys, the first events would be refused; if they can't be read, other pods
+            # have none either.
             await self._keys_tried.wait()
         writers = list(self._writers.values())
         for writer in writers:
@@ -237,7 +244,7 @@ class ReceiverFunction:
                     await writer.reach(PROBE_TIMEOUT)
                 except LogError as error:
                     if writer.away is not None:
-                        break  # it is asked on by the writer
+                        break  # the writer goes on asking
                     self.ingest.waiting = answers.kafka_unanswered(str(error))
                     await asyncio.sleep(PROBE_TIMEOUT / 10)
                 else:
@@ -249,8 +256,8 @@ class ReceiverFunction:
     async def _wait_for_contract(
         self, follower: ContractFollower[Ingress], writers: Sequence[LogWriter]
     ) -> None:
-        """Wait until the contract is read, unless Kafka is away: then everything is answered
-        503."""
+        """Wait until the contract is read or Kafka is known to be away; while it is away, all
+        requests are answered 503."""
         while not follower.is_ready and all(writer.away is None for writer in writers):
             self.ingest.waiting = answers.contract_unread(follower.problem or "no answer so far")
             with contextlib.suppress(TimeoutError):
@@ -258,7 +265,7 @@ class ReceiverFunction:
                     await follower.wait_until_ready()
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `ReceiverProtocol` needs of a started receiver."""
+        """Return the objects that `ReceiverProtocol` needs from a started receiver."""
         return {"connections": self._connections}
 
     def interrupt(self) -> None:
@@ -289,7 +296,8 @@ class ReceiverFunction:
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether Kafka has answered or is away, and otherwise the reason (UX-3)."""
+        """Return whether Kafka has answered or is away, so that requests are answered, and if not
+        the reason (UX-3)."""
         waiting = self.ingest.waiting
         return (True, "ready") if waiting is None else (False, waiting.body.decode().strip())
 
@@ -349,7 +357,7 @@ class ReceiverFunction:
     async def _answer(
         self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes
     ) -> Answer:
-        """Pass the whole request to `ingest`, and wait for its answer."""
+        """Pass a whole request to `ingest`, and return its answer once there is one."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
@@ -373,11 +381,11 @@ def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:
 
 
 def _batch_size(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
-    """Return librdkafka's `batch.size` for a Kafka where a topic takes smaller batches than the
-    default; empty: none does.
+    """Return librdkafka's `batch.size` if a topic of this Kafka takes smaller batches than the
+    default, else an empty mapping.
 
-    The setting is one for all topics, so it is the smallest. A topic whose limit is unknown works
-    too, as the writer sends a record again alone if its batch was too large.
+    The setting holds for all topics, so it is the smallest of their limits. A topic with an unknown
+    limit works too: if a batch was too large, the writer sends its records again one by one.
     """
     limits = [ingress.max_batch_bytes for ingress in ingresses if ingress.kafka == kafka]
     declared = int(kafka.producer.get("batch.size", BATCH_BYTES))

@@ -1,12 +1,12 @@
 """Ingest: parse the event of a request, hand it to Kafka, and answer.
 
-The two ways in (`protocol`, `function`) pass a whole request and a callback, which is called at
-once or when Kafka has acknowledged. Memory is bounded by `Limits`: an event that doesn't fit is
-answered 503 with Retry-After, never queued, and so is every event while Kafka is known to be away.
-No event is answered 202 before Kafka has it (KN-BRK-07).
+Both entrances (`protocol`, `function`) pass a whole request and a callback, which gets the answer
+at once or when Kafka has acknowledged the event. Memory is bounded by `Limits`: an event that
+doesn't fit is answered 503 with Retry-After, never queued, and so is every event while Kafka is
+known to be away. No event is answered 202 before Kafka has it (KN-BRK-07).
 
-Not here: sockets and the parsing of HTTP (`protocol`). A failed append is not retried: the sender
-does that, and knows better.
+Not here: sockets and the parsing of HTTP (`protocol`). A failed append is not retried, as the
+sender retries and knows better when.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class Limits:
     """How much a receiver holds at most; together the limits bound its memory."""
 
     in_flight: int = 10_000
-    """Events that wait for Kafka; about one second's worth at full speed."""
+    """Events that wait for Kafka: about those of one second at full speed."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Bytes of headers and bodies: of the requests being received, and again of the events that
-    wait for Kafka."""
+    """Bytes of headers and bodies: so many of the requests being received, and again so many of the
+    events that wait for Kafka."""
     header_bytes: int = 64 * 1024
     """Header names and values of one request; common servers allow 8 to 64 KiB."""
     headers: int = 256
-    """Headers of one request: the 100 that common servers allow, and an event's attributes
-    (`core.event.MAX_ATTRIBUTES`)."""
+    """Headers of one request: the 100 that common servers allow, plus an event's attributes
+    (`core.events.event.MAX_ATTRIBUTES`)."""
     connections: int = 10_000
     """Open connections; each takes a file descriptor and some 10 KB."""
 
@@ -112,8 +112,8 @@ class BrokerRoute:
         before: BrokerRoute | None = None,
         verifier: TokenVerifier | None = None,
     ) -> None:
-        """`before`: the route that this one replaces, whose counts go on. `verifier`: verifies
-        senders' tokens if the Broker has an audience."""
+        """`previous_route`: the route that this one replaces and whose counts it continues.
+        `verifier`: verifies senders' tokens if the Broker has an audience."""
         self.ingress = ingress
         self.writer = writer
         self.append: Append = writer.append
@@ -123,20 +123,21 @@ class BrokerRoute:
             self.append_all = partial(_append_all_structured, writer)
         self.topic = ingress.topic
         self.check: RequestCheck | None = None
-        """What a request must pass; None: everybody may send."""
+        """The check that a request must pass; None: everybody may send."""
         if ingress.audience is not None:
             self.check = SenderCheck(ingress, ingress.audience, verifier)
         if ingress.encrypted_only:
             self.check = EncryptedOnly(self.check)
         self.max_event_bytes = ingress.max_event_bytes
-        # To add to a Counter takes three times as long.
+        # Not a Counter, to which adding takes three times as long.
         self.answered: dict[int, int] = defaultdict(int) if before is None else before.answered
         self.duration: Histogram = Histogram() if before is None else before.duration
-        """Seconds from a whole request to its answer, of events that Kafka was given."""
+        """Seconds from the receipt of a whole request to its answer, of events that were sent to
+        Kafka."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
     def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
-        """Call `respond` with the answer, and count it for so many events."""
+        """Call `respond` with the answer, and count it for this number of events."""
         self.answered[answer.status] += events
         respond(answer)
 
@@ -163,10 +164,10 @@ class IngestHandler:
         verifier: TokenVerifier | None = None,
         types: SeenTypes | None = None,
     ) -> None:
-        """`clock`: seconds of any monotonic clock. `more_metrics`: those of the writers' clients.
-        `only_path`: the one path that is served for good. `callers`: who may read the contract;
-        `scrapers`: who may read metrics. `verifier`: verifies senders' tokens. `types`: where new
-        event types are noted; None: nowhere."""
+        """`clock` returns seconds of any monotonic clock. `more_metrics` returns the metrics of the
+        writers' clients. `only_path`: the path that this receiver always serves. `callers` may read
+        the contract, `scrapers` the metrics. `verifier` verifies senders' tokens. `types` collects
+        new event types; None: they aren't collected."""
         self.limits = limits
         self._types = types
         self._clock = clock
@@ -180,19 +181,19 @@ class IngestHandler:
         self.writers = list(dict.fromkeys(writers))
         """All writers, for the liveness probe and the metrics."""
         self._served: dict[str, BrokerRoute] = {}
-        """By path."""
+        """The routes by path."""
         self._routes: dict[bytes, BrokerRoute] = {}
-        """By address: path and hosts."""
+        """The routes by address: path and hosts."""
         self._refused: Collection[bytes] = ()
         """Addresses whose declaration is invalid."""
         if contract is None and len(ingresses) == 1:
             only_path = ingresses[0].path
         self._only_path = only_path
-        """The one path that this receiver serves for good; None: there may be several."""
+        """The path that this receiver always serves, and no other; None: there may be several."""
         self.serve(zip(ingresses, writers, strict=True), contract)
         self._contract_is_read = contract is None
         self.held: HeldRequests | None = None
-        """Requests that only show load (`direct`); None: it shows none."""
+        """Held requests, which only show load (`direct`); None: no load is shown."""
         self._waiting_bytes = 0
         self._unrouted: Counter[int] = Counter()
 
@@ -202,10 +203,10 @@ class IngestHandler:
         contract: Contract[Ingress] | None = None,
     ) -> None:
         """Serve these Ingresses from now on, and no others; requests under way are finished, and
-        counts go on.
+        counts continue.
 
-        `contract` is what they were read from, if that is a topic. Addresses whose declaration is
-        refused are answered 503, so that their senders try again.
+        `contract` is the contract that they were read from; None: they are in the environment.
+        Addresses whose declaration is refused are answered 503, so that their senders try again.
         """
         served: dict[str, BrokerRoute] = {}
         routes: dict[bytes, BrokerRoute] = {}
@@ -227,7 +228,7 @@ class IngestHandler:
         if self._types is not None:
             self._types.keep_paths(served)
         root = None if self._only_path is None else served.get(self._only_path)
-        # A host that is declared decides what `/` is, and another host is nobody's (KN-CHN-11).
+        # If hosts are declared, `/` is served only at these, and not at other hosts (KN-CHN-11).
         self._root = None if root is None or root.ingress.hosts else root
         self._contract, self._contract_is_read = contract, True
         self.max_event_bytes = max((route.max_event_bytes for route in served.values()), default=0)
@@ -326,9 +327,9 @@ class IngestHandler:
         respond: Respond,
         matches_policy: Predicate | None,
     ) -> None:
-        """`receive` for a batch (CE-H11): all of it is checked before any of it is stored, and the
-        answer comes when Kafka has answered for each of its events. `matches_policy`: what each
-        event must fulfil."""
+        """Answer a POST with a batch (CE-H11): all of its events are checked before any is stored,
+        and the answer is sent when Kafka has answered for each. Each event must fulfil
+        `matches_policy`."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
@@ -372,7 +373,7 @@ class IngestHandler:
             batch.append(route.ingress, route.append, route.append_all, self._tracing, stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
-        """Count and return an answer that is given before the request is whole."""
+        """Count and return an answer that is sent before the request is whole."""
         route = self.find_route(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
@@ -408,16 +409,16 @@ class IngestHandler:
         return answer
 
     def _not_served(self, address: bytes) -> Answer:
-        """Return the answer where nothing is served: 404, or 503 if something is declared there
-        that can't be read."""
+        """Return the answer for an address that isn't served: 404, or 503 if its declaration may be
+        one that can't be read."""
         refused = self._refused
-        # Hosts are in what can't be read: any may be one's.
+        # A declaration that can't be read may have named any host.
         is_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
         return answers.UNREAD if is_refused or not self._contract_is_read else answers.NOT_FOUND
 
     def _write_metrics(self, respond: Respond) -> None:
-        """Answer with the metrics: they are collected here and formatted on a thread, which for
-        hundreds of channels takes as long as thousands of events."""
+        """Answer with the metrics, formatted on a thread: for hundreds of channels that takes as
+        long as thousands of events."""
 
         def written(text: asyncio.Future[bytes]) -> None:
             if text.cancelled() or (error := text.exception()) is not None:
@@ -431,8 +432,8 @@ class IngestHandler:
         loop.run_in_executor(None, prometheus_text, found).add_done_callback(written)
 
     def _contract_document(self, contract: Contract[Ingress]) -> str:
-        """Return as JSON up to where the contract's topic is read, and which entries are refused
-        and why."""
+        """Return, as JSON, the position up to which the contract's topic is read, the number of
+        served Ingresses, and the reasons of refused entries."""
         return json.dumps(
             {
                 "position": contract.position,
@@ -442,7 +443,7 @@ class IngestHandler:
         )
 
     def _answer_without_event(self, method: bytes, headers: HttpHeaders) -> Answer:
-        """Return the answer to a route's request that brings no event: OPTIONS (KN-DP-07), probes
+        """Return the answer to a route's request without an event: OPTIONS (KN-DP-07), probes
         (KN-BRK-21)."""
         if method == b"OPTIONS":
             return answers.OPTIONS
@@ -501,7 +502,7 @@ class IngestHandler:
 
     def _stored_record_counts(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
         """For each writer and topic, yield the client's name, the topic, and the number of stored
-        records by partition. A writer that Brokers share comes once."""
+        records by partition. A writer that several Brokers share is yielded once."""
         for number, writer in enumerate(self.writers, 1):
             topics: dict[str, dict[int, int]] = {}
             for (topic, partition), count in writer.stored.items():
@@ -511,18 +512,19 @@ class IngestHandler:
 
 
 def leaves_room(held: int, all_held: int, limit: int) -> bool:
-    """Whether a request being received may hold `held` of the `all_held` bytes that all hold.
+    """Whether a request being received may hold `held` bytes, when all requests hold `all_held` of
+    `limit` bytes.
 
-    It may hold as much as it leaves free: so however many requests are slow, one smaller than each
-    of them has room. A request larger than all others together may use all memory.
+    A request may hold as many bytes as stay free beside all: so however many requests are slow, a
+    smaller one has room. A request larger than all others together may use all memory.
     """
     left = limit - all_held
     return left >= 0 and (held <= left or 2 * held > all_held)
 
 
 def header_bytes(headers: HttpHeaders) -> int:
-    """Return the bytes that headers count as: name and value, and for each the colon, a space and
-    the line end."""
+    """Return the number of bytes that headers count as: names and values, and four for each colon,
+    space and line end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
@@ -534,9 +536,9 @@ def _append_structured(
     headers: RecordHeaders,
     reported: Reported,
 ) -> None:
-    """Append a record in structured mode, as `LogWriter.append` does. It is converted here, where
-    its headers have its trace already. Data other than JSON grow by a third beyond the size they
-    were counted with."""
+    """Append a record in structured mode, as `LogWriter.append` does. It is converted only here, as
+    its headers hold its trace by now. Data other than JSON grow by a third over the size that was
+    counted."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
 
@@ -544,7 +546,7 @@ def _append_structured(
 def _append_all_structured(
     writer: LogWriter, topic: str, records: Sequence[Draft], reported: Reported
 ) -> None:
-    """As `_append_structured`, of `LogWriter.append_all`."""
+    """Append records in structured mode, as `LogWriter.append_all` does."""
     writer.append_all(topic, list(map(in_structured_mode, records)), reported)
 
 

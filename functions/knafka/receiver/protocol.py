@@ -1,13 +1,13 @@
-"""HTTP/1.1 for the receiver, straight on llhttp: the fast way in.
+"""HTTP/1.1 for the receiver, straight on llhttp: its faster entrance.
 
-uvicorn runs it (`Config(http=...)`) and so keeps the sockets, the signals and the graceful stop;
-an event never passes through ASGI (docs/decisions/0005). One request is in memory at a time per
-connection unless the client pipelines; answers leave in order (`responses`).
+uvicorn runs this protocol (`Config(http=...)`) and still handles sockets, signals and the graceful
+stop; events don't pass through ASGI (docs/decisions/0005). A connection has one request in memory
+at a time unless the client pipelines; answers are sent in order (`responses`).
 
-It is longer than other files as whatever a request does to a connection is to be seen in one place.
+This file is longer than others so that all effects of a request on its connection are in one place.
 
-Not here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS
-(`tls_listener`), compressed requests, and those that outgrow `Limits` or arrive too slowly.
+Not supported: HTTP/2, upgrades (an offer is ignored), compressed requests, and requests that exceed
+`Limits` or arrive too slowly. Not here: TLS (`tls_listener`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
 log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT: Final = 75.0
-"""Seconds that a connection may say nothing: longer than the usual client's keep-alive of 60."""
+"""Seconds that a connection may be silent between requests: longer than a client's usual keep-alive
+of 60."""
 REQUEST_TIMEOUT: Final = 30.0
-"""Seconds that a started request may stand still before it is given up."""
+"""Seconds without progress after which a started request is refused."""
 REQUEST_DEADLINE: Final = 120.0
-"""Seconds that a request may take to arrive, however little of it comes at a time."""
+"""Seconds within which a whole request must arrive."""
 LINGER: Final = 2.0
-"""Seconds that an idle connection of a direct sender stays open at the end: its next request may be
-on its way, and is answered with `Connection: close`. Less than `serving.GRACEFUL_TIMEOUT`."""
+"""Seconds that a direct sender's idle connection stays open when the server stops, as its next
+request may be on its way; that is answered with `Connection: close`. Less than
+`serving.GRACEFUL_TIMEOUT`."""
 PROGRESS_BYTES: Final = 16 * 1024
-"""Bytes that must arrive in each `REQUEST_TIMEOUT`: 546 per second, as common servers want."""
+"""Bytes that must arrive in each `REQUEST_TIMEOUT`: 546 per second, as common servers require."""
 UNCOUNTED_HEAD: Final = 16 * 1024
 """Bytes of a request's head that are parsed before its headers are counted: at most 4,096
 headers."""
 BODY_PARTS: Final = 64
-"""Parts of a body that are kept as they came; more are joined, as each takes 40 bytes."""
+"""Parts of a body that are kept separately; more are joined, as each takes 40 bytes."""
 _NOTED_LENGTHS: Final = frozenset(
     {len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")}
 )
@@ -150,29 +152,31 @@ class ReceiverProtocol(asyncio.Protocol):
         self._deadline = 0.0
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
         self._shared.open.add(self)
-        self._server.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols only
+        self._server.add(self)  # type: ignore[arg-type]  # uvicorn declares only its own protocols
         if self._shared.has_too_many:
             self._refuse(answers.CROWDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release all that the connection holds."""
         self._closing = True
         self._responses.close()
         self._forget_body()
-        # The parser holds methods of this object: let the cycle go now, not when it is collected.
+        # The parser holds methods of this object: break the cycle now, without the garbage
+        # collector.
         del self._parser
         self._shared.open.discard(self)
         self._server.discard(self)
 
     def eof_received(self) -> bool:
-        """Keep the connection (True) for answers that are still to come, though its sender sends no
-        more."""
+        """Note that the sender sends no more; returns whether the connection stays open, as answers
+        are pending."""
         if not self._slots:
             return False
         self._end_after_answers()
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; a request that isn't whole is counted."""
+        """Parse received bytes; the bytes of a request that isn't whole are counted."""
         if self._closing:
             return
         self._heard_at = self._time()
@@ -185,7 +189,8 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_held()
 
     def _must_count(self, data: bytes) -> bool:
-        """Whether the first read of a request is so long that it is counted while it is parsed."""
+        """Whether the first read of a request is so long that its headers must be counted during
+        parsing."""
         return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
     def _start_timers(self) -> None:
@@ -196,7 +201,7 @@ class ReceiverProtocol(asyncio.Protocol):
     def _receive_counting(self, data: bytes) -> None:
         """Parse more of a request that isn't whole yet, and check its limits.
 
-        A request that comes whole in one read below the limit of headers is not counted: most are.
+        Most requests arrive whole in one read below the limit of headers; these are not counted.
         """
         if not self._in_request:
             self._start_timers()
@@ -209,17 +214,18 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._in_request:
             taken = self._header_bytes + self._body_bytes - (0 if is_another else counted)
             if not taken and not is_another:
-                # All of it went into a header, or a trailer, that the parser holds until then.
+                # All bytes went into an unfinished header or trailer, which the parser still holds.
                 self._count_header(len(data))
             else:
-                # The rest of it may have, or was an earlier request's.
+                # The other bytes went into an unfinished header, or belong to an earlier request.
                 self._unfinished = 0 if self._in_body else max(0, len(data) - taken)
             self._count_held()
         else:
             self._counting = self._checks_headers = False
 
     def _count_held(self) -> None:
-        """Count what is held of a request that isn't whole, and refuse it if it is too much."""
+        """Count the bytes that are held of an unfinished request, and refuse the request if they
+        are too many."""
         if self._closing:
             return
         if not self._counting:
@@ -248,16 +254,16 @@ class ReceiverProtocol(asyncio.Protocol):
             self._answer_expectation()
 
     def _has_room(self) -> bool:
-        """Whether the request may hold what it does."""
+        """Whether the memory limits allow the bytes that the request holds."""
         all_held = self._shared.receiving_bytes
         return leaves_room(self._received_bytes, all_held, self._limits.in_flight_bytes)
 
     def _join_parts(self) -> None:
-        """Join a body that comes in tiny chunks into one growing piece."""
+        """Join the body's parts into one growing piece, as the body arrives in tiny chunks."""
         first, second, *rest = self._body
         whole = second if isinstance(second, bytearray) else bytearray(first + second)
         whole += b"".join(rest)
-        # Two, so that they are joined into bytes in the end.
+        # Two parts, so that `on_message_complete` joins them into bytes.
         self._body = [b"", whole]  # type: ignore[list-item]
 
     def _answer_expectation(self) -> None:
@@ -272,11 +278,12 @@ class ReceiverProtocol(asyncio.Protocol):
             if name == b"expect":
                 expects_continue = value.lower() == b"100-continue"
         if expects_continue and not self._slots:
-            # Behind earlier requests it would be taken for theirs; senders don't wait for ever.
+            # Before the answers to earlier requests, it would be taken for one of theirs; senders
+            # wait only briefly for it.
             self._transport.write(CONTINUE)
 
     def _parse(self, data: bytes) -> None:
-        """Feed received bytes to the parser, and refuse what isn't HTTP."""
+        """Feed received bytes to the parser, and refuse a request that isn't valid HTTP."""
         while data and not self._closing:
             try:
                 self._parser.feed_data(data)
@@ -293,10 +300,11 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._refuse(answers.MALFORMED)
 
     def _remove_upgrade(self, rest: bytes) -> bytes:
-        """Return the request that offers an upgrade without that offer, and what follows it.
+        """Remove the offer of an upgrade from the request being parsed; returns the new head and
+        the bytes after it, to be parsed again.
 
-        The parser takes the bytes after such a head for another protocol's, and would lose the
-        event's data: Java's HttpClient offers h2c with its first request.
+        The parser takes the bytes after an upgrade's head for another protocol's, so the event's
+        data would be lost. Java's HttpClient offers h2c with its first request.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -359,7 +367,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header, and check those that must be checked before the request is whole."""
+        """Store a header, after checking what must be checked before the request is whole."""
         if self._checks_headers:
             self._count_header(len(name) + len(value) + 4)
             if len(self._headers) >= self._max_headers and not self._closing:
@@ -367,14 +375,14 @@ class ReceiverProtocol(asyncio.Protocol):
             if self._closing:
                 raise _RefusedRequest
             if self._in_body:
-                return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
+                return  # trailers are not merged into the headers (RFC 9110, 6.5.1)
         self._headers.append((name, value))
         if len(name) in _NOTED_LENGTHS:
             self._note_header(name.lower(), value.strip(b" \t").lower())
 
     def _note_header(self, name: bytes, value: bytes) -> None:
-        """Note a header that makes the request refused: as RFC 9112 wants (3.2 and 6.1), or because
-        its data are compressed, which no attribute of an event could say."""
+        """Note a header for which the request must be refused: by RFC 9112 (3.2 and 6.1), or since
+        its data are compressed, which no attribute of an event can express."""
         if name == b"host":
             self._hosts += 1
         elif name == b"transfer-encoding" and value != b"chunked":
@@ -403,9 +411,11 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(self._refusal)
 
     def _find_route(self, url: bytes) -> None:
-        """Look up the route of this URL; the next requests of a connection often have the same."""
+        """Look up the route of this URL and store it, as a connection's next requests often have
+        the same URL."""
         path = path_of(url)
-        # Where the host decides, the next request of a connection may have another.
+        # If the host decides, it must be looked up again, as a connection's next request may name
+        # another.
         self._routed_url = b"" if path in ROOTS else url
         self._address = address = address_of(path, self._headers)
         self._route = self._ingest.find_route(address)
@@ -416,7 +426,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._routed_url = b""
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body, up to the route's limit."""
+        """Store a part of the body; a body beyond the route's limit is refused."""
         if self._closing:
             return
         self._body.append(body)
@@ -433,7 +443,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._received_bytes:
             self._forget_body()
         method = self._parser.get_method()
-        # To HTTP/1.0 we would have to say that the connection is kept: it isn't.
+        # Connections of HTTP/1.0 are closed, as keeping them would take a header in the answer.
         last = (
             self._stopping
             or not self._parser.should_keep_alive()
@@ -462,15 +472,15 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body = []
 
     def _refuse(self, answer: Answer) -> None:
-        """Answer before the request is whole, and take no more from this connection."""
+        """Answer a request before it is whole, and take no more requests from this connection."""
         if self._closing:
             return
         self._forget_body()
         self._closing = self._responses.ends = True
-        self._in_request = True  # the rest of it is still to come
+        self._in_request = True  # the rest of the request may still arrive
         self._headers = []
         slot = Slot(self._responses, self._parser.get_method() == b"HEAD", True, is_cut=True)
-        # Before the head is whole, the address is still the last request's.
+        # Until the head is whole, `_address` is the previous request's.
         slot.answer = self._ingest.refuse(self._address if self._in_body else b"", answer)
         self._slots.append(slot)
         self._responses.flush()
@@ -485,10 +495,11 @@ class ReceiverProtocol(asyncio.Protocol):
         self._refuse(answers.BUSY)
 
     def expire(self, now: float) -> None:
-        """Close a connection that has been silent for too long; called every few seconds."""
+        """Close the connection, or refuse its request, if it has been silent or too slow for too
+        long; called every few seconds."""
         silent = now - self._heard_at
         if self._transport.is_closing():
-            # Its last answer can't be written: the client doesn't read.
+            # The last answer can't be written, as the client doesn't read.
             if silent > REQUEST_TIMEOUT:
                 self._transport.abort()
         elif self._in_request:

@@ -1,5 +1,5 @@
-"""The responses of one connection: they leave in the order of the requests, in whatever order Kafka
-acknowledges; reading stops while too many wait.
+"""The responses of one connection: they are sent in the order of the requests, whatever the order
+in which Kafka acknowledges; reading stops while too many requests wait.
 
 Not here: the answers themselves (`ingest`), and when a connection ends (`protocol`).
 """
@@ -20,7 +20,8 @@ unread bytes would reset it, and the sender would never read the answer."""
 
 
 class Slot:
-    """One request's place in the order of answers; it is called once, with the answer."""
+    """One request's place in the order of answers; calling it with the answer, once, sends that in
+    its turn."""
 
     __slots__ = ("_queue", "answer", "head_only", "is_cut", "last")
 
@@ -34,7 +35,7 @@ class Slot:
         self.last = last
         """Whether the connection is closed after the answer."""
         self.is_cut = is_cut
-        """Whether a part of the request is still to come."""
+        """Whether the answer is sent before the request is whole."""
 
     def __call__(self, answer: Answer) -> None:
         self.answer = answer
@@ -58,7 +59,7 @@ class ResponseQueue:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.slots: deque[Slot] = deque()
         self.ends = False
-        """Whether the connection takes no more requests: what still comes is discarded."""
+        """Whether the connection takes no more requests, so that further bytes are discarded."""
         self.is_reading = True
         self._is_writable = True
         self._transport = transport
@@ -66,7 +67,7 @@ class ResponseQueue:
         self._lingering: asyncio.TimerHandle | None = None
 
     def flush(self) -> None:
-        """Write the answers that are known, up to the first that isn't."""
+        """Write the answers up to the first request that has none yet."""
         slots, transport = self.slots, self._transport
         while slots and (answer := slots[0].answer) is not None:
             slot = slots.popleft()
@@ -108,7 +109,7 @@ class ResponseQueue:
         self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
 
     def close(self) -> None:
-        """Stop, as the connection is lost."""
+        """Cancel the timer and regulate reading no more, as the connection is lost."""
         self.ends = True
         if self._lingering is not None:
             self._lingering.cancel()

@@ -1,8 +1,8 @@
 """Spans of a receiver: `receive`, and `append` below it (KN-DP-10, KN-DP-16).
 
-A sender's trace goes on, by its `traceparent` header or, without one, by the CloudEvents extension
-of that name; else a trace begins here. What is stored says `receive` is the span before, sampled or
-not; the extension stays as it came.
+A sender's trace continues, by its `traceparent` header or, without one, by the CloudEvents
+extension of that name; else a trace begins here. The stored record's `traceparent` names the
+`receive` span, or the sender's span if its trace isn't sampled; the extension stays unchanged.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IngestTracing:
         elif tracer.samples(parent):
             context = tracer.below(parent)
         else:
-            # Nothing of ours comes between its span and the next.
+            # No span of ours is recorded, so the sender's span stays the parent of the next one.
             context = SpanContext(parent.trace_id, parent.span_id, False)
         if header_context is None and TRACEPARENT not in carried and TRACESTATE not in carried:
             headers.append((TRACEPARENT, context.encode()))

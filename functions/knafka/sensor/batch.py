@@ -1,4 +1,5 @@
-"""What follows from some records of a Sensor: nothing of it counts before it is committed."""
+"""Collects the results of some records of a Sensor, for one transaction; nothing of it counts
+before the commit."""
 
 from __future__ import annotations
 
@@ -22,24 +23,24 @@ from knafka.tracing.spans import Span
 
 LIMIT: Final = "max.message.bytes"
 BATCH: Final = 1000
-"""Records that one transaction follows from at most, and keys of what changes by itself. Of a
-backlog 100 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records do
-(docs/decisions/0026-sensors.md). A million keys whose time comes at once would take longer than
-Kafka lets a transaction be."""
+"""Most records, and most keys whose timers ran out, that one transaction handles. For a backlog 100
+(BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records
+(docs/decisions/0026-sensors.md). A million keys due at once would exceed Kafka's limit on a
+transaction's duration."""
 
 
 MAX_FIRING_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of events that are joined to one action: no producer of ours sends a larger record."""
+"""Most bytes of events in one action: no producer of ours sends a larger record."""
 
 Place: TypeAlias = tuple[Partition, int | str]
 """The cause of outputs: a record, by its offset, or a key of the trigger topic."""
 Refused: TypeAlias = dict[Place, dict[tuple[str, bytes | None], int]]
-"""Records that were too large: what they follow from, their topic and key, and the size (bytes)
-from which on their topic doesn't take them."""
+"""Records that were too large: by cause, their topic and key, and the size (bytes) from which on
+the topic refuses them."""
 
 
 class Batch:
-    """The outputs and positions of one transaction, and what is held after it."""
+    """The outputs and positions of one transaction, and the events that are held after it."""
 
     def __init__(
         self,
@@ -49,13 +50,13 @@ class Batch:
         refused: Refused | None = None,
         now: int = 0,
     ) -> None:
-        """`refused`: what is known to be too large. `now`: ms since the Unix epoch."""
+        """`refused`: records that are known to be too large. `now`: ms since the Unix epoch."""
         self._refused: Refused = {} if refused is None else refused
         self._now = now
         self.letters = 0
-        """Dead letters in it."""
+        """Number of its dead letters."""
         self.let_go_keys = 0
-        """Keys that it lets go of as too much was held."""
+        """Number of keys that it drops because too much was held."""
         self._units: list[Record | tuple[Partition, str]] = []
         """The causes that were begun: records, and keys of the trigger topic."""
         self._starts: list[int] = []
@@ -65,10 +66,10 @@ class Batch:
         self._tracing = tracing
         self._outputs: list[Output] = []
         self._added: dict[tuple[int, bytes], Output] = {}
-        """Events to be held, by partition and changelog key; what fires within the batch is never
-        written."""
+        """Events to be held, by partition and changelog key; an event that fires within the batch
+        is never written."""
         self._added_by: dict[tuple[int, bytes], int] = {}
-        """Index in `_units` of the cause of each."""
+        """Index in `_units` of each added event's cause."""
         self.positions: dict[Partition, int] = {}
         self.routed: dict[int, Routed] = {}
         """Up to which time each partition of the bus is routed with this batch."""
@@ -85,14 +86,15 @@ class Batch:
             self.tidied += 1
 
     def begin(self, unit: Record | tuple[Partition, str]) -> None:
-        """Begin a cause: what is added from now on follows from this record or key of the trigger
+        """Begin a cause: outputs added from now on belong to this record or key of the trigger
         topic."""
         self._units.append(unit)
         self._starts.append(len(self._outputs))
 
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """Return the causes to leave out next time, as a record with this key was too large for its
-        topic; `all_as_large`: also the causes of all others as large. Empty: none is known."""
+        """Return the causes to leave out next time, because a record with this key was too large
+        for its topic; `all_as_large`: also the causes of all other records of at least its size.
+        Empty if none is known."""
         there = [(output, unit) for output, unit in self._with_units() if output.topic == topic]
         limit = max((_size_of(output) for output, _ in there if output.key == key), default=0)
         found: Refused = {}
@@ -127,7 +129,7 @@ class Batch:
         self._outputs.append(output)
 
     def dead_letter(self, letter: Draft, reason: Reason) -> None:
-        """Keep a dead letter; of one that is too large a stub."""
+        """Add a dead letter, or its stub if it is too large."""
         topic = self._sensor.dead_letter_topic
         try:
             self._append(Output(topic, letter.key, letter.value, letter.headers))
@@ -150,7 +152,7 @@ class Batch:
         self.dead_letter(letter, failure[0])
 
     def let_go(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
-        """Hold nothing of a key any more: its events are named in a dead letter."""
+        """Drop the events held at a key, and name them in a dead letter."""
         if held := self.held(number, key):
             self.name_events(number, key, held, failure)
         self.keep(number, key, ())
@@ -161,7 +163,7 @@ class Batch:
         self.dead_letter(letter, failure[0])
 
     def held(self, number: int, key: str) -> Held:
-        """Return what a key holds, including the changes of this batch."""
+        """Return the events held at a key, including the changes of this batch."""
         changed = self._changed.get(number, {}).get(key)
         return self._state.held(number, key) if changed is None else changed
 
@@ -172,14 +174,15 @@ class Batch:
 
     @property
     def changed(self) -> Iterator[tuple[int, str, Held]]:
-        """Yield what this batch has changed: partition, key, and what the key holds now."""
+        """Yield this batch's changes of held events: partition, key, and the events that the key
+        holds now."""
         for number, partition in self._changed.items():
             for key, held in partition.items():
                 yield number, key, held
 
     def match(self, key: str, event: HeldEvent, until: int | None) -> None:
-        """An event counts for a trigger: it goes to what that holds (BUS-13). `until` as in
-        `TriggerRecord`; None: that isn't known."""
+        """Send an event to a trigger through the trigger topic (BUS-13). `until` as in
+        `TriggerTopicRecord`; None: not known."""
         known = records.NEVER if until is None else until
         headers = records.headers_of(event, self._sensor.generation, known)
         topic = self._sensor.trigger_topic
@@ -187,7 +190,8 @@ class Batch:
         self.counts.matched += 1
 
     def keep(self, number: int, key: str, after: Held) -> None:
-        """This is what is held of a key. Raises `TooLarge`, and nothing has changed."""
+        """Hold these events, and no others, at a key. Raises `TooLarge` without changing
+        anything."""
         before = self.held(number, key)
         kept, known = ({event.offset for event in held} for held in (after, before))
         if self._refused:
@@ -220,9 +224,9 @@ class Batch:
             self._outputs.append(Output(self._sensor.changelog_topic, name, None, [], number))
 
     def fire(self, key: str, firing: Firing, place: str, own_key: bytes | None = None) -> None:
-        """A condition has become true; `place`: where its last event was read, which makes the
-        action's id the same however often it is written; `own_key`: the record key of the one event
-        that the condition wants. Raises `TooLarge`."""
+        """Add the action of a firing. `place`: where its last event was read, so that the action's
+        id is always the same; `own_key`: the record key of the only event that the condition wants.
+        Raises `TooLarge`."""
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(event.document) for event in firing.events)
         if size > MAX_FIRING_BYTES:
@@ -240,7 +244,8 @@ class Batch:
         self.counts.fired[trigger] += 1
 
     def _key_of(self, key: str, own_key: bytes | None) -> bytes | None:
-        """Actions with the same key are delivered one after another; None: with none."""
+        """Return an action's record key; actions with the same key are delivered one after another.
+        None: in any order."""
         if records.correlation_of(key) is not None:
             return key.encode()
         if own_key is not None:
@@ -272,6 +277,6 @@ def _place_of(unit: Record | tuple[Partition, str]) -> Place:
 
 
 def _size_of(output: Output) -> int:
-    """Bytes of key, value and headers: two records to one topic differ in little else."""
+    """Return the bytes of key, value and headers, by which records of one topic can be compared."""
     headers = sum(len(name) + len(value or b"") for name, value in output.headers)
     return len(output.key or b"") + len(output.value or b"") + headers

@@ -1,4 +1,4 @@
-"""The events of the bus that were read and are not routed yet, and up to which time everything was
+"""Queues events of the bus until they may be routed, and finds the time up to which everything was
 read.
 
     read --the event's triggers hold events--> queue of its partition --in order of time--> routed
@@ -10,7 +10,7 @@ appends to the trigger topic is in order. A partition counts as read:
 records read a grace period before its end was asked for     another process's  up to the time that
 it committed with its offset; at its end as above
 
-Where senders set the time, a partition itself is in no order: then events are routed as they are
+If senders set the times, even one partition isn't in order: then events are routed as they are
 read, and the reader of the trigger topic waits (`core.sensor.order`).
 """
 
@@ -39,18 +39,18 @@ ASK_INTERVAL: Final = 5
 UNANSWERED_INTERVAL: Final = 250
 """`ASK_INTERVAL` while a partition doesn't answer, as the request takes longer then."""
 QUEUED_RECORDS: Final = 50_000
-"""Records in all queues from which on partitions with more than their share are paused, which
-discards what was prefetched; at most twice as many are queued."""
+"""Number of records in all queues above which partitions with more than their share are paused,
+which discards prefetched records; at most twice as many are queued."""
 QUEUED_BYTES: Final = 64 * 1024 * 1024
 """`QUEUED_RECORDS` in bytes of their values."""
 AHEAD_RECORDS: Final = 10_000
-"""Events that a process may route beyond the time up to which everything was read: as many wait at
+"""Most events that a process routes ahead of the time up to which everything was read; they wait at
 the readers of the trigger topic."""
 
 
 class BusPartitions:
-    """This process's partitions of the bus, and what it knows of the others. Times are ms since the
-    Unix epoch."""
+    """Tracks this process's partitions of the bus, and the progress of other processes' partitions.
+    Times are ms since the Unix epoch."""
 
     def __init__(self, sensor: SensorContract, log: TransactionalLog) -> None:
         self._topic = sensor.topic
@@ -67,11 +67,11 @@ class BusPartitions:
         """The latest time of the events read a grace period ago."""
         self._ends: Mapping[int, int | None] = {}
         self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
-        """Ends that aren't reached yet, and when they were asked for."""
+        """Requested ends that aren't reached yet, with the time of the request."""
         self._other_positions: dict[int, int] = {}
         """Offsets that other processes have committed, by partition."""
         self.ended_at = 0
-        """When the ends were asked for that all have reached by now, on our clock."""
+        """Time (our clock) of the latest request for ends that all partitions have reached."""
         self._asked_until = 0
         """Records appended after the last request have no earlier time than this."""
         self._asked_at: int | None = None
@@ -210,7 +210,7 @@ class BusPartitions:
 
     @property
     def next_look(self) -> int:
-        """When more will be known of the records read last, on our clock."""
+        """Time (our clock) from which more is known about the latest records."""
         return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
@@ -219,9 +219,9 @@ class BusPartitions:
         return len(self._routed_ahead) >= AHEAD_RECORDS
 
     def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
-        """Dequeue and yield the events that are next, at most `limit`. With each comes the time
-        before which every event is in the trigger topic in front of it, apart from events later
-        than itself; None: not known."""
+        """Dequeue and yield the next events, at most `limit`, each with a time: every event before
+        that time precedes it in the trigger topic, apart from events later than itself. None: not
+        known."""
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._bounds()
@@ -275,8 +275,9 @@ class BusPartitions:
         return self._minimum(self.routed)
 
     def _minimum(self, own: Callable[[int], int | None] | None) -> int | None:
-        """Return the lowest time over all partitions, with `own` for the own ones. With `own` None:
-        over those of others, `FOR_EVER` if there are none. None: a time isn't known."""
+        """Return the lowest time over all partitions; `own` returns that of an own partition. With
+        `own` None: over the partitions of others, `FOR_EVER` if there are none. None: a time isn't
+        known."""
         if not self._ends:
             return None
         least = FOR_EVER if own is None else None
@@ -330,7 +331,7 @@ class BusPartitions:
             for number in self._queues
         ):
             self._note_stalls(now, needed_until)
-            return  # it is for us to read on
+            return  # this process has to read on first
         ends = self._log.reachable_ends(self._topic)
         self._ends, self._asked_until = ends, self._earliest_new_time(now)
         if self.is_shared:
@@ -358,8 +359,8 @@ class BusPartitions:
         return number in self.stalled or (offset is not None and position >= offset)
 
     def _earliest_new_time(self, now: int) -> int:
-        """Return the earliest time that a record appended from now on may have: after those read a
-        grace period ago, and at most a grace period before now."""
+        """Return the earliest time that a record appended from now on may have: it is after the
+        records read a grace period ago, and at most a grace period before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
             self._latest_a_grace_ago = self._latest.popleft()[0] + 1
         return max(self._latest_a_grace_ago, now - max(self.grace, SENDERS_GRACE))
@@ -367,7 +368,7 @@ class BusPartitions:
     def _note_commit(
         self, number: int, committed: OffsetAndMetadata | None, end: int | None
     ) -> None:
-        """Note what another process has committed of a partition, after its end was asked for."""
+        """Note another process's commit for a partition, read after the partition's end."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
         routed = Routed() if committed is None else records.routed_in(committed.metadata)

@@ -1,4 +1,4 @@
-"""Counts of one process of a Sensor: what became of records, in committed transactions only."""
+"""Counts records of one process of a Sensor by outcome, in committed transactions only."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from dataclasses import dataclass, field, fields
 
 @dataclass(slots=True)
 class SensorCounts:
-    """Plain integers."""
+    """Counts of events, firings, dead letters and transactions."""
 
     read: int = 0
     """Events of the bus."""
     matched: int = 0
-    """Events for triggers, each as often as a trigger has it."""
+    """Events for triggers, counted once for each trigger."""
     fired: Counter[str] = field(default_factory=Counter)
     """Firings by trigger."""
     undecodable: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
     """Dead letters by reason."""
     let_go: Counter[str] = field(default_factory=Counter)
-    """Triggers, or their correlation keys, whose events were let go of as the Sensor held too much;
-    by the trigger."""
+    """By trigger, the number of keys whose events were dropped because the Sensor held too much."""
     errors: Counter[str] = field(default_factory=Counter)
     """Evaluations of a filter or a correlation that ended with an error, by its kind."""
     late: Counter[str] = field(default_factory=Counter)
     """Events that came too late for their order, by the trigger that took them."""
     duplicates: int = 0
-    """Events that came again, each as often as a trigger would have had it."""
+    """Duplicate events, counted once for each trigger that would have taken them."""
     transactions: int = 0
     aborted: int = 0
 

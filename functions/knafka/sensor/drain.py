@@ -1,4 +1,4 @@
-"""A Sensor's drain: its processor, on a thread of its own, until idle or stopped."""
+"""Runs a Sensor's processor on a thread of its own, until it is idle or stopped."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from knafka.sensor.processor import Processor
 log = logging.getLogger(__name__)
 
 PATIENCE: Final = 1.0
-"""Seconds that it waits for a first record; also how soon a stop is noticed."""
+"""Seconds to wait for a first record; also the longest time until a stop is noticed."""
 JOIN_PATIENCE: Final = 50.0
-"""Seconds to wait for partitions at least, as a dispatcher does (docs/decisions/0013)."""
+"""Shortest time in seconds to wait for partitions, as a dispatcher does (docs/decisions/0013)."""
 CLOSE_TIMEOUT: Final = 5.0
-"""Seconds to leave the group."""
+"""Longest time in seconds to leave the group."""
 HOLDING_INTERVAL: Final = 5.0
-"""Seconds between two reports of what is held, at least."""
+"""Shortest time in seconds between two reports of held events."""
 HOLDING_SHARE: Final = 50
 """After a report that took t seconds, the next begins no sooner than `HOLDING_SHARE` * t after its
 start: a report visits every key."""
@@ -54,7 +54,7 @@ class SensorDrain:
         """The counts that earlier requests have reported."""
         self._active_at = time.monotonic()
         self._holding: Holding | None = None
-        """What is held, until a line has reported it."""
+        """Report of the held events, until a line of progress has carried it."""
         self._report_at = 0.0
 
     @property
@@ -62,15 +62,16 @@ class SensorDrain:
         return self._stopping
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """End the drain soon, within a second; `timeout` isn't used."""
         self._stopping = True
 
     def request_ended(self) -> None:
-        """Start the counts of `progress` anew: the last request has reported them."""
+        """Reset the counts of `progress`, as the last request has reported them."""
         if self.processor is not None:
             self._reported = self.processor.counts.copy()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request, and what is held if that is new."""
+        """Return the counts since the last request, and the report of held events if it is new."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
         now, before = self.processor.counts, self._reported
@@ -128,8 +129,8 @@ class SensorDrain:
             processor.close(CLOSE_TIMEOUT)
 
     def _update_holding(self, processor: Processor) -> None:
-        """Store a new report of what is held, which the next progress line carries, and set when
-        the next report may be made."""
+        """Store a new report of held events for the next line of progress, and set the time of the
+        report after it."""
         began = time.monotonic()
         self._holding = processor.holding()
         took = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""The sensor as a function: it drains one Sensor (issue 17; docs/decisions/0026-sensors.md)."""
+"""The Sensor's function: it drains one Sensor (issue 17; docs/decisions/0026-sensors.md)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SensorSide(LeasedSide):
         self._subscriber = HttpSubscriber(limit=1)
         renewal = None
         if service_url is not None:
-            # Whichever process answers has a slot of its own, or none.
+            # The process that answers has a slot of its own, or none.
             what = {"sensor": self._digest, "slot": None}
             renewal = OwnService(service_url, what, self._subscriber)
         super().__init__(DrainLease(self._new_drain, renewal))
@@ -90,14 +90,14 @@ class SensorSide(LeasedSide):
     def _new_drain(self) -> SensorDrain:
         """Create the next drain."""
         self._before = self._totals()
-        # One that begins without a request has no slot: another process may have it by now.
+        # A drain that begins without a request has no slot: another process may have it by now.
         self._drain = SensorDrain(self._open_processor, self._slot)
         return self._drain
 
     def _open_processor(self, slot: int | None) -> Processor:
         """Open the processor of this slot."""
         # A process that was killed leaves its transaction open; the next one in its slot ends it.
-        # Without a slot no process has the name again, and Kafka ends it by its timeout.
+        # Without a slot no process reuses the name, and Kafka ends the transaction by its timeout.
         name = uuid.uuid4().hex[:12] if slot is None else str(slot)
         identity = self._sensor.transactional_id(name)
         return Processor(
@@ -113,8 +113,8 @@ class SensorSide(LeasedSide):
         return self._before + self._drain.processor.counts
 
     def refusal(self, request: DrainRequest) -> str:
-        """Explain why a request for a drain is refused: it is for another Sensor; empty: it isn't
-        refused."""
+        """Return why a request for a drain is refused, as it names another Sensor; empty if it
+        isn't refused."""
         other = request.shard is not None or request.egress is not None
         if other or request.sensor not in (None, self._digest):
             return "this process has another Sensor, or another version of it"

@@ -1,10 +1,10 @@
-"""What a Sensor can't handle becomes a dead letter, and is said in the log.
+"""Dead-letters records, firings and held events that a Sensor can't handle, and logs them.
 
     a record raises --------------> a dead letter with the event     the others go on
     a firing can't be written ----> one that names its events        they are held no more
     what is held can't be used ---> one that names its events        they are held no more
 
-Not here: what a dead letter is made of (`core.sensor.letters`), and writing it (`batch`).
+Not here: the contents of dead letters (`core.sensor.letters`), and writing them (`batch`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def give_up(
     batch: Batch,
     trigger: str | None = None,
 ) -> None:
-    """Dead-letter a record for what it raised (BUS-S11). `headers`: the record's, which can be read
-    only once; None: they couldn't be. `trigger`: only that one fails for it."""
+    """Dead-letter a record because of the error that it raised (BUS-S11). `headers`: the record's,
+    which can be read only once; None: they are unreadable. `trigger`: the only trigger that fails
+    for it."""
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())
@@ -51,8 +52,8 @@ def give_up(
 
 
 def fire_or_name(number: int, key: str, firing: Firing, batch: Batch) -> None:
-    """Fire, or name the events in a dead letter where no action can be written (KN-DLV-09);
-    `number` is the partition of the trigger topic that has the key."""
+    """Fire, or name the events in a dead letter if no action can be written (KN-DLV-09); `number`
+    is the key's partition of the trigger topic."""
     try:
         batch.fire(key, firing, f"t{number}.{firing.last.offset}")
     except Exception as error:
@@ -63,6 +64,7 @@ def fire_or_name(number: int, key: str, firing: Firing, batch: Batch) -> None:
 
 
 def let_go(number: int, key: str, error: Exception, batch: Batch) -> None:
-    """Hold nothing of a key any more, as what is held raises."""
+    """Drop the events held at a key, because handling them raised `error`, and name them in a dead
+    letter."""
     log.error("what is held of %.200s can't be gone on with", key, exc_info=error)
     batch.let_go(number, key, letters.failure_of(error))

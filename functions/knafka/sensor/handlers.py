@@ -1,9 +1,10 @@
-"""A Sensor's two handlers (BUS-21), each in two steps: what was read waits until it is next.
+"""A Sensor's two handlers (BUS-21), each in two steps: a record that was read waits until it is
+next.
 
     bus            take_in --Bus--> route      to what each trigger holds, or into an action
     trigger topic  collect --InOrder--> reduce what a trigger holds, and what fires
 
-Whatever one record raises, it is dead-lettered, and the others go on (CE-K8). Not here: reading and
+A record that raises an error is dead-lettered, and the others go on (CE-K8). Not here: reading and
 transactions (`processor`).
 """
 
@@ -32,7 +33,8 @@ from knafka.sensor.tracing import SensorTracing
 
 
 class NewerSensor(LogError):
-    """A record of a later version of this Sensor: only that version knows what it means."""
+    """Raised for a record of a later version of this Sensor, which only that version can
+    interpret."""
 
 
 class Collected(NamedTuple):
@@ -66,8 +68,8 @@ class Handlers:
     # Of the bus
 
     def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
-        """An event of the bus was read at `read_at`: what no trigger holds is handled at once,
-        unless others of its partition wait."""
+        """Take in an event of the bus, read at `read_at`: if no trigger holds it, it is handled at
+        once, unless others of its partition wait."""
         bus, at = self._bus, taken_at(record.timestamp(), now)
         since, waits = bus.read(record, at, read_at)
         headers: RecordHeaders | None = None
@@ -91,8 +93,8 @@ class Handlers:
             self.route(arrival, batch, None)
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
-        """An event of the bus is next: to what each trigger holds, or at once into an action
-        (BUS-12). `until` as in `TriggerTopicRecord`."""
+        """Send the next event of the bus to each of its triggers, or fire at once (BUS-12). `until`
+        as in `TriggerTopicRecord`."""
         record, place = arrival.record, arrival.place
         batch.begin(record)
         batch.counts.read += 1
@@ -117,14 +119,14 @@ class Handlers:
                     batch.fire(route.key, Firing((event,)), where, record.key())
                 else:
                     batch.match(route.key, event, until)
-            except Exception as error:  # the event's other triggers have it all the same
+            except Exception as error:  # the event's other triggers still get it
                 give_up(record, arrival.headers, error, batch, records.trigger_of(route.key))
 
     # Of the trigger topic
 
     def collect(self, record: Record, ordered: InOrder[Collected], batch: Batch, now: int) -> bool:
-        """An event for a trigger was read; gives whether it was handled, as it is next at once.
-        Raises `NewerSensor`."""
+        """Take in an event of the trigger topic; returns whether it was handled at once, as the
+        next in order. Raises `NewerSensor`."""
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
@@ -153,7 +155,7 @@ class Handlers:
         return False
 
     def reduce(self, collected: Collected, batch: Batch) -> None:
-        """An event for a trigger is next: what it holds, and what fires (BUS-13)."""
+        """Apply the next event to its trigger: add it to the held events, or fire (BUS-13)."""
         record, found, headers, error = collected
         batch.begin(record)
         if found is None:
@@ -183,7 +185,8 @@ class Handlers:
             give_up(record, letters.structured(record.value()), failed, batch)
 
     def _came_before(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
-        """Whether the trigger had the same event a moment ago; else it is marked."""
+        """Whether the trigger had the same event within the declared time; if not, the event is
+        marked."""
         assert self._dedupe is not None
         mark = duplicates.key_of(trigger, event)
         marked = batch.held(number, mark)
@@ -194,7 +197,7 @@ class Handlers:
 
 
 def follow(number: int, key: str, after: RuleStep, batch: Batch) -> None:
-    """Return what a key of a partition holds now, and what has fired."""
+    """Apply a rule's step: hold its events at the key, and fire its firings."""
     batch.keep(number, key, after.held)
     for firing in after.firings:
         fire_or_name(number, key, firing, batch)

@@ -3,7 +3,7 @@
     bus            take_in --Bus--> route        in the order of all partitions that are ours
     trigger topic  take_in --InOrder--> reduce   in the order of all partitions of the bus
 
-The time up to which everything was read is asked for only while a record waits for it. Not here:
+It asks Kafka up to which time everything was read only while a record waits for that. Not here:
 handling events (`handlers`), and transactions (`processor`).
 """
 
@@ -93,7 +93,7 @@ class Ordering:
         return list(self._positions)
 
     def position(self, partition: Partition) -> int:
-        """The committed offset of a partition that is ours."""
+        """Return the committed offset of a partition that is ours."""
         return self._positions[partition]
 
     # What waits
@@ -120,7 +120,7 @@ class Ordering:
         return self._bus.has_next or any(order.has_next for order in self._ordered.values())
 
     def patience(self, now: int) -> float | None:
-        """Seconds until the next check of the records that wait; None if none waits."""
+        """Return the seconds until the next check of the records that wait; None if none waits."""
         if self.first is None:
             return None
         seconds = (self._bus.next_look - now) / 1000
@@ -132,7 +132,7 @@ class Ordering:
 
     @property
     def asked_at(self) -> int:
-        """When `known` was asked for, on our clock."""
+        """Time (our clock) at which `known` was requested."""
         return self._watermark.asked_at
 
     @property
@@ -248,7 +248,7 @@ class Ordering:
     def go_back(self) -> None:
         """Go back to the committed offsets: everything after them is read again."""
         self._bus.go_back(self._positions)
-        self._watermark.forget()  # it was about where these were read
+        self._watermark.forget()  # it was valid for the old positions only
         for number, taken in self._taken.items():
             self._ordered[number] = InOrder(taken)
             self._read_to[number] = self._positions[Partition(self._sensor.trigger_topic, number)]

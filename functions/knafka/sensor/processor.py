@@ -1,13 +1,13 @@
-"""A Sensor's two handlers, and the transactions in which they work (BUS-21, BUS-23).
+"""Runs a Sensor's two handlers within transactions (BUS-21, BUS-23).
 
     bus ------route------> trigger topic --reduce--> changelog: what is held
      |                                      |
      +---simple condition---> action topic <--fires
 
-What follows from a batch of records is appended in one transaction with the offsets behind them,
-so each of them counts once, whichever process is killed when. What is held is in memory and in the
-changelog; a process that is given a partition reads it from there, and forgets it when the
-partition goes (BUS-S10). It never holds an offset back for it: what a trigger waits for is no lag.
+The results of a batch of records are appended in one transaction with the offsets behind them, so
+that each record counts once even if a process is killed. Held events are in memory and in the
+changelog; a process that is assigned a partition reads them from there, and forgets them when the
+partition is revoked (BUS-S10). Held events don't hold back an offset: they are no lag.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 GATHERING: Final = 0.02
-"""A transaction has the records of so many seconds, and `BATCH` at most (BUS-23, BUS-S9)."""
+"""Seconds for which one transaction gathers records, at most `BATCH` of them (BUS-23, BUS-S9)."""
 
 
 class MissingTopics(LogError):
-    """Topics of the Sensor that aren't there: nothing makes them but the operator (BUS-S12)."""
+    """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
 
     def __init__(self, topics: Sequence[str]) -> None:
         super().__init__(
@@ -91,21 +91,21 @@ class Processor:
         self._now = 0
         """The time (ms) of the last read."""
         self._moved: set[Partition] = set()
-        """Partitions that came or went since the last look."""
+        """Partitions that were assigned or revoked since the last read."""
         self._log = open_log(self)
         router = Router(sensor, self._handle_failure)
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
         self._first_at = 0
-        """The time (ms) at which the first record of the last read was there."""
+        """The time (ms) at which the first record of the last read arrived."""
         self._found_at = 0
-        """The time (ms) of the last read that gave something."""
+        """The time (ms) of the last read that returned records or handled events."""
         self._known_until: int | None = None
-        """The time (ms) before which every event was read, while nothing has come since; None: it
-        is to be asked for."""
+        """The time (ms) before which every event was read, while no record has come since; None: it
+        has to be asked for."""
 
     def check_topics(self) -> None:
-        """Raise `MissingTopics`, which names all missing topics, as a group's member isn't told of
-        them; or `LogError`."""
+        """Raise `MissingTopics`, which names all missing topics, as Kafka doesn't report them to a
+        group's member; or `LogError`."""
         sensor, missing = self._sensor, list[str]()
         for topic in (
             sensor.topic,
@@ -123,10 +123,10 @@ class Processor:
             raise MissingTopics(missing)
 
     def step(self, now: int, patience: float = GATHERING) -> int:
-        """Handle what comes within so many seconds, and what is due at `now` (ms since the Unix
-        epoch). Gives how much there was: records, and keys whose time has come where more of them
-        wait; the last of these are no reason to stay awake. Raises `LogError` for a log that can't
-        be gone on with."""
+        """Handle the records that come within `patience` seconds, and the timers due at `now` (ms
+        since the Unix epoch). Returns how much was done, 0 if the drain may count as idle: records,
+        and keys whose timers ran out if more of them wait. Raises `LogError` if the log can't be
+        used any more."""
         self._now = self._first_at = now
         began = time.monotonic()
         found, reached = self._read(self._patience(now, patience))
@@ -152,7 +152,7 @@ class Processor:
         return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
 
     def _patience(self, now: int, patience: float) -> float:
-        """Seconds to wait for a first record, where so many are wanted."""
+        """Return the seconds to wait for a first record, at most `patience`."""
         if self._is_known(first := self._due(now)) or self._ordering.has_next:
             return 0
         if next(self._state.stale, None) is not None or self._state.is_full:
@@ -165,8 +165,8 @@ class Processor:
         return patience if waits is None else min(patience, waits)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
-        """Return new records and ends: the first record, and those that follow within
-        `GATHERING`."""
+        """Return new records and reached ends: the first record, and further ones within
+        `GATHERING` seconds."""
         began = time.monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
@@ -175,7 +175,8 @@ class Processor:
         self._first_at += round((time.monotonic() - began) * 1000)
         self._moved.clear()
         more = self._log.read(BATCH - 1, GATHERING)
-        # What went meanwhile isn't ours, and what also came again is read again.
+        # Records of partitions that were revoked meanwhile aren't ours; if such a partition was
+        # assigned again, they are read again.
         kept = [record for record in first if _partition_of(record) not in self._moved]
         later = {*self._moved, *map(_partition_of, more)}
         reached = {partition: end for partition, end in reached.items() if partition not in later}
@@ -183,7 +184,7 @@ class Processor:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Numbers of those that are this process's, of the bus or of the trigger topic."""
+        """Numbers of this process's partitions, of the bus or of the trigger topic."""
         return tuple(sorted({partition.number for partition in self._ordering.partitions}))
 
     @property
@@ -198,12 +199,12 @@ class Processor:
 
     @property
     def due(self) -> int | None:
-        """When (ms) the next firing is due that waits for no event; None: there is none."""
+        """Time (ms) of the next firing that needs no further event; None if there is none."""
         return self._state.due
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something was read that isn't handled yet."""
+        """Whether records were read that aren't handled yet."""
         return self._ordering.first is not None
 
     @property
@@ -213,7 +214,7 @@ class Processor:
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that were waited for in vain."""
+        """Partitions of the bus that are no longer waited for."""
         return self._ordering.stalled
 
     def holding(self) -> Holding:
@@ -225,13 +226,15 @@ class Processor:
         return self._state.all()
 
     def close(self, timeout: float) -> None:
-        """Leave: what was read and isn't committed is read by others."""
+        """Leave the group within `timeout` seconds; uncommitted records are read again by
+        others."""
         self._log.close(timeout)
 
     # Partitions
 
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
-        """Take over partitions: restore what the trigger topic's hold, from the changelog."""
+        """Take over partitions; for those of the trigger topic, restore the held events from the
+        changelog."""
         self._known_until = None
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
@@ -255,20 +258,21 @@ class Processor:
 
     @property
     def _lateness(self) -> int:
+        """How long (ms) after an event's time it may still be read."""
         return max(MIN_ABSENCE_DELAY, self._ordering.grace)
 
     def _due(self, now: int) -> int | None:
-        """The time (ms) of what is due though nothing has come for it; None: nothing is."""
+        """Return the time (ms) of the first timer that is due; None if none is."""
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
 
     def _is_known(self, time: int | None) -> bool:
-        """Whether every event before this time was read, for certain."""
+        """Whether every event before this time was certainly read."""
         return time is not None and self._known_until is not None and time <= self._known_until
 
     def _fire_expired(self, now: int, batch: Batch) -> int:
-        """Fire what is due because nothing else has come, for at most `BATCH` keys; returns for how
-        many. Call it only when idle, as what decides it has been read then."""
+        """Handle the timers that are due, of at most `BATCH` keys; returns the number of keys. Call
+        it only when idle, so that every event that matters was read."""
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
@@ -298,7 +302,7 @@ class Processor:
         return changed
 
     def _make_room(self, batch: Batch) -> None:
-        """Let go of the oldest events where more is held than may be."""
+        """Drop the oldest held events, into dead letters, if more is held than allowed."""
         if not self._state.is_full:
             return
         topic, sensor = self._sensor.trigger_topic, self._sensor
@@ -314,7 +318,7 @@ class Processor:
         log.warning("%s: they are dead-lettered", told)
 
     def _drop_marks(self, batch: Batch) -> None:
-        """Hold no more by which an event would be known that can't come again in time."""
+        """Drop marks that are older than the time within which duplicates are recognised."""
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
             return
         for number, key in list(self._state.old_marks(dedupe, BATCH)):
@@ -371,8 +375,8 @@ class Processor:
         self._has_letters = True
 
     def _refuse(self, error: RecordTooLarge, batch: Batch) -> None:
-        """Leave out, the next time, what was too large. Raises `error` where that is no news: it
-        would be aborted again and again."""
+        """Leave out the causes of too large records the next time. Raises `error` if they were left
+        out already, as the transaction would be aborted again and again."""
         news = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
         if all(limits.items() <= self._refused.get(at, {}).items() for at, limits in news.items()):
             raise error

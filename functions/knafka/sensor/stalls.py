@@ -1,4 +1,5 @@
-"""Partitions of the bus that hold all others up, and for how long that is borne."""
+"""Finds partitions of the bus that hold up all others, and stops waiting for them after some
+time."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 STALLED_AFTER: Final = 120_000
-"""Milliseconds in which a partition is waited for that isn't read on, or whose leader is gone:
-longer than a group takes to give a killed process's partitions to another (45 s), and that to
-start. What comes of it later comes late."""
+"""Milliseconds to wait for a partition that isn't read on, or has no leader: longer than a group
+takes to give a killed process's partitions to another (45 s), and that one to start. Its events
+count as late afterwards."""
 FORGET_AFTER: Final = 5_000
-"""Milliseconds without a look after which it isn't known any more who stalls."""
+"""Milliseconds without `note` after which earlier notes are discarded."""
 
 
 class Stalls:
-    """Told again and again how far partitions were read, while something waits for them."""
+    """Tracks how long partitions haven't been read on while events wait for them."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic

@@ -1,5 +1,5 @@
-"""What a process of a Sensor holds: the events of its partitions of the trigger topic, and when to
-look at them though nothing comes."""
+"""Keeps the events that a Sensor's process holds, by partition of the trigger topic, with their
+timers."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from knafka.ports.log import Record
 log = logging.getLogger(__name__)
 
 SHOWN: Final = 100
-"""Characters of a correlation key that are reported."""
+"""Most characters of a correlation key in a report."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """What one partition of the trigger topic holds."""
+    """The held events of one partition of the trigger topic, with their timers."""
 
     held: dict[str, Held] = field(default_factory=dict)
     """Held events by key (`records.key_of`)."""
     stale: list[bytes] = field(default_factory=list)
-    """Keys in the changelog of what isn't held any more, as the Sensor was changed."""
+    """Changelog keys of events that aren't held any more, because the Sensor was changed."""
     timers: Timers = field(default_factory=Timers)
-    """When the held events of a key change by themselves."""
+    """Times at which the held events of a key change without a further event."""
     due: Timers = field(default_factory=Timers)
-    """When a key fires because nothing else has come."""
+    """Times at which a key fires unless a further event comes."""
     since: Timers | None = None
-    """Time of the oldest held event; None: it was never asked for."""
+    """Time of each key's oldest held event; None until it is first needed."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
-    """See `core.sensor.duplicates`; by key, the oldest first."""
+    """Marks of events (`core.sensor.duplicates`) by key, the oldest first."""
     bytes: int = 0
     """Bytes of all held events as JSON."""
 
 
 class State:
-    """Held events by partition of the trigger topic, without what isn't committed yet."""
+    """The held events by partition of the trigger topic, as of the last commit."""
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
-        """`max_keys`, `max_bytes`: what it may hold at most, see `excess`."""
+        """`max_keys`, `max_bytes`: the most that may be held, see `excess`."""
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes
         self._partitions: dict[int, _Partition] = {}
 
     def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
-        """A partition is this process's, and this is all that its changelog has; `now`: ms since
-        the Unix epoch."""
+        """Restore a newly assigned partition's held events from all records of its changelog;
+        `now`: ms since the Unix epoch."""
         partition = _Partition()
         for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
@@ -85,7 +85,7 @@ class State:
         return list(self._partitions)
 
     def held(self, number: int, key: str) -> Held:
-        """Return what a key holds."""
+        """Return the events held at a key."""
         partition = self._partitions[number]
         return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
@@ -113,12 +113,12 @@ class State:
         return self.keys > self._max_keys or self.held_bytes > self._max_bytes
 
     def excess(self, limit: int) -> Iterator[tuple[int, str]]:
-        """Partition and key of what is to be let go of, so that no more is held than may be: those
-        with the oldest events, up to `limit`. Each is given once, until `set_timers` or `keep`."""
+        """Yield partition and key of the oldest events, up to `limit` keys, that must be dropped to
+        stay within the limits. Each key is yielded once, until `set_timers` or `keep`."""
         keys, size = self.keys, self.held_bytes
         for part in self._partitions.values():
             if part.since is None:
-                # Kept from now on: most never hold that much.
+                # Kept from now on only, as most partitions never hold that much.
                 part.since = Timers()
                 for key, held in part.held.items():
                     part.since.set(key, held[0].at)
@@ -138,7 +138,7 @@ class State:
             yield number, key
 
     def holding(self) -> Holding:
-        """Return what each trigger holds; looks at all held events."""
+        """Report the events that each trigger holds; visits all held events."""
         found: list[Waiting] = []
         for number, partition in self._partitions.items():
             keys: Counter[str] = Counter()
@@ -162,7 +162,7 @@ class State:
         return Holding(partitions=tuple(self._partitions), triggers=tuple(found))
 
     def keep(self, number: int, key: str, held: Held) -> None:
-        """This is held from now on."""
+        """Hold these events, and no others, at a key."""
         partition = self._partitions[number]
         if duplicates.is_mark(key):
             partition.marks.pop(key, None)
@@ -177,8 +177,8 @@ class State:
         self.set_timers(number, key)
 
     def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
-        """Partition and key of marks that are older than so many milliseconds, by the newest of
-        their partition, or of which there are too many; up to `limit`."""
+        """Yield partition and key of marks, up to `limit`, that are more than `dedupe` milliseconds
+        older than the newest of their partition, or beyond `max_keys`."""
         for number, partition in self._partitions.items():
             if not partition.marks:
                 continue
@@ -192,13 +192,13 @@ class State:
 
     @property
     def stale(self) -> Iterator[tuple[int, bytes]]:
-        """Partition and key of records in the changelog that nothing stands for any more."""
+        """Yield partition and key of changelog records whose events aren't held any more."""
         for number, partition in self._partitions.items():
             for key in reversed(partition.stale):
                 yield number, key
 
     def stale_gone(self, count: int) -> None:
-        """The first so many of them."""
+        """Forget the first `count` stale records, as they were deleted."""
         for partition in self._partitions.values():
             gone = min(count, len(partition.stale))
             del partition.stale[len(partition.stale) - gone :]
@@ -230,8 +230,8 @@ class State:
         return min((at for at in times if at is not None), default=None)
 
     def changed_until(self, time: int) -> Iterator[tuple[int, str]]:
-        """Partition and key of what changes by itself before this time; each is given once, until
-        `set_timers` or `keep`."""
+        """Yield partition and key of held events that change by themselves before this time; each
+        key is yielded once, until `set_timers` or `keep`."""
         for number, partition in self._partitions.items():
             for key in partition.timers.until(time):
                 yield number, key
@@ -243,7 +243,8 @@ class State:
         return min((at for at in times if at is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """Return as `due` for one partition, if some of its keys held this."""
+        """Return when (ms) the next firing of one partition is due without a further event, as if
+        some of its keys held `changed`."""
         due = self._partitions[number].due
         before = {key: due.of(key) for key in changed}
         for key, held in changed.items():

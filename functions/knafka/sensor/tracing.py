@@ -1,10 +1,11 @@
-"""Spans of a Sensor: what has fired, in the trace of the event that made it fire (KN-DP-10).
+"""Makes the spans of a Sensor's firings, in the trace of the event that completed the condition
+(KN-DP-10).
 
     receive (the receiver's) > fire > filter > attempt (the dispatcher's)
                                links: the other events that it fired with
 
 An event's `traceparent` is kept with it for as long as it is held, if its trace is sampled. A span
-ends when its transaction is committed; of one that was aborted there is none.
+ends when its transaction is committed; an aborted transaction leaves no span.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class SensorTracing:
         self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
 
     def of(self, envelope: Envelope) -> bytes:
-        """The `traceparent` of an event of the bus; empty: its trace isn't sampled."""
+        """Return the `traceparent` of an event of the bus; empty if its trace isn't sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 context = decode(value)
@@ -33,7 +34,7 @@ class SensorTracing:
         return b""
 
     def fire(self, key: str, identity: str, firing: Firing) -> Span | None:
-        """The span of an action with this id; None: none of its events is sampled."""
+        """Start the span of an action with this id; None if none of its events is sampled."""
         by_arrival = sorted(firing.events, key=lambda event: event.offset)
         found = [decode(event.trace) for event in by_arrival if event.trace]
         contexts = [context for context in found if context is not None]

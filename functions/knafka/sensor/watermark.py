@@ -1,8 +1,9 @@
-"""The time before which everything was read of this process's partitions of the trigger topic.
+"""Finds the time before which everything was read of this process's partitions of the trigger
+topic.
 
     the bus was routed up to a time --the trigger topic's ends are asked for--> read to them: known
 
-Most records of the trigger topic say it themselves (`TriggerRecord.until`). This is for events that
+Most records of the trigger topic carry it (`TriggerTopicRecord.until`). This is for events that
 wait while no further record comes: the last events where several processes read the bus, and
 triggers that fire because an event is absent.
 """

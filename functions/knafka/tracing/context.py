@@ -1,8 +1,8 @@
-"""Trace context: `traceparent` as W3C has it (KN-DP-10). Pure.
+"""Parses and writes W3C's trace context, the header `traceparent` (KN-DP-10). Pure.
 
-An event has two. The HTTP header, and the record header of that name, say which span comes just
-before: each hop replaces it. The CloudEvents extension (`ce_traceparent` in a record) keeps the
-trace in which the event began, and is nobody's to change.
+An event has two. The HTTP header, and the record header of that name, name the previous span: each
+hop replaces them. The CloudEvents extension (`ce_traceparent` in a record) names the trace in which
+the event began, and is never changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _parts = re.compile(
 
 
 class SpanContext(NamedTuple):
-    """Which span of which trace, and whether it is recorded."""
+    """Identifies a span and its trace, and says whether the trace is recorded."""
 
     trace_id: int
     """128 bits, not 0."""

@@ -1,7 +1,8 @@
-"""The exporter: spans handed to OpenTelemetry's SDK, which sends them by a thread of its own.
+"""Exports spans by OpenTelemetry's SDK, which sends them on a thread of its own.
 
-Nothing waits for it: its queue is bounded (OTEL_BSP_MAX_QUEUE_SIZE), and when that is full the
-oldest spans go. Importing this takes 0.2 to 0.4 s and 12 MB: `start` does, where tracing is on.
+Nothing waits for it: its queue is bounded (OTEL_BSP_MAX_QUEUE_SIZE), and a full queue drops the
+oldest spans. Importing this module takes 0.2 to 0.4 s and 12 MB, so `start_tracing` imports it only
+if tracing is on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _SCOPE: Final = InstrumentationScope("knafka", "")
 
 
 class OpenTelemetryExporter:
-    """Sends spans as `exporter` says; where to, the SDK takes from the process's environment."""
+    """Sends spans by the protocol `exporter`; the SDK takes the endpoint from the process's
+    environment."""
 
     def __init__(self, exporter: settings.Exporter, service: str) -> None:
         # Not `service` where OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES has a name.
@@ -54,8 +56,8 @@ class OpenTelemetryExporter:
         )
 
     def close(self, timeout: float) -> None:
-        """Send what is queued, for so many seconds at most; blocks meanwhile."""
-        # The processor's own limit is 30 s, where nobody listens.
+        """Send the queued spans within `timeout` seconds; blocks meanwhile."""
+        # If nobody listens, the processor itself would give up only after 30 s.
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(timeout)

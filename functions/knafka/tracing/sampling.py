@@ -1,4 +1,4 @@
-"""Sampling: which traces are recorded, by OpenTelemetry's rules. Pure.
+"""Decides which traces are recorded, by OpenTelemetry's rules. Pure.
 
 The decision is made from the trace's id. So a receiver, a dispatcher and a subscriber with an
 OpenTelemetry SDK decide the same for one trace, if they have the same rate.
@@ -15,14 +15,15 @@ _BITS: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """`rate` is a share, 0 to 1. `follows_parent`: a trace that comes from elsewhere is recorded if
-    it is recorded there, whatever the rate."""
+    """Decides which traces are recorded. `rate`: share of traces, 0 to 1. `follows_parent`: a trace
+    that began elsewhere is recorded if it is recorded there, whatever the rate."""
 
     rate: float = 1.0
     follows_parent: bool = True
 
     def samples(self, trace_id: int, parent: bool | None) -> bool:
-        """Whether this trace is recorded; `parent`: whether it is elsewhere, None: it begins."""
+        """Whether this trace is recorded. `parent`: whether it is recorded where it began; None: it
+        begins here."""
         if parent is not None and self.follows_parent:
             return parent
         return trace_id & _BITS < round(self.rate * (_BITS + 1))

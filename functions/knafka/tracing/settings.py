@@ -1,4 +1,4 @@
-"""Settings of tracing: OpenTelemetry's own environment variables. Pure.
+"""Reads the settings of tracing from OpenTelemetry's own environment variables. Pure.
 
     OTEL_TRACES_EXPORTER            otlp, zipkin or none
     OTEL_EXPORTER_OTLP_ENDPOINT     http://collector:4318; OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, too
@@ -11,8 +11,8 @@
     OTEL_SDK_DISABLED               true: no tracing
 
 Tracing is on if an exporter or an endpoint is named. The SDK reads the rest, such as
-OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS and OTEL_BSP_SCHEDULE_DELAY, by itself. What can't be
-used is ignored with a warning, as OpenTelemetry wants it: no event is lost for a trace's sake.
+OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS and OTEL_BSP_SCHEDULE_DELAY, by itself. An unusable
+value is ignored with a warning, as OpenTelemetry demands: tracing never costs an event.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DISABLED: Final = "OTEL_SDK_DISABLED"
 
 DEFAULT_SAMPLER: Final = "parentbased_always_on"
 PROTOCOL: Final = "http/protobuf"
-"""How OTLP is spoken unless it is set."""
+"""Default protocol of OTLP."""
 GRPC: Final = "grpc"
 
 Exporter: TypeAlias = Literal["otlp", "otlp-grpc", "zipkin"]
@@ -50,11 +50,12 @@ class TracingSettings:
     """None: tracing is off."""
     sampler: Sampler = field(default_factory=Sampler)
     problems: tuple[str, ...] = ()
-    """Sentences about what was ignored."""
+    """Sentences about ignored settings."""
 
 
 def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
-    """Never raises: see `TracingSettings.problems`."""
+    """Return the settings of tracing in an environment. Never raises: see
+    `TracingSettings.problems`."""
     given = {name: value.strip() for name, value in environment.items() if value.strip()}
     if given.get(DISABLED, "").lower() == "true":
         return TracingSettings()
@@ -113,7 +114,7 @@ def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
 
 
 def rate_of(text: str) -> float | None:
-    """A sampling rate; None if it is none."""
+    """Parse a sampling rate from 0 to 1; None if it is invalid."""
     try:
         rate = float(text)
     except ValueError:

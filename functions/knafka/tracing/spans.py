@@ -1,6 +1,6 @@
-"""Spans: what is recorded of an event, as values; `Tracer` makes them. Pure.
+"""Spans, the records of what happened to an event, as values; `Tracer` makes them. Pure.
 
-Only a sampled trace has spans: for all others there is nothing but the context.
+Only a sampled trace has spans: other traces have only their context.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ class Span:
     error: str | None = None
     """Why the span's operation failed; None: it didn't."""
     links: Sequence[SpanContext] = ()
-    """Spans of other traces that have to do with it."""
+    """Related spans of other traces."""
 
 
 class Tracer:
-    """Makes spans, and hands finished ones to `export`, which doesn't block.
+    """Makes spans, and passes finished ones to `export`, which must not block.
 
-    `now` gives nanoseconds since the Unix epoch, `random_bits` as many random bits as it is asked
-    for.
+    `now` returns nanoseconds since the Unix epoch, `random_bits` the given number of random bits.
     """
 
     def __init__(
@@ -69,24 +68,24 @@ class Tracer:
         return self._samples(context.trace_id, context.sampled)
 
     def begin_trace(self) -> SpanContext:
-        """The first span of a new trace."""
+        """Return the context of a new trace's first span."""
         trace_id = self._random_bits(128) or 1
         return SpanContext(
             trace_id, self._random_bits(64) or 1, self._samples(trace_id, parent=None)
         )
 
     def below(self, parent: SpanContext) -> SpanContext:
-        """A recorded span of the same trace."""
+        """Return the context of a new recorded span of the parent's trace."""
         return SpanContext(parent.trace_id, self._random_bits(64) or 1, True)
 
     def start(
         self, name: str, kind: SpanKind, parent: SpanContext, attributes: Attributes | None = None
     ) -> Span:
-        """A recorded span that begins now."""
+        """Start a recorded span now."""
         return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
 
     def end(self, span: Span, error: str | None = None) -> None:
-        """End the span now."""
+        """End the span now, and export it."""
         span.end = self.now()
         span.error = error
         self._export(span)

@@ -1,4 +1,4 @@
-"""Starting: a process's tracing, if its environment wants it."""
+"""Starts a process's tracing, if its environment declares it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from knafka.tracing.spans import Span, Tracer
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT: Final = 1.0
-"""Seconds for the last spans when the process ends: what is sent by then is seen."""
+"""Seconds to send the last spans when the process ends; later ones are lost."""
 
 EXPORTER_LOGS: Final = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
@@ -26,7 +26,7 @@ EXPORTER_LOGS: Final = (
     "opentelemetry.exporter.zipkin.json",
     "opentelemetry.sdk._shared_internal",
 )
-"""Loggers that say it of each batch that isn't taken."""
+"""Loggers that report each batch that the endpoint refuses."""
 
 
 class Exporter(Protocol):
@@ -35,13 +35,13 @@ class Exporter(Protocol):
         ...
 
     def close(self, timeout: float) -> None:
-        """Send what is queued, for so many seconds at most; blocks meanwhile."""
+        """Send the queued spans within `timeout` seconds; blocks meanwhile."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """A process's tracer, and what sends its spans."""
+    """A process's tracer, and the exporter of its spans."""
 
     tracer: Tracer
     exporter: Exporter
@@ -59,7 +59,7 @@ def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | Non
     if settings.exporter is None:
         return None
     try:
-        # Here, as nobody else pays for OpenTelemetry's SDK.
+        # Imported here, so that only processes with tracing load OpenTelemetry's SDK.
         from knafka.tracing.exporter import OpenTelemetryExporter
 
         exporter = OpenTelemetryExporter(settings.exporter, service)

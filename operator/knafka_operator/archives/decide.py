@@ -1,11 +1,11 @@
-"""Archive: from what was observed of a DeadLetterArchive to its status and effects. Pure.
+"""Archive: decides the status and the effects of an observed DeadLetterArchive. Pure.
 
     dead letters wait, a report is due     } -> a Lease for its tables -> one Job -> its outcome
     an operation on the tables is queued   }
 
-A Job's name has the number of its run, and the status counts the runs: if an operator dies between
-two effects, the next one does not create a Job twice. The Jobs commit what they have compacted for
-a consumer group of the archive's own; the dead letters that wait are that group's lag.
+A Job's name contains its run number, and the status counts the runs: if an operator dies between
+two effects, the next one does not create a Job twice. Jobs commit their position for the archive's
+own consumer group; its lag is the number of waiting dead letters.
 
 An operation (`operation_decide`) has a status of its own: its Job stays until that has the outcome.
 Where the archive and operations want a Job, they take turns; of operations the oldest comes first.
@@ -72,7 +72,8 @@ JOB_RECHECK_SECONDS: Final = 10.0
 the tables."""
 FIRST_RETRY: Final = 60.0
 MAX_RETRY: Final = 21_600.0
-"""Seconds after a Job that failed until the next: the first, doubled each time, up to the last."""
+"""Seconds between a failed Job and the next: the first delay, doubled each time up to the
+maximum."""
 
 ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
@@ -82,11 +83,12 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class ObservedArchive(Observed, Generic[K]):
-    """What was observed of an archive; where reading failed, the error stands for the value."""
+    """An archive and everything read for its decision; where reading failed, the error stands for
+    the value."""
 
     archive: DeadLetterArchive | InvalidDocument
     status: Mapping[str, Any]
-    """The status as it is now, with what effects have written."""
+    """The current status, including what effects have written."""
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
     broker_is_ours: bool = True
@@ -94,13 +96,13 @@ class ObservedArchive(Observed, Generic[K]):
     """The problem with the storage; None: there is none."""
     group: str = ""
     waiting: int | KnafkaError | None = None
-    """The number of dead letters that wait, or why it can't be read; None: not known yet."""
+    """The number of waiting dead letters, or the error of reading it; None: not known yet."""
     jobs: tuple[Mapping[str, Any], ...] = ()
     """The archive's Jobs and those of its operations, in the order of their runs."""
     next_operation: Operation | None = None
-    """The oldest queued operation that may be tried now."""
+    """The oldest queued operation that may run now."""
     operations_again: float = math.inf
-    """Seconds until another queued operation may be tried."""
+    """Seconds until another queued operation may run."""
     unrecorded: frozenset[str] = frozenset()
     """Names of Jobs whose operation's status does not have their outcome yet."""
     unwanted: frozenset[str] = frozenset()
@@ -117,11 +119,11 @@ class ObservedArchive(Observed, Generic[K]):
 
     @property
     def failure(self) -> KnafkaError | None:
-        """The error of the first effect that failed; no other effect is tried after it."""
+        """Return the error of the first effect that failed; no effect runs after it."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
-        """A copy that includes an effect's result."""
+        """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case WriteStatus(patch=news):
@@ -136,9 +138,9 @@ class ArchiveDecision:
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
-    """All but the conditions."""
+    """The status without its conditions."""
     requeue_after: float
-    """Seconds until it is looked at again, should nothing change."""
+    """Seconds until the archive is reconciled again, if nothing changes."""
 
 
 def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
@@ -164,7 +166,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
             if not observed.broker_is_ours:
                 message = f'Broker "{archive.spec.broker}" is another implementation\'s'
                 raise NotReady("BrokerNotOurs", message)
-            if observed.broker is None:  # whether it is Ready says nothing about its dead letters
+            if observed.broker is None:  # Ready doesn't matter for dead letters
                 check_broker(BROKERS, archive.spec.broker, None, None, observed.stored_broker)
         with conditions.step(STORAGE_READY):
             if observed.storage is not None:
@@ -177,7 +179,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
             status |= _waiting_status(observed.waiting, before, now)
     _set_succeeded_condition(conditions, observed)
 
-    # Finish Jobs that exist, whatever else is wrong.
+    # Finish existing Jobs, even if a condition above has failed.
     for each in observed.jobs:
         name, going = object_name(each), "deletionTimestamp" in each["metadata"]
         if not (ended := job_outcome(each)):
@@ -261,7 +263,8 @@ def _waiting_status(waiting: int, before: Mapping[str, Any], now: datetime) -> M
 def _due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
-    """Whether a run is due, whether it includes a report, and seconds until that may change."""
+    """Return whether a run is due, whether it includes a report, and the seconds until that may
+    change."""
     rules, again = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
     many = waiting >= rules.number
@@ -272,7 +275,7 @@ def _due_run(
         old, again = left <= 0, min(again, max(1.0, left))
     asked = archive.metadata.annotations.get(RUN_ANNOTATION, "")
     requested = bool(asked) and asked != status.get("requested", "")
-    # A report on nothing is no use to anybody.
+    # Without any dead letters a report would be empty.
     has_any = bool(status.get("archived") or waiting)
     report = archive.spec.report is not None and has_any
     scheduled = report and _next_report_time(archive, status) <= now
@@ -302,7 +305,7 @@ def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> 
 
 
 def _next_retry_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
-    """When the next Job may be tried after failures. None: at once, as the last one succeeded, or
+    """Return when the next Job may run after failures. None: at once, as the last one succeeded, or
     the archive was changed since."""
     last, failures = status.get("lastRun") or {}, status.get("failures", 0)
     if not failures or last.get("generation") != archive.metadata.generation:
@@ -311,7 +314,7 @@ def _next_retry_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> d
 
 
 def retry_after(failures: int) -> float:
-    """Seconds until the next Job after so many `failures` in a row, which must be 1 or more."""
+    """Return the seconds until the next Job after `failures` (1 or more) in a row."""
     return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))
 
 
@@ -319,7 +322,7 @@ def retry_after(failures: int) -> float:
 
 
 def lease_holder(document: Mapping[str, Any]) -> str:
-    """The archive's identity as the holder of a Lease: `NAMESPACE/NAME/UID`."""
+    """Return the archive's identity as the holder of a Lease: `NAMESPACE/NAME/UID`."""
     metadata = document["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
 

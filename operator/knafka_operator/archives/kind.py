@@ -1,11 +1,13 @@
-"""Archives: from DeadLetterArchives to the Jobs that keep their dead letters in tables.
+"""Archives: reconciles DeadLetterArchives, whose Jobs copy dead letters from Kafka into tables.
 
-    observe (Broker, storage, what waits, its Jobs, the Lease) -> decide (`archives.decide`) -> act
+    observe (Broker, storage, waiting dead letters, Jobs, Lease) -> decide (`archives.decide`) ->
+    act
 
-Jobs and Leases are asked for only where there may be one, so an archive at rest costs nothing but
-its share of a look at Kafka.
+Jobs and Leases are read only where one may exist, so an idle archive costs nothing but its share of
+one Kafka request.
 
-Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+Not here: watching for changes (`engine.controller`), and decisions, which are pure functions
+(`decide.archive`).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ Observed = ObservedArchive[KafkaCluster]
 
 WORKING_PHASES: Final = ("Queued", "Running", "Ending", "Failing")
 """Phases in which an archive that isn't Ready is reconciled again at the time that its last
-decision set; in any other phase it is retried as everything that isn't Ready."""
+decision set; in any other phase it is retried with the backoff of all objects that aren't Ready."""
 
 
 def _now() -> datetime:
@@ -56,15 +58,16 @@ def _now() -> datetime:
 
 @dataclass(eq=False, slots=True)
 class _ArchiveRecord:
-    """What is kept in memory of one archive."""
+    """What the operator keeps in memory about one archive."""
 
     archive: Identity
     waiting: UncompactedCounts = field(default_factory=UncompactedCounts)
     kafka: KafkaCluster | None = None
-    """The Kafka with its group, as its Broker may be deleted first."""
+    """The Kafka with the archive's consumer group; kept because the archive's Broker may be deleted
+    first."""
     group: str = ""
     at_rest: bool = False
-    """Whether there was no Job of its own and no Lease when that was last asked."""
+    """Whether the archive had neither a Job nor a Lease when they were last read."""
     requeue_after: float = deciding.RECHECK_SECONDS
 
 
@@ -113,8 +116,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return keys
 
     def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        """Seconds that the last decision set, also for some archives that aren't Ready, since
-        their dead letters grow."""
+        """Return the seconds that the last decision set; None for an archive that isn't Ready and
+        whose phase isn't in `WORKING_PHASES`."""
         is_ready = statuses.ready_condition(now["conditions"]).get("status") == "True"
         waits = not is_ready and now.get("phase") not in WORKING_PHASES
         return None if waits else self.ensure_record(document).requeue_after
@@ -141,14 +144,14 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     # Observe.
 
     def ensure_record(self, document: Document) -> _ArchiveRecord:
-        """The archive's record, created if needed."""
+        """Return the archive's record, creating it if needed."""
         uid = document["metadata"].get("uid", "")
         if (record := self._records.get(uid)) is None:
             record = self._records[uid] = _ArchiveRecord(Identity.of(document))
         return record
 
     async def observe(self, document: Document, record: _ArchiveRecord) -> Observed:
-        """Read what the decision needs; Jobs and Lease only if there may be any."""
+        """Read what the decision needs; Jobs and the Lease only where they may exist."""
         declared = _parse_or_error(document, self.settings.maxima)
         observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(observed.archive, DeadLetterArchive):
@@ -158,11 +161,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return observed
 
     def stored_status(self, observed: Observed) -> Mapping[str, Any]:
-        """The object's status as it is stored now, including what effects have written."""
+        """Return the archive's stored status, including what effects have written."""
         return observed.status
 
     def decide(self, observed: Observed, record: _ArchiveRecord) -> deciding.ArchiveDecision:
-        """Decide by what was observed, and remember when to reconcile again."""
+        """Decide what to do from `observed`, and record when to reconcile again."""
         decision = deciding.decide(observed, self.settings, self.now())
         record.requeue_after = decision.requeue_after
         return decision
@@ -192,7 +195,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self._with_operations(await self._with_waiting_count(observed, record))
 
     async def _with_operations(self, observed: Observed) -> Observed:
-        """Add the operation whose turn is next. Raises `ClusterError`."""
+        """Add the operation that runs next. Raises `ClusterError`."""
         operation, again = await self.operations.next_operation(Identity.of(observed.document))
         return replace(observed, next_operation=operation, operations_again=again)
 
@@ -216,8 +219,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return replace(observed, waiting=waiting)
 
     async def _storage_problem(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
-        """The problem with an archive's storage, None if there is none; and the UID of its
-        PersistentVolumeClaim, as a new claim has no tables."""
+        """Return the problem with an archive's storage (None: it is usable) and the UID of its
+        PersistentVolumeClaim (a new claim holds no tables)."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
         if storage.claim is not None:
             name = storage.claim.name
@@ -273,7 +276,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self._with_operations(observed)
 
     async def _broker_address(self, observed: Observed) -> str:
-        """The URL in the status of the archive's Broker; empty: it has none."""
+        """Return the URL in the status of the archive's Broker; empty if it has none."""
         if not isinstance(observed.archive, DeadLetterArchive):
             return ""
         broker = observed.archive.metadata.namespace, observed.archive.spec.broker
@@ -298,7 +301,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self.cluster.get(*leases, names.archive_lease(namespace, of))
 
     async def _holder_is_gone(self, holder: str) -> bool:
-        """Whether a Lease's holder is a deleted archive without Jobs, or no archive at all."""
+        """Whether a Lease's holder is no archive, or a deleted one whose Jobs are gone."""
         namespace, _, rest = holder.partition("/")
         name, _, uid = rest.rpartition("/")
         if not (namespace and name and uid):

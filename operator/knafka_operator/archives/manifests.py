@@ -1,9 +1,10 @@
-"""Archive manifests: the Job of one run, the account that creates its executors, its Lease. Pure.
+"""Archive manifests: builds the manifests of a run's Job, its executors' account and its Lease.
+Pure.
 
-A run is the archive's own, or that of an operation on its tables (a replay or a purge).
+A run belongs to the archive itself, or to an operation on its tables (a replay or a purge).
 
-The pod downloads nothing at its start: Java, Spark and all jars are in its image. Its arguments say
-what to do; its environment, how Spark runs (`knafka_jobs.pod`).
+The pod downloads nothing at its start: Java, Spark and all jars are in its image. Its arguments
+declare the task; its environment, how Spark runs (`knafka_jobs.pod`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOT: Final = "knafka.dev/archive-root"
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on a Job's pods."""
 FINISHED_JOB_TTL: Final = 86_400
-"""Seconds after which Kubernetes deletes a finished Job that no operator has looked at."""
+"""Seconds after which Kubernetes deletes a finished Job that no operator has deleted."""
 USER: Final = 65_532
 
 DEFAULT_REGION: Final = "us-east-1"
@@ -52,25 +53,27 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
-"""Matches an address that may become an argument of the Job. It comes from a status, which others
-may write, and Kubernetes would replace a `$(NAME)` in it by a variable's value, such as an S3 key.
+"""Matches an address that may be passed to the Job as an argument. Others may write the status that
+it comes from, and Kubernetes would replace `$(NAME)` in it by a variable's value, such as an S3
+key.
 """
 _INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that these pods have too."""
 
 
 def job_name(archive: str, run: int) -> str:
-    """The name of an archive's Job of this run number."""
+    """Return the name of an archive's Job for a run number."""
     return f"{archive.replace('.', '-')}-{run}"
 
 
 def account_name(archive: str) -> str:
-    """The name of the ServiceAccount of an archive's Jobs with executors."""
+    """Return the name of the ServiceAccount of an archive's Jobs with executors."""
     return names.child(archive, "-dead-letter-driver")
 
 
 def storage_root(namespace: str, storage: Storage) -> str:
-    """Identify the storage of an archive's tables: its URL, or `claim://NAMESPACE/CLAIM/PATH`."""
+    """Return an identifier of the storage of an archive's tables: its URL, or
+    `claim://NAMESPACE/CLAIM/PATH`."""
     if storage.url is not None:
         return storage.url
     assert storage.claim is not None
@@ -78,7 +81,7 @@ def storage_root(namespace: str, storage: Storage) -> str:
 
 
 def tables_location(storage: Storage) -> str:
-    """The URL or folder of the tables, as the Job's pods open it."""
+    """Return the URL or folder of the tables, as the Job's pods open it."""
     return storage.url or f"{MOUNT}/{storage.claim.path if storage.claim else ''}"
 
 
@@ -94,10 +97,9 @@ def job_manifest(
     address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """The Job of run number `run`: of the archive itself or, with `operation`, of that operation.
-
-    `secret` is the name and version of Kafka's Secret. With `report` the run writes a report, and
-    announces it at `address`, the Broker's.
+    """Return the Job of run number `run`, for the archive itself or for `operation`. `secret` is
+    the name and version of Kafka's Secret. With `report` the run writes a report, and announces it
+    at `address`, the Broker's.
     """
     spec, metadata = archive.spec, archive.metadata
     words = _common_options(archive, group, bootstrap_servers, secret)
@@ -107,7 +109,7 @@ def job_manifest(
             *_archive_arguments(archive, words),
             *(_report_options(archive, address, settings) if report else ()),
         ]
-        # The value of the archive's annotation that asked for this run, to see when it is done.
+        # The value of the archive's annotation that requested this run, to record that it is done.
         annotations = {RUN_ANNOTATION: metadata.annotations.get(RUN_ANNOTATION, "")}
     else:
         arguments = operation_arguments(operation, words)
@@ -121,7 +123,8 @@ def job_manifest(
             "name": job_name(metadata.name, run),
             "labels": labels,
             "annotations": annotations,
-            # With an operation its Job goes; with an archive all go (`Archives.delete`).
+            # Deleting an operation deletes its Job; deleting an archive deletes all
+            # (`Archives.delete`).
             "ownerReferences": [services.owner_reference(operation or archive)],
         },
         "spec": {
@@ -129,8 +132,8 @@ def job_manifest(
             "backoffLimit": 0,
             "activeDeadlineSeconds": max(1, round(spec.timeout)),
             "ttlSecondsAfterFinished": FINISHED_JOB_TTL,
-            # A pod that is evicted with its node has not failed; its successor starts only when it
-            # is gone.
+            # A pod that is evicted with its node has not failed; its successor starts only after
+            # its end.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
                 "rules": [
@@ -151,7 +154,7 @@ def job_manifest(
 def _common_options(
     archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
 ) -> Mapping[str, str]:
-    """The options that every run gets, by name."""
+    """Return the options that every run gets, by name."""
     spec = archive.spec
     words = {
         "tables": tables_location(spec.storage),
@@ -172,7 +175,8 @@ def _archive_arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> 
 
 
 def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
-    """The options of a report: the days it covers, and where it is announced and shown."""
+    """Return the options of a report: the days that it covers, and where it is announced and
+    shown."""
     words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (declared := archive.spec.report) is not None:
         words["days"] = str(declared.days)
@@ -182,10 +186,8 @@ def _report_options(archive: DeadLetterArchive, address: str, settings: Settings
 
 
 def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Sequence[str]:
-    """The arguments of `knafka_jobs.pod` for a replay or a purge.
-
-    Each retry gets the same ones. Their `until` leaves out failures that are newer than the
-    operation, so a retry does not select what failed after the operation was created.
+    """Return the arguments of `knafka_jobs.pod` for a replay or a purge. Each retry gets the same
+    arguments. Their `until` excludes failures that are newer than the operation.
     """
     spec, metadata = operation.spec, operation.metadata
     asked = spec.select.model_dump(mode="json", exclude_defaults=True)
@@ -276,8 +278,8 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
-    """Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are addressed
-    by path instead of by host name."""
+    """Return Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are
+    addressed by path instead of by host name."""
     found = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
     # Requests are signed for a region; other stores usually accept AWS's first one.
     if region or endpoint:
@@ -286,7 +288,7 @@ def s3_settings(endpoint: str, region: str) -> dict[str, str]:
 
 
 def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifest:
-    """The pod template of Spark's executors; Spark adds memory, CPU and the rest."""
+    """Return the pod template of Spark's executors; Spark adds memory, CPU and the rest."""
     volumes, mounts = _volumes(archive.spec.storage)
     return {
         "apiVersion": CORE,
@@ -311,8 +313,8 @@ def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifes
 
 
 def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
-    """ServiceAccount and RoleBinding of a Job with executors: Spark may manage pods with them, in
-    the archive's namespace."""
+    """Return ServiceAccount and RoleBinding of a Job with executors, with which Spark may manage
+    pods in the archive's namespace."""
     namespace, name = archive.metadata.namespace, account_name(archive.metadata.name)
     metadata = {
         "namespace": namespace,
@@ -342,9 +344,9 @@ def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
 
 
 def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
-    """The Lease that lets one archive of a namespace, `holder`, run Jobs on the tables at `of`.
-
-    Each namespace has a Lease of its own for the same tables: any archive may name any bucket.
+    """Return the Lease that lets one archive of a namespace, `holder`, run Jobs on the tables at
+    `of`. Each namespace has its own Lease for the same tables, since any archive may name any
+    bucket.
     """
     return {
         "apiVersion": COORDINATION,
@@ -376,7 +378,7 @@ def _installation_pod_fields(settings: Settings) -> Mapping[str, Any]:
 
 
 def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
-    """Volumes and where they are mounted: room for Spark's own files, and the tables."""
+    """Return volumes and their mounts, for Spark's temporary files and for the tables."""
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
     mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
     if storage.claim is not None:
@@ -387,16 +389,16 @@ def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
 
 
 def _resources(archive: DeadLetterArchive) -> Manifest:
-    """The container's resources. Without a request for memory the limit is requested, as it is for
-    executors: the Java heap takes all of it."""
+    """Return the container's resources. Without a request for memory the limit is requested, as for
+    executors, since the Java heap takes all of it."""
     given = archive.spec.resources
     memory = {"memory": given.limits["memory"]}
     return {"requests": {**memory, **given.requests}, "limits": dict(given.limits)}
 
 
 def _credentials(storage: Storage) -> list[Manifest]:
-    """Environment variables with the store's keys. Only these names are read from the Secret, so
-    that it can't set other variables."""
+    """Return environment variables with the store's keys. Only these names are read from the
+    Secret, so that it can't set other variables."""
     if storage.credentials is None:
         return []
     secret = storage.credentials.name

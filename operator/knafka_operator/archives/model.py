@@ -1,6 +1,5 @@
-"""DeadLetterArchives as declared: where one Broker's dead letters are kept, and when (issue 18).
-
-As strict as `resources`; `parse` one with `knafka.core.documents.parse`.
+"""DeadLetterArchives as declared: where and when one Broker's dead letters are archived (issue 18).
+Unknown fields are refused, as in `resources`; parse with `knafka.core.documents.parse`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ RUN_ANNOTATION: Final = "knafka.dev/run"
 SCHEMES: Final = ("s3a", "abfss", "gs")
 MAX_EXECUTORS: Final = 50
 MAX_ARCHIVE_NAME: Final = 52
-"""Characters: a Job's name adds the number of its run, and a pod's adds more."""
+"""Most characters of an archive's name: Jobs' names add the run number, and pods' names add
+more."""
 
 _URL = re.compile(r"([a-z0-9]+)://([A-Za-z0-9.@_-]+)((?:/[A-Za-z0-9._=-]+)*)/?").fullmatch
 _PART = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
@@ -56,7 +56,7 @@ Positive = Annotated[Duration, AfterValidator(_checked_positive)]
 
 
 class Claim(Declared):
-    """A PersistentVolumeClaim of the archive's namespace."""
+    """The PersistentVolumeClaim, in the archive's namespace, that holds the tables."""
 
     name: NonEmpty
     path: Annotated[str, AfterValidator(_checked_path)] = "dead-letters"

@@ -1,4 +1,4 @@
-"""Operation: what was observed of a DeadLetterReplay or DeadLetterPurge -> its status. Pure.
+"""Operation: decides the status of an observed DeadLetterReplay or DeadLetterPurge. Pure.
 
     Pending (its archive isn't fit) -> Queued -> Running -> Succeeded
                                          ^          |-----> Failed, after so many attempts
@@ -52,7 +52,7 @@ from knafka_operator.model.sensors import KNAFKA
 
 MAX_ATTEMPTS: Final = 4
 FIRST_RETRY: Final = 60.0
-"""Seconds after the first attempt that failed until the next; doubled each time."""
+"""Seconds between the first failed attempt and the next; doubled each time: 60, 120, 240."""
 RECHECK_SECONDS: Final = 30.0
 """Seconds until an unfinished operation is reconciled again, if nothing changes."""
 FINISHED_RECHECK_SECONDS: Final = 86_400.0
@@ -63,45 +63,45 @@ QUEUED: Final = "Queued"
 
 COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
 PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
-"""By key of a Job's report: the field of the status that gets the count."""
+"""Keys of a Job's report, and the status fields that get their counts."""
 
 
 @dataclass(frozen=True)
 class ObservedOperation(Observed):
     operation: Operation | InvalidDocument
     archive: Mapping[str, Any] | None = None
-    """As it is stored; None: there is none."""
+    """The stored archive; None: it doesn't exist."""
     jobs: Sequence[Mapping[str, Any]] = ()
-    """Its own."""
+    """The operation's own Jobs."""
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
     deleted: bool = False
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The stored status; empty: there is none."""
+        """Return the stored status; empty if there is none."""
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
-        """A copy after the only effect, which deletes the operation."""
+        """Return a copy after the only effect, which deletes the operation."""
         return replace(self, deleted=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
-        """A copy after a failed deletion, which is tried again later."""
+        """Return a copy after a failed deletion, which is tried again later."""
         return replace(self, deleted=True)  # it is tried again later
 
 
 @dataclass(frozen=True, slots=True)
 class OperationDecision:
     status: Mapping[str, Any]
-    """All of it; empty: as it stands."""
+    """The whole status; empty: it stays unchanged."""
     requeue_after: float
-    """Seconds until it is looked at again, should nothing change."""
+    """Seconds until the operation is reconciled again, if nothing changes."""
     effects: tuple[Effect, ...] = ()
 
 
 def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
-    """Decide an operation's status, and whether it is deleted now."""
+    """Decide an operation's status, and whether to delete it now."""
     if is_finished(observed.status):
         ended = observed.status.get("completionTime") or timestamp(now)
         kept = _decision_after_end(observed, ended, now)
@@ -130,10 +130,10 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     operation = observed.operation
-    if isinstance(operation, InvalidDocument):  # and never will be valid, as it can't change
+    if isinstance(operation, InvalidDocument):  # the spec can't change, so it stays invalid
         conditions.fail(JOB_SUCCEEDED, operation)
         return decided("Failed", str(operation))
-    # What was begun comes to its end, whatever has become of its archive.
+    # Finish a Job that exists, even if the archive isn't ready any more.
     for job in sorted(observed.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
         name, pod = object_name(job), observed.pods.get(object_name(job))
         status["startTime"] = observed.status.get("startTime") or start_time(job) or timestamp(now)
@@ -192,7 +192,7 @@ def is_queued(document: Mapping[str, Any]) -> bool:
 
 
 def retry_at(status: Mapping[str, Any]) -> datetime | None:
-    """The time before which a failed operation isn't retried; None: it hasn't failed."""
+    """Return the time before which a failed operation isn't retried; None: it hasn't failed."""
     attempts, last = status.get("attempts", 0), status.get("lastFailure") or {}
     if not attempts or not last.get("time"):
         return None
@@ -205,7 +205,7 @@ def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
 
 
 def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> None:
-    """Raises `NotReady`."""
+    """Check that the operation's archive exists and can run Jobs; raises `NotReady`."""
     name = operation.spec.archive
     if archive is None or "deletionTimestamp" in archive["metadata"]:
         message = (
@@ -214,7 +214,7 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
         )
         raise NotReady("ArchiveDoesNotExist", message, transient=True)
     status = archive.get("status") or {}
-    # What stands in the way of any Job; that its own last one has failed doesn't.
+    # The conditions that every Job needs; the archive's own last Job may have failed.
     needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
     if not all(is_condition_true(status, each) for each in needed):
         message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
@@ -222,7 +222,7 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
 
 
 def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
-    """A sentence for people: what a queued operation waits for."""
+    """Return a sentence for users about what a queued operation waits for."""
     archive = (observed.archive or {}).get("status") or {}
     told = "its turn comes next"
     if job := archive.get("job"):
@@ -237,7 +237,7 @@ def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[st
 
 
 def _counts_of_job(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The status fields with the counts that a Job reported."""
+    """Return the status fields with the counts that a Job reported."""
     fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
     counts = {
         name: found[each] for each, name in fields.items() if isinstance(found.get(each), int)
@@ -252,8 +252,8 @@ def _counts_of_job(operation: Operation, found: Mapping[str, Any]) -> Mapping[st
 def _decision_after_end(
     observed: ObservedOperation, ended: str, now: datetime
 ) -> OperationDecision:
-    """The decision for an operation that ended at `ended`: delete it if its time to live is over,
-    else look again then."""
+    """Return the decision for an operation that ended at `ended`: delete it if its time to live is
+    over, else reconcile it again then."""
     operation, metadata = observed.operation, observed.document["metadata"]
     if isinstance(operation, InvalidDocument):
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)

@@ -1,8 +1,7 @@
-"""Operations as declared: what a person has done with an archive's failures, once (issue 18).
-
-A DeadLetterReplay sends events again, a DeadLetterPurge forgets them. Which ones is selected by
-fields alone, never by SQL: who may create one must run nothing of his own beside the credentials of
-the store. As strict as `resources`; `parse_operation` reads one.
+"""Operations as declared: one-time actions on an archive's failures (issue 18). A DeadLetterReplay
+sends events again, a DeadLetterPurge deletes them. Events are selected by fields, never by SQL, so
+that users can't run code beside the store's credentials. Unknown fields are refused, as in
+`resources`; `parse_operation` parses one.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ REPLAY: Final = "DeadLetterReplay"
 PURGE: Final = "DeadLetterPurge"
 OPERATIONS: Final = (REPLAY, PURGE)
 OPERATION_LABEL: Final = "knafka.dev/operation"
-"""Label of the Job that runs one: its UID."""
+"""Label of the Job that runs an operation: the operation's UID."""
 OPERATION_ANNOTATION: Final = "knafka.dev/operation-name"
-"""Annotation of that Job: kind, a slash and the name."""
+"""Annotation of that Job: the operation's kind, a slash and its name."""
 
 MAX_IDS: Final = 500
 MAX_SELECT: Final = 50_000
-"""Characters of a selection: it becomes one argument of a process."""
+"""Most characters of a selection, as it becomes one argument of a process."""
 
 
 def _utc_moment(text: str) -> str:
@@ -46,7 +45,8 @@ Moment: TypeAlias = Annotated[str, AfterValidator(_utc_moment)]
 
 
 class Select(Declared):
-    """Which failures; every field that is set must fit. Named as the options of the jobs."""
+    """Selects failures; every field that is set must match. Fields are named like the jobs'
+    options."""
 
     trigger: NonEmpty | None = None
     destination: NonEmpty | None = None
@@ -80,7 +80,7 @@ class OperationSpec(Declared):
 
 class ReplaySpec(OperationSpec):
     rate: Annotated[float, Field(gt=0)] | None = None
-    """Events a second, at most."""
+    """Most events sent per second; None: no limit."""
 
 
 class PurgeSpec(OperationSpec):

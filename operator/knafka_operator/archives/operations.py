@@ -1,11 +1,12 @@
-"""Operations: the status of DeadLetterReplays and DeadLetterPurges, and which are next.
+"""Operations: writes the status of DeadLetterReplays and DeadLetterPurges, and chooses which runs
+next.
 
     observe (its archive, its Job) -> decide (`archives.operation_decide`) -> write the status
 
 Their Jobs are made and deleted by their archive (`archives.kind`), which asks here whose turn
 it is. Memory holds only the candidates: each one is read from the cluster before it is chosen.
 
-Not here: hearing of changes (`engine.controller`).
+Not here: watching for changes (`engine.controller`).
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ seconds; within one, replays come before purges, as purged events can't be repla
 
 @dataclass(eq=False, slots=True)
 class _OperationRecord:
-    """What is kept in memory of an operation that hasn't ended."""
+    """What the operator keeps in memory about an operation that hasn't ended."""
 
     key: Key
     archive: Identity
     turn: Turn
     at_rest: bool = False
-    """Whether there was no Job of its own when that was last asked."""
+    """Whether the operation had no Job when Jobs were last read."""
     requeue_after: float = deciding.RECHECK_SECONDS
 
 
@@ -80,7 +81,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # What is heard.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """As `Kind.on_change`; also returns the operation's archive."""
+        """Record a change as `Kind.on_change` does; also returns the key of the operation's
+        archive."""
         keys, archive = super().on_change(document, gone=gone), archive_of(document)
         return [*keys, (ARCHIVE, *archive)] if archive.name else keys
 
@@ -103,8 +105,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         self._again.pop(uid, None)
 
     def on_job(self, uid: str) -> Key | None:
-        """Note that a Job of the operation with this UID has changed; returns the operation's key,
-        None if it isn't known."""
+        """Record that a Job of the operation with this UID has changed; returns the operation's
+        key, None if it isn't known."""
         if (record := self._records.get(uid)) is None:
             return None
         record.at_rest = False
@@ -115,7 +117,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return deciding.is_finished(status)
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
-        """The Event for an operation that has just finished."""
+        """Return the Event for an operation that has just finished; None for any other change."""
         if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
             return None
         if now["phase"] == "Succeeded":
@@ -123,14 +125,14 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return EventNews("Warning", "Failed", now["message"])
 
     def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        """Seconds that the last decision set."""
+        """Return the seconds that the last decision set."""
         return self._again.get(document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS)
 
-    # What an archive asks.
+    # For the operations' archive.
 
     async def next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
-        """The archive's oldest queued operation that may be tried now, None if there is none; and
-        seconds until another one may be.
+        """Return the archive's oldest queued operation that may run now (None: there is none), and
+        the seconds until another one may.
 
         Raises `ClusterError`.
         """
@@ -152,8 +154,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return None, again
 
     async def job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
-        """Which of an archive's Jobs have an outcome that their operation hasn't recorded, and
-        which lost their operation. Raises `ClusterError`."""
+        """Find an archive's Jobs with an outcome that their operation hasn't recorded, and Jobs
+        whose operation is gone. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
         for each in jobs:
             if not (uid := operation_uid(each)):
@@ -178,7 +180,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Reconciling.
 
     def ensure_record(self, document: Document) -> _OperationRecord | None:
-        """The operation's record; None: it has finished."""
+        """Return the operation's record; None: it has finished."""
         self.remember(document)
         return self._records.get(document["metadata"].get("uid", ""))
 
@@ -203,7 +205,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         decision: OperationDecision,
         record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
-        """The status of the last decision over the stored one."""
+        """Return the stored status, updated with the last decision's."""
         status = {**observed.status, **decision.status}
         self.remember({**observed.document, "status": status})
         return status
@@ -242,7 +244,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
 
 def archive_of(document: Document) -> Identity:
-    """The archive that an operation names, even if the operation is invalid."""
+    """Return the archive that an operation names, even if the operation is invalid."""
     name = (document.get("spec") or {}).get("archive")
     return Identity(document["metadata"]["namespace"], name if isinstance(name, str) else "")
 
@@ -255,13 +257,14 @@ def _parse_or_error(document: Document) -> Operation | InvalidDocument:
 
 
 async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
-    """Jobs with a label of this UID, in the order of their runs. Raises `ClusterError`."""
+    """Return the Jobs whose label has this UID, in the order of their runs. Raises
+    `ClusterError`."""
     found = await cluster.list(BATCH, "Job", {label: uid}, namespace)
     return sorted(found, key=run_number)
 
 
 async def last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
-    """The last pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
+    """Return the newest pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
     pods = {}
     for each in jobs:
         name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]

@@ -1,4 +1,4 @@
-"""Archive runs: how a Job of a DeadLetterArchive has ended, or why it doesn't start. Pure.
+"""Archive runs: reads from a DeadLetterArchive's Job how it ended, or why it doesn't start. Pure.
 
 A Job is the archive's own run, or an operation's (`archives.operation_model`) on its tables.
 """
@@ -28,30 +28,30 @@ def run_report(text: str) -> Mapping[str, Any]:
 
 
 def job_outcome(job: Mapping[str, Any]) -> str:
-    """How a Job ended, `Complete` or `Failed`; empty while it or its pods run."""
+    """Return how a Job ended, `Complete` or `Failed`; empty while it or its pods run."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     found = (each["type"] for each in conditions if each.get("status") == "True")
     return next((each for each in found if each in ("Complete", "Failed")), "")
 
 
 def run_number(job: Mapping[str, Any]) -> int:
-    """The run number of a Job; 0: its name has none."""
+    """Return the run number of a Job; 0: its name has none."""
     return run_number_in(object_name(job))
 
 
 def run_number_in(name: str) -> int:
-    """The run number at the end of a Job's name; 0: it has none."""
+    """Return the run number at the end of a Job's name; 0: it has none."""
     number = name.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def object_name(job: Mapping[str, Any]) -> str:
-    """The name in an object's metadata."""
+    """Return the name in an object's metadata."""
     return str(job["metadata"]["name"])
 
 
 def operation_uid(job: Mapping[str, Any]) -> str:
-    """UID of the operation that a Job runs; empty: the Job is the archive's own."""
+    """Return the UID of the operation that a Job runs; empty: the Job is the archive's own."""
     return str((job["metadata"].get("labels") or {}).get(OPERATION_LABEL, ""))
 
 
@@ -69,9 +69,9 @@ def run_status_patch(
     generation: int,
     now: datetime,
 ) -> Mapping[str, Any]:
-    """The status patch that records a finished Job, written at once.
+    """Return the status patch that records a finished Job.
 
-    `before` is the archive's status, `generation` its declared generation.
+    `previous_status` is the archive's status, `generation` its declared generation.
     """
     found = run_report(terminated_state(pod).get("message") or "")
     succeeded = ended == "Complete"
@@ -88,13 +88,13 @@ def run_status_patch(
         records = found.get("records", 0)
         patch |= {
             "archived": before.get("archived", 0) + (records if isinstance(records, int) else 0),
-            # What waits came while it ran.
+            # Dead letters that wait now have arrived during the run.
             "waitingSince": run["started"],
             "firstRun": before.get("firstRun") or run["started"],
         }
-    if operation_uid(job):  # whose failures are its own
+    if operation_uid(job):  # the operation's status counts its failures
         if succeeded:
-            patch["failures"] = 0  # it has compacted
+            patch["failures"] = 0  # an operation's Job also compacts
         of = {**run, "of": annotations.get(OPERATION_ANNOTATION, "")}
         return {**patch, "lastOperation": _replacing_patch(before.get("lastOperation"), of)}
     run["generation"] = generation
@@ -112,18 +112,18 @@ def run_status_patch(
 
 
 def _replacing_patch(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A merge patch by which `now` replaces all of `before`."""
+    """Return a merge patch by which `replacement` replaces all of `previous`."""
     return {**dict.fromkeys(before or ()), **now}
 
 
 def start_time(job: Mapping[str, Any]) -> str:
-    """When a Job started (RFC 3339); empty: not known."""
+    """Return when a Job started (RFC 3339); empty: not known."""
     reported = job.get("status") or {}
     return str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
 
 
 def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The `terminated` state of a pod's container; empty if it hasn't ended."""
+    """Return the `terminated` state of a pod's container; empty if it hasn't ended."""
     statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
     found: Mapping[str, Any] = (
         next((each.get("state") or {} for each in statuses), {}).get("terminated") or {}
@@ -134,7 +134,7 @@ def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def failure_message(
     job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]
 ) -> str:
-    """Why a Job failed: by its report, its container's state, or its conditions."""
+    """Return why a Job failed, from its report, its container's state, or its conditions."""
     if error := found.get("error"):
         return str(error)[:1000]
     reason = terminated_state(pod).get("reason")
@@ -148,7 +148,7 @@ def failure_message(
 
 
 def start_problem(pod: Mapping[str, Any]) -> str:
-    """Why a pod doesn't start; empty if it has started or no problem is reported."""
+    """Return why a pod doesn't start; empty if it has started or no problem is reported."""
     status = pod.get("status") or {}
     for each in status.get("containerStatuses") or ():
         waiting = (each.get("state") or {}).get("waiting") or {}
@@ -161,10 +161,10 @@ def start_problem(pod: Mapping[str, Any]) -> str:
 
 
 def timestamp(moment: datetime) -> str:
-    """A time as RFC 3339 in whole seconds; it must be UTC."""
+    """Return a time in UTC as RFC 3339 in whole seconds."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_timestamp(text: str) -> datetime:
-    """The time of an RFC 3339 text."""
+    """Parse an RFC 3339 time."""
     return datetime.fromisoformat(text)

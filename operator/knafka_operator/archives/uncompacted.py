@@ -1,7 +1,7 @@
-"""Dead letters that wait: how many of each topic an archive's group has not compacted.
+"""Dead letters: counts the records of dead-letter topics that an archive has not compacted yet.
 
-One look at a Kafka serves all archives there: two requests, whatever their number. A group is asked
-for only where its topic has grown since.
+One check of a Kafka serves all archives there, with two requests in all. A group's lag is read only
+if its topic has grown since.
 
 Not here: what follows from it (`archives.decide`).
 """
@@ -53,8 +53,8 @@ class UncompactedDeadLetters:
     async def waiting(
         self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: UncompactedCounts
     ) -> int:
-        """Number of a Broker's dead letters that an archive's group has not compacted. Raises
-        `LogError`."""
+        """Return the number of a Broker's dead letters that an archive's group has not compacted.
+        Raises `LogError`."""
         if known.group != group:
             known.group = group
             known.forget()

@@ -1,16 +1,16 @@
 """Admission: what a Broker is filled in with, and what is refused of it.
 
     document -> the whole document with its defaults          (a mutating webhook)
-    new and old document -> nothing, or an InvalidDocument    (a validating one)
-    new document -> warnings                                  (the same)
+    new and old document -> nothing, or an InvalidDocument    (a validating webhook) new document ->
+    warnings                                  (a validating webhook)
 
-The checks need no webhook: without `old` they say what a condition has to say. `str` of the error
-reads the way Knative's own webhook puts it, `message: paths` and its details on the next line, all
-problems one below the other; a webhook answers `validation failed: {error}`. What was wrong before
-an update already is let pass, so that a finaliser can still be put on and taken off.
+The checks need no webhook: without `old` they return the problems for a condition. `str` of the
+error has the form of Knative's own webhook, `message: paths` with details on the next line, all
+problems one below the other; a webhook answers `validation failed: {error}`. A problem that existed
+before an update is accepted, so that a finalizer can still be added and removed.
 
-Pure. Not here: looking anything up, and judging Brokers of other classes: the caller asks
-`resources.is_ours` first, of the old document if there is one.
+Pure. Not here: reading other objects, and Brokers of other classes: callers check the class first,
+of the old document if there is one.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from knafka_operator.model.resources import (
 )
 
 CLASS_SIMILARITY: Final = 0.75
-"""Ratio of `difflib` from which a class is taken for a misspelt one of Knafka's: `KAFKA`, `Kakfa`
-and `knafka` are, `KafkaNamespaced` isn't."""
+"""Ratio of `difflib` from which a class counts as a misspelling of Knafka's: `KAFKA`, `Kakfa` and
+`knafka` do, `KafkaNamespaced` doesn't."""
 
 _IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
 
@@ -61,10 +61,9 @@ def defaulted_broker(
     *,
     default_class: str = "",
 ) -> dict[str, Any]:
-    """The Broker with upstream's defaults (KN-BRK-04); `default_class` is the installation's.
-
-    Class and config can't change, so on an update what is left out stays as in `old`, whatever the
-    default is by now. Idempotent.
+    """Return the Broker with upstream's defaults (KN-BRK-04); `default_class` is the
+    installation's. Class and config can't change, so an update that omits them keeps those of
+    `old`, whatever the default is now. Idempotent.
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
@@ -83,10 +82,8 @@ def defaulted_broker(
 
 
 def check_broker(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
-    """Refuse what is wrong with a Broker, or may not change (KN-BRK-05, KN-BRK-06, KN-DLV-06).
-
-    `maxima` are the installation's. Raises `InvalidDocument` that tells all of it; its path is that
-    of the first problem.
+    """Refuse an invalid Broker, or a forbidden change (KN-BRK-05, KN-BRK-06, KN-DLV-06). `maxima`
+    are the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
@@ -98,10 +95,9 @@ def check_broker(new: Document, old: Document | None = None, maxima: Maxima = UN
 
 
 def class_warnings(document: Document, classes: Set[str]) -> list[str]:
-    """A warning if the class of a Broker that isn't Knafka's is missing or looks misspelt; else
-    an empty list.
-
-    All mutating webhooks have run by now, so nobody serves a Broker without a class.
+    """Return a warning if the class of a Broker that Knafka doesn't serve is missing or looks
+    misspelt; else an empty list. All mutating webhooks have run by now, so no implementation serves
+    a Broker without a class.
     """
     ours = " or ".join(sorted(classes - {""}))
     given, path = annotations_of(document).get(BROKER_CLASS, ""), annotation_path(BROKER_CLASS)
@@ -128,7 +124,8 @@ def _broker_problems(document: Document) -> Iterator[Problem]:
             annotation_key(EXTERNAL_TOPIC),
         )
     elif topic is not None and (why := reserved_reason(topic)) is not None:
-        # A condition says whether any other is allowed, as the list may change.
+        # A condition reports whether any other topic is allowed, as the list of allowed topics may
+        # change.
         yield Problem(f"invalid value: {topic}", why, annotation_key(EXTERNAL_TOPIC))
 
 
@@ -141,8 +138,8 @@ def _immutable_broker_changes(old: Document, new: Document) -> Iterator[Problem]
 
 
 def _immutable_broker_fields(document: Document) -> dict[str, object]:
-    """The fields of a Broker's spec that can't change, by path: all but its delivery. A missing
-    namespace means the Broker's own."""
+    """Return the fields of a Broker's spec that can't change, by path: all but its delivery. A
+    missing namespace means the Broker's own."""
     spec = mapping_at(document, "spec")
     spec.pop("delivery", None)
     if isinstance(config := spec.get("config"), Mapping):

@@ -1,7 +1,8 @@
-"""Broker: what was observed of one -> its status, and what is to be done next. Pure.
+"""Broker: decides the status and the next effects of an observed Broker. Pure.
 
-Read top-down: each condition is one step, and the decision ends with the first that others need.
-What an effect brings about is observed, so `decide` is asked again until it has no more effects.
+Read top-down: each condition is one step, and the decision ends at the first failed condition that
+later ones need. After its effects have run, `decide` is called with their results, until it returns
+none.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from knafka_operator.senders.encryption import (
 TLS_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "TLSServiceRejected")
 DIRECT_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "DirectServiceRejected")
 RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
-"""Key of `status.annotations`: the topic that has the Broker's entry, or may have it."""
+"""Key of `status.annotations`: the contract topic that has, or may have, the Broker's entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +80,23 @@ class BrokerConnection:
     config: ConfigMap
     defaults: Defaults
     mount: Mount | None = None
-    """The Secret that its pods mount; None: it needs none."""
+    """The Secret that the Broker's pods mount; None: none is needed."""
 
 
 @dataclass(frozen=True)
 class ObservedBroker(Observed):
-    """A Broker and what was read for it; where reading failed, the error stands for the value."""
+    """A Broker and everything read for its decision; where reading failed, the error stands for the
+    value."""
 
     broker: Broker | InvalidDocument
     connection: BrokerConnection | KnafkaError | None = None
     """None: the Broker can't be read."""
     dead_letter_sink: Sink | KnafkaError | None = None
-    """None: it declares none."""
+    """None: the Broker declares none."""
     refused: str | None = None
-    """Why it may not use the external topic that it names."""
+    """Why the Broker may not use the external topic that it names; None: it may."""
     stopped: bool = False
-    """Whether it had to stop using an external topic."""
+    """Whether the Broker had to stop using an external topic."""
     topic: ObservedTopic | KnafkaError | None = None
     """None: there is no connection, or it is refused."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
@@ -102,15 +104,16 @@ class ObservedBroker(Observed):
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     """Whether senders must use https."""
     event_types: bool = False
-    """Whether EventTypes are made of its events."""
+    """Whether EventTypes are created for the Broker's events."""
     https: Https | NotReady | None = None
-    """How the receiver is reached by https, or why not; None: https is off."""
+    """The receiver's https address, or the error that explains why it has none; None: https is
+    off."""
     direct_served: bool = False
-    """Whether there is the Service that leads to its receiver past Knative's proxy."""
+    """Whether the Service that leads to the receiver past Knative's proxy was applied."""
     tls_served: bool = False
-    """Whether there is the Service that leads to its receiver's own TLS."""
+    """Whether the Service that leads to the receiver's own TLS port was applied."""
     projected: bool = False
-    """Whether the Secret was copied."""
+    """Whether the Secret was copied to the Broker's namespace."""
     ingress: Ingress | None = None
     """The Broker's entry in the contract of its receiver; None: it has none."""
     accepted: bool = False
@@ -119,7 +122,7 @@ class ObservedBroker(Observed):
     """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedBroker:
-        """A copy that includes an effect's result."""
+        """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case Apply(Step.PROJECT_SECRET):
@@ -146,7 +149,7 @@ class BrokerDecision:
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
-    """All but the conditions."""
+    """The status without its conditions."""
     topic: ObservedTopic | None
     """The Broker's topic; None: it has none yet."""
 
@@ -239,7 +242,8 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
         if observed.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
-            # Also of a Secret that can't be used now: what is shown goes on until it can.
+            # Mount the Secret even if it can't be used now: the receiver keeps its last certificate
+            # until it can.
             tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
             manifest = receiver_services.receiver_service(
                 broker,
@@ -277,7 +281,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
         if not observed.direct_served:
             return decision(topic)
         probed = direct_url(broker, settings) + ingress.path
-        # Once it has answered, and on from then while the receiver is replaced.
+        # Once the Service has answered a probe, and then also while the receiver is replaced.
         if answered or (before.get("address") or {}).get("url") == probed:
             url = probed
     http = http_address(url, ingress.audience)
@@ -296,9 +300,9 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
 
 
 def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Settings) -> Receiver:
-    """The configuration of a Broker's receiver: its Kafka, and the contract topic that all Brokers
-    with the same Secret share. Client settings are left to the Ingress, so that a change of them
-    needs no new Revision."""
+    """Return the configuration of a Broker's receiver: its Kafka, and the contract topic that all
+    Brokers with the same Secret share. Client settings are in the Ingress instead, so that a change
+    of them needs no new Revision."""
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     secret = None if connection.mount is None else connection.mount.secret
     path = f"/{broker.metadata.namespace}/{broker.metadata.name}"

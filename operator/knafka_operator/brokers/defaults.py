@@ -1,14 +1,13 @@
-"""Broker defaults: what holds for Brokers that declare no class or no delivery. Pure.
+"""Broker defaults: class and delivery of Brokers that declare none. Pure.
 
     ConfigMap `config-br-defaults`, namespace        -> class
     ConfigMap `config-br-defaults`, namespace, class -> DeliverySpec
 
 The format is upstream's: key `default-br-config`, YAML with `clusterDefault` and
 `namespaceDefaults`; each may have a `brokerClass` and a `delivery`, and others for `brokerClasses`.
-Upstream writes both into a new Broker. Here the class is written by the webhook, as it can't change
-later (KN-BRK-05), and the delivery holds where a Broker declares none, and so also for old ones.
-
-Not here: references to a config; KNAFKA_CONFIG is ours.
+Upstream writes both into a new Broker. Here the webhook writes only the class, as it can't change
+later (KN-BRK-05); the delivery applies to every Broker that declares none, also to older ones. Not
+here: references to a ConfigMap; Knafka uses KNAFKA_CONFIG.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "d
 
 
 def default_class(namespace: str, defaults: ConfigMap | None) -> str:
-    """The class of a new Broker that names none (KN-BRK-04); empty: none is named here either.
-
-    The namespace's own, else the cluster's. Raises `InvalidDocument` that names the ConfigMap.
+    """Return the default class for a new Broker (KN-BRK-04): the namespace's, else the cluster's;
+    empty: there is none. Raises `InvalidDocument` with the ConfigMap's name.
     """
     entries = _entries(defaults)
     of_namespace = _mapping(_mapping(entries.get("namespaceDefaults")).get(namespace))
@@ -41,9 +39,8 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
 
 
 def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
-    """Give a Broker that declares no delivery the default one of its namespace and class.
-
-    Raises `InvalidDocument` that names the ConfigMap.
+    """Return the Broker with the default delivery of its namespace and class, unless it declares
+    its own. Raises `InvalidDocument` with the ConfigMap's name.
     """
     if broker.spec.delivery.is_set or defaults is None:
         return broker
@@ -59,7 +56,8 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
 
 
 def _entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
-    """The parsed YAML with `clusterDefault` and `namespaceDefaults`. Raises `InvalidDocument`."""
+    """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`. Raises
+    `InvalidDocument`."""
     if defaults is None:
         return {}
     try:
@@ -73,7 +71,7 @@ def _location(defaults: ConfigMap) -> str:
 
 
 def _class_entry(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:
-    """The default entry of a class, looked up as upstream does: the namespace's, else the
+    """Return the default entry of a class, looked up as upstream does: the namespace's, else the
     cluster's."""
     of_namespace = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
     if of_namespace.get("brokerClass") == class_:

@@ -1,12 +1,12 @@
-"""External topics: which topics that Knafka didn't make a Broker may use. Pure.
+"""External topics: decides which topics that Knafka didn't create a Broker may use. Pure.
 
-    topic, the Broker's namespace, the installation's list -> None, or why not
+    topic, the Broker's namespace, the installation's list -> None, or the reason of the refusal
 
-The annotation on a Broker is the user's; what it may name is for the installation to say, in the
-key `external.topics` of its own ConfigMap: patterns, separated by commas or lines, none by default.
-In a pattern `*` stands for any characters, `{namespace}` for the Broker's namespace, and all else
-for itself. Topics that are Knafka's own or internal to Kafka can't be allowed. Sensors' topics have
-no common prefix: known ones can't be allowed, others of their form only by a pattern without `*`.
+The user annotates a Broker; the installation lists the allowed topics in the key `external.topics`
+of its own ConfigMap: patterns, separated by commas or lines, none by default. In a pattern `*`
+stands for any characters, `{namespace}` for the Broker's namespace, and everything else for itself.
+Knafka's own topics, and Kafka's internal ones, can't be allowed. Sensors' topics have no common
+prefix: known ones can't be allowed, and topics of the same form only by a pattern without `*`.
 
 Not here: whether the topic exists (`kafka.topics`), and reading the ConfigMap (`kind`).
 """
@@ -30,10 +30,10 @@ _RESERVED: Final = {
     names.OURS: "are Knafka's",
     "__": "are internal to Kafka",
 }
-"""Prefix, and what the topics are that have it."""
+"""Reserved prefixes of topics, with a description of the topics."""
 
 _OF_SENSOR = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
-"""As `names.sensor_topic` gives them."""
+"""Matches names of the form that `names.sensor_topic` builds."""
 _LEGAL_PATTERN = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
 _LEGAL_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NO_SEPARATOR: Final = r"(?:[-a-z0-9]|\{namespace\})*"
@@ -43,9 +43,8 @@ _AMBIGUOUS = re.compile(
 
 
 def reserved_reason(topic: str) -> str | None:
-    """Why no Broker may use a topic of this name, whatever patterns allow; None: it isn't reserved.
-
-    Brokers' and KafkaChannels' own topics are reserved.
+    """Return why no Broker may use a topic of this name, even if a pattern allows it; None: it
+    isn't reserved. Brokers' and KafkaChannels' own topics are reserved.
     """
     for prefix, are in _RESERVED.items():
         if topic.startswith(prefix):
@@ -61,11 +60,10 @@ def external_topic_refusal(
     of_sensors: Container[str] = frozenset(),
     of_brokers: Container[str] = frozenset(),
 ) -> str | None:
-    """Why a Broker of this namespace may not use this external topic; None: it may.
-
-    `allowed` is the value of `external.topics`, and `where` names what holds that key;
-    `of_sensors` has the topics of all Sensors, and other names of theirs; `of_brokers` has those
-    that other Brokers have as their own, by whichever template.
+    """Return why a Broker of this namespace may not use this external topic; None: it may.
+    `allowed` is the value of `external.topics`, and `where` names the ConfigMap with that key;
+    `of_sensors` has all names that Sensors have claimed; `of_brokers` has the topics that other
+    Brokers have claimed.
     """
     is_sensors = topic in of_sensors and _OF_SENSOR(topic) is not None
     why = "it is a Sensor's" if is_sensors else reserved_reason(topic)
@@ -90,7 +88,7 @@ def external_topic_refusal(
 
 
 def _pattern_problem(pattern: str) -> str | None:
-    """Why a pattern is invalid or unsafe; None: it is usable."""
+    """Return why a pattern is invalid or unsafe; None: it is usable."""
     if _LEGAL_PATTERN(pattern) is None:
         return f"want A-Z, a-z, 0-9, '.', '_', '-', '*' and {NAMESPACE} only"
     if _AMBIGUOUS(pattern):

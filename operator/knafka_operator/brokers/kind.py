@@ -1,14 +1,15 @@
-"""Brokers: from what is declared to a topic, a receiver and an address, and what stands in the way.
+"""Brokers: gives each declared Broker a topic, a receiver and an address, and reports what prevents
+that.
 
     observe (ConfigMaps, Secret, sink, topic) -> decide (`brokers.decide`) -> act, until all is done
 
-What a Broker's Triggers are made from stays in its record's `state`.
+A Broker's record keeps in `state` what its Triggers are reconciled from.
 
-More than 400 lines, so that what is made for a Broker and what becomes of that when it goes, or
-goes to another implementation, are side by side.
+More than 400 lines, so that what is created for a Broker stands beside what is deleted with it, or
+when another implementation takes it over.
 
-Not here: hearing of changes (`engine.controller`), what stands in a contract's topic (`receivers`,
-`contracts`), and any decision, which is a pure function.
+Not here: watching for changes (`engine.controller`), the content of contract topics (`receivers`,
+`contracts`), and decisions, which are pure functions (`decide.broker`).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ from knafka_operator.senders.observe import is_authentication_on, observe_featur
 
 @dataclass(eq=False)
 class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
-    """All Brokers that are ours."""
+    """Reconciles all Brokers that Knafka serves."""
 
     settings: Settings
     cluster: Cluster
@@ -116,7 +117,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             return
         broker, identity = parse(Broker, document), Identity.of(document)
         record = self.states.ensure_broker(document)
-        record.state = None  # a Trigger that is just being reconciled would begin to drain again
+        record.state = None  # a Trigger under reconciliation would drain again
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
@@ -155,8 +156,9 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             claimed = await self._own.is_claimed(of, topic)
             if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
                 for group in groups:
-                    # A dispatcher that has still to leave it would commit where it was, and Kafka
-                    # takes that for a topic made anew under the name: events would be passed over.
+                    # A dispatcher that hasn't left the group would commit its old offset, which
+                    # Kafka applies to a topic recreated under the same name: events would be
+                    # skipped.
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
         if topic is not None:  # else no dispatcher was ever started
@@ -211,8 +213,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
-        """Read what a Broker's decision needs; stops a receiver that may not use its topic."""
-        # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
+        """Read what a Broker's decision needs; deletes the receiver if it may not use its topic."""
+        # Before anything that can fail: a broken Broker mustn't keep a topic that it may not use.
         refused, stop = await self._external_topic_refusals(document, record)
         if stop is not None:
             await self._stop_receiver(stop, document, record)
@@ -226,13 +228,14 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return observed
 
     def decide(self, observed: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
-        """Decide by what was observed."""
+        """Decide what to do from `observed`."""
         return deciding.decide(observed, self.settings)
 
     def status_of(
         self, observed: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """The status of the last decision; also updates the record for the Broker's Triggers."""
+        """Return the status of the last decision; also update the record for the Broker's
+        Triggers."""
         identity = Identity.of(observed.document)
         receiver = _receiver_identity(resource_of(observed.document))
         functions = receiver, *self.shards.services_of(identity)
@@ -251,11 +254,11 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     async def _external_topic_refusals(
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
-        """Why a Broker may not use the external topic that it names, and why its receiver must
-        stop; None each: it may, and needn't.
+        """Return why a Broker may not use the external topic that it names, and why its receiver
+        must stop; None where it may, and needn't.
 
-        The receiver also stops if the topic that it has used until now is no longer allowed. Goes
-        by the stored document, as a Broker that can't be parsed keeps running, too. Raises
+        The receiver also stops if the topic that it has used until now is no longer allowed. Reads
+        the stored document, since a Broker that can't be parsed keeps running. Raises
         `ClusterError`.
         """
         identity = Identity.of(document)
@@ -271,7 +274,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
         where = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
-        # All Sensors' are among the states of Brokers, whichever bus they have.
+        # The states of Brokers include the Sensors of every bus.
         others = (
             self.states.sensor_uid_by_name,
             desired.NamesOfOthers(self.states.topics, record.uid),
@@ -286,7 +289,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     async def _observe_without_topic(
         self, document: Document, record: BrokerRecord
     ) -> ObservedBroker:
-        """Read everything but the topic; raises `ClusterError`."""
+        """Read everything that the decision needs except the topic; raises `ClusterError`."""
         try:
             broker = await self._with_defaults(parse(Broker, document))
         except InvalidDocument as error:
@@ -320,8 +323,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return observed
 
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
-        """Configuration and client of a Broker's Kafka, by its ConfigMap over the installation's.
-        Raises `EXPECTED`."""
+        """Return the configuration and client of a Broker's Kafka: its ConfigMap, with the
+        installation's for what that leaves out. Raises `EXPECTED`."""
         base = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
         own = None if reference is None else await self._config_map(*reference)
@@ -347,7 +350,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
     async def _with_defaults(self, broker: Broker) -> Broker:
-        """Give a Broker that declares no delivery that of `config-br-defaults`."""
+        """Return the Broker with the delivery of `config-br-defaults`, unless it declares its
+        own."""
         if broker.spec.delivery.is_set:
             return broker
         namespace, _, name = self.settings.broker_defaults.partition("/")
@@ -402,12 +406,12 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             receiver = await self.receivers.receiver_at(service, kafka, contract.contract_topic)
             await self.receivers.check_contract(receiver, identity)
         except LogError:
-            return observed  # its topic can't be had either, or what writes its entry says why
+            return observed  # its topic can't be read either, or the write reports the error
         ingress, accepted = receiver.entry(f"/{identity}", observed.document)
         return replace(observed, ingress=ingress, accepted=accepted)
 
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
-        """The Kafka with a Broker's topic, also if its ConfigMap was deleted first."""
+        """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first."""
         try:
             return (await self._connect(broker))[1]
         except (NotReady, InvalidDocument):
@@ -416,7 +420,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             )
             if record is not None and record.kafka is not None:
                 return record.kafka
-            # The operator is new since: without credentials it may still succeed.
+            # The operator has restarted since: without credentials it may still succeed.
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise

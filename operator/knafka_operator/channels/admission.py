@@ -1,14 +1,14 @@
-"""Channel admission: what a KafkaChannel or Subscription is filled in with, and what is refused of
-it.
+"""Channel admission: fills in defaults of KafkaChannels and Subscriptions, and refuses invalid
+ones.
 
     document -> the whole document with its defaults          (a mutating webhook)
-    new and old document -> nothing, or an InvalidDocument    (a validating one)
+    new and old document -> nothing, or an InvalidDocument    (a validating webhook)
 
-As `admission`: the words are upstream's, all problems are named at once, and what was wrong before
-an update already is let pass.
+As in `admission`: messages are upstream's, all problems are reported at once, and problems that
+existed before an update are accepted.
 
-Pure. Not here: looking anything up, and judging Subscriptions to channels of other kinds: the
-caller asks `may_be_ours` first, of the old document if there is one.
+Pure. Not here: reading other objects, and Subscriptions to channels of other kinds: callers check
+`may_be_ours` first, of the old document if there is one.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ _MISSING: Final[Mapping[str, str]] = {
 
 
 def may_be_ours(subscription: Document) -> bool:
-    """Whether a Subscription's channel is a KafkaChannel or has no kind; other kinds have webhooks
-    of their own."""
+    """Whether a Subscription's channel is a KafkaChannel or has no kind; other kinds have their own
+    webhooks."""
     kind = mapping_at(mapping_at(subscription, "spec"), "channel").get("kind")
     return not kind or kind == KAFKA_CHANNEL
 
 
 def defaulted_channel(document: Document) -> dict[str, Any]:
-    """The KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
+    """Return the KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     spec = mapping_at(document, "spec")
@@ -86,7 +86,8 @@ def defaulted_channel(document: Document) -> dict[str, Any]:
 
 
 def defaulted_subscription(document: Document) -> dict[str, Any]:
-    """The Subscription with upstream's defaults: the namespaces of references. Idempotent."""
+    """Return the Subscription with upstream's defaults, the namespaces of references.
+    Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     namespace = namespace_of(document)
@@ -99,10 +100,8 @@ def defaulted_subscription(document: Document) -> dict[str, Any]:
 
 
 def check_channel(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
-    """Refuse what is wrong with a KafkaChannel, or may not change (KN-CHN-05, KN-CHN-10).
-
-    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
-    of the first problem.
+    """Refuse an invalid KafkaChannel, or a forbidden change (KN-CHN-05, KN-CHN-10). `maxima` are
+    the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
@@ -118,11 +117,9 @@ def check_subscription(
     autoscaling: Autoscaling | None = None,
     maxima: Maxima = UNLIMITED,
 ) -> None:
-    """Refuse what is wrong with a Subscription, or may not change (KN-SUB-01, 02, 04).
-
-    `autoscaling` is what its annotations stand over, as for the scaler, and `maxima` are the
-    installation's. Raises `InvalidDocument` that names all of it; its path is that of the first
-    problem.
+    """Refuse an invalid Subscription, or a forbidden change (KN-SUB-01, 02, 04). `autoscaling` has
+    the defaults for its scaling annotations, and `maxima` are the installation's. Raises
+    `InvalidDocument` with all problems, and the path of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
@@ -161,8 +158,8 @@ def _subscription_problems(
 def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
     was, is_ = (_immutable_channel_fields(each) for each in (old, new))
     may_change = {each.path for each in schema_problems(KafkaChannel, {**old, "status": None})}
-    # As upstream: channels from before there was a retention get one at last. And one that is
-    # only spelled in another way is the same.
+    # As upstream: channels from before the field existed may get a retention. The same retention
+    # may also be written in another form.
     before, after = (_retention_seconds(each[_RETENTION]) for each in (was, is_))
     if not mapping_at(old, "spec").get("retentionDuration") or before == after:
         may_change.add(_RETENTION)
@@ -179,7 +176,7 @@ def _immutable_channel_fields(document: Document) -> dict[str, object]:
 
 
 def _retention_seconds(retention: object) -> float | None:
-    """Seconds of a declared retention; None: it is no duration."""
+    """Return the seconds of a declared retention; None: it is no duration."""
     try:
         return parse(KafkaChannelSpec, {"retentionDuration": retention}).retention_duration
     except InvalidDocument:
@@ -188,14 +185,14 @@ def _retention_seconds(retention: object) -> float | None:
 
 def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
     was, is_ = (_immutable_subscription_fields(each) for each in (old, new))
-    # Without a channel it was never of use, and may be mended.
+    # A Subscription without a channel never worked, and may be corrected.
     if was and (diff := changed_values(was, is_)):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
 
 
 def _immutable_subscription_fields(document: Document) -> dict[str, object]:
-    """The fields of a Subscription's channel, which can't change, by path. Its own namespace counts
-    as none."""
+    """Return the fields of a Subscription's channel, which can't change, by path. The
+    Subscription's own namespace is left out."""
     channel = mapping_at(mapping_at(document, "spec"), "channel")
     if channel.get("namespace") in ("", namespace_of(document)):
         del channel["namespace"]

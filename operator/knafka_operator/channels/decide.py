@@ -1,4 +1,4 @@
-"""Channel: what was observed of a KafkaChannel -> its status, and what is to be done next. Pure.
+"""Channel: decides the status and the next effects of an observed KafkaChannel. Pure.
 
 Read top-down, as `brokers.decide`: each condition is one step, and the decision ends with the first
 that others need. A channel has no receiver of its own: it is an entry in the contract of one that
@@ -75,13 +75,14 @@ from knafka_operator.senders.authentication import (
 from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 
 RECEIVERS: Final = "knafka.dev/receivers"
-"""Key of `status.annotations`: names of the receivers that may have an entry of the channel. More
-than one while it moves to that of another Secret."""
+"""Key of `status.annotations`: names of the receivers that may have an entry of the channel; more
+than one while the channel moves to the receiver of another Secret."""
 
 DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
-"""One that goes with the channel before this one is somebody else's, too. The Ingress is in the
-operator's namespace, where nobody else makes one."""
+"""A Service that is being deleted with an earlier channel of the name also counts as foreign. Only
+the Service is checked: the Ingress is in the operator's namespace, where only the operator creates
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,8 @@ class ChannelConnection:
 
 @dataclass(frozen=True)
 class ObservedChannel(Observed):
-    """A KafkaChannel and what was read for it; where reading failed, the error stands for the
-    value."""
+    """A KafkaChannel and everything read for its decision; where reading failed, the error stands
+    for the value."""
 
     channel: KafkaChannel | InvalidDocument
     broker: Broker | None = None
@@ -106,25 +107,27 @@ class ObservedChannel(Observed):
     """Name of another implementation that serves KafkaChannels here; None: there is none."""
     connection: ChannelConnection | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
-    """None: it declares none."""
+    """None: the channel declares none."""
     topic: ObservedTopic | KnafkaError | None = None
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """How senders are authenticated."""
     event_types: bool = False
-    """Whether EventTypes are made of its events."""
+    """Whether EventTypes are created for the channel's events."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     """Whether senders must use https."""
     https: Https | NotReady | None = None
-    """How the receiver is reached by https, or why not; None: https is off."""
+    """The receiver's https address, or the error that explains why it has none; None: https is
+    off."""
     ingress: Ingress | None = None
-    """Its entry in the receiver's contract."""
+    """The channel's entry in the receiver's contract."""
     accepted: bool = False
     """Whether all replicas of the receiver have read that entry."""
     gateway: Gateway | None = None
-    """Knative's gateway, by which the channel has its own host; None: it is addressed by its
-    path."""
+    """Knative's gateway, which gives the channel its own host; None: the channel is addressed by a
+    path at its receiver."""
     routed: str | None = None
-    """The host that the channel's own host was routed to in this reconciliation."""
+    """The host to which this reconciliation has routed the channel's own host; None: it hasn't
+    yet."""
     direct_served: bool = False
     """Whether the Service past Knative's proxy is as declared."""
     probed: str | None = None
@@ -132,10 +135,10 @@ class ObservedChannel(Observed):
     subscribers: Sequence[Mapping[str, Any]] = ()
     """`status.subscribers` (DSP-10)."""
     handling: Handling = field(default_factory=Handling)
-    """Who reconciles Subscriptions."""
+    """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
     def after(self, effect: Effect, result: Any) -> ObservedChannel:
-        """A copy that includes an effect's result."""
+        """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case CreateTopic() if isinstance(observed.topic, ObservedTopic):
@@ -162,7 +165,7 @@ class ChannelDecision:
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
-    """All but the conditions."""
+    """The status without its conditions."""
     topic: ObservedTopic | None
 
 
@@ -315,14 +318,14 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
 
 
 def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """The receivers that may have an entry of a channel, by `status.annotations`."""
+    """Return the receivers that may have an entry of a channel, from its `status.annotations`."""
     return tuple(annotations.get(RECEIVERS, "").split())
 
 
 def _receivers_with_current(
     annotations: Mapping[str, str], connection: ChannelConnection
 ) -> tuple[str, ...]:
-    """The receivers in the status, and the one that serves the channel now."""
+    """Return the receivers in the status, and the one that serves the channel now."""
     name = receiver_services.channels_receiver_name(_secret_name(connection))
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
@@ -333,7 +336,8 @@ def channel_topic(
     taken: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
-    """A channel's topic (KN-CHN-10, CHN-24); `taken` are other channels'. Raises `NameTaken`."""
+    """Return a channel's desired topic (KN-CHN-10, CHN-24); `names_of_others` has the names of
+    other channels' topics. Raises `NameTaken`."""
     spec = channel.spec
     name = desired.kept_or_new_name(NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, taken, naming)
     replication = min(spec.replication_factor, defaults.max_replication)
@@ -347,8 +351,9 @@ def channel_topic(
 
 
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:
-    """The configuration of the receiver shared by all channels with one Secret. Client settings are
-    left to each Ingress: channels may have their own, and a change needs no new Revision."""
+    """Return the configuration of the receiver shared by all channels with one Secret. Client
+    settings are in each Ingress instead: channels may have their own, and a change needs no new
+    Revision."""
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     name = _secret_name(connection)
     secret = None if name is None else Identity(settings.namespace, name)
@@ -362,10 +367,10 @@ def _secret_name(connection: ChannelConnection) -> str | None:
 def conditions_beside_rival(
     status: Mapping[str, Any], rival: str, at: str
 ) -> list[dict[str, Any]] | None:
-    """The conditions of a channel that another implementation serves, with an informational one of
-    Knafka's added. None: the other implementation has written none.
+    """Return the conditions of a channel that another implementation serves, with Knafka's
+    informational one added. None: the other implementation has written none.
 
-    `at` is the time (RFC 3339).
+    `timestamp` is the time (RFC 3339).
     """
     conditions = [each for each in status.get("conditions") or () if isinstance(each, Mapping)]
     types = {each.get("type") for each in conditions}
@@ -380,7 +385,8 @@ def conditions_beside_rival(
 
 
 def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
-    """The informational condition that says who reconciles Subscriptions; None: only Knafka can."""
+    """Return the informational condition that tells who reconciles Subscriptions; None: only Knafka
+    can."""
 
     def condition(status: Status, reason: str, message: str) -> Condition:
         return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)

@@ -1,10 +1,12 @@
-"""Entries: what others write into a KafkaChannel's `spec.subscribers`, as Subscriptions. Pure.
+"""Entries: reads entries that others write into a KafkaChannel's `spec.subscribers` as
+Subscriptions. Pure.
 
     {uid, generation, name, subscriberUri, replyUri, delivery} -> a Subscription to URIs (KN-CHN-05)
-    what is promised to it                        <-> one annotation of the KafkaChannel's status
+    its promised annotations <-> one annotation of the KafkaChannel's status
 
-The writer of an entry has resolved all addresses, and reads its state in `status.subscribers`. Such
-a Subscription is stored nowhere: an object that has its UID belongs to the other controller.
+The writer of an entry has resolved all addresses, and reads the entry's state in
+`status.subscribers`. The Subscription for an entry isn't stored: an object with its UID belongs to
+the other controller.
 
 Not here: which name it has, and when it is delivered (`channels.entry_cluster`).
 """
@@ -54,7 +56,7 @@ class ListedEntries:
 
 
 def read_entries(channel: Document) -> ListedEntries:
-    """A KafkaChannel's entries. Of two with one UID the one of the later generation counts."""
+    """Parse a KafkaChannel's entries; of two with the same UID the later generation counts."""
     found, problems = dict[str, Document](), dict[str, str]()
     for each in _listed(channel):
         uid = str(each.get("uid") or "")
@@ -81,8 +83,8 @@ def _generation(entry: Document) -> int:
 
 
 def entry_name(channel: Identity, uid: str) -> str:
-    """The name of the Subscription that an entry is read as, if no stored Subscription has its UID.
-    It is unique, since a UID has no dots."""
+    """Return the name of an entry's Subscription, if no stored Subscription has its UID. It is
+    unique, since a UID has no dots."""
     whole = f"{channel.name}.{uid}"
     if len(whole) <= MAX_NAME:
         return whole
@@ -92,9 +94,8 @@ def entry_name(channel: Identity, uid: str) -> str:
 def as_subscription(
     channel: Document, uid: str, name: str, entry: Document | None, stored: Document | None
 ) -> Document:
-    """An entry as a Subscription of this name; None for `entry` gives one that is being deleted.
-
-    `stored` is the object with its UID: its annotations (order, isolation, pause) count.
+    """Return an entry as a Subscription of this name; `entry` None: one that is being deleted. The
+    annotations (order, isolation, pause) come from `stored`, the object with its UID.
     """
     identity = Identity.of(channel)
     annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
@@ -104,7 +105,7 @@ def as_subscription(
         "uid": uid,
         "generation": 0 if entry is None else _generation(entry),
         "annotations": {key: each for key, each in annotations.items() if not _is_large(key)},
-        "finalizers": [FINALIZER],  # it is let go of as any other
+        "finalizers": [FINALIZER],  # the Subscription is deleted like any other
         ENTRY: identity.name,
         SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
@@ -126,7 +127,7 @@ def _service_account(entry: Document) -> object:
 
 
 def _is_large(annotation: str) -> bool:
-    """Whether an annotation is one of `kubectl`'s, which may be as large as the object."""
+    """Whether `kubectl` writes this annotation, which may be as large as the object."""
     return annotation.startswith("kubectl.kubernetes.io/")
 
 
@@ -137,7 +138,7 @@ def _destinations(entry: Document) -> dict[str, Any]:
 
     subscriber, reply = at("subscriber"), at("reply")
     if "uri" not in subscriber and "uri" in reply:
-        # As upstream: without a subscriber it is the event itself that goes there.
+        # As upstream: without a subscriber the event itself is sent to the reply address.
         subscriber, reply = reply, {}
     spec: dict[str, Any] = {"subscriber": subscriber, "delivery": entry.get("delivery") or {}}
     if "uri" in reply:
@@ -160,8 +161,8 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
 
 
 def with_promise(subscription: Document, channel: Document) -> Document:
-    """A stored Subscription handled by Knafka, with the annotations that it was promised as an
-    entry."""
+    """Return a stored Subscription that Knafka handles, with the annotations that it was promised
+    as an entry."""
     before = promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
     if before is None:
         return subscription
@@ -171,7 +172,7 @@ def with_promise(subscription: Document, channel: Document) -> Document:
 
 
 def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
-    """The status annotations that an entry was promised; None: it was promised nothing."""
+    """Return the status annotations that an entry was promised; None: it was promised nothing."""
     text = _annotations(channel).get(PROMISE + uid)
     if text is None:
         return None
@@ -188,7 +189,7 @@ def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
 def _promised_as_subscription(
     channel: Document, uid: str, stored: Document | None
 ) -> dict[str, str] | None:
-    """The status annotations that an entry was promised as a Subscription, when Knafka still
+    """Return the status annotations that an entry was promised as a Subscription, when Knafka still
     handled Subscriptions; None: it was promised nothing."""
     annotations = ((stored or {}).get("status") or {}).get("annotations") or {}
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
@@ -199,10 +200,8 @@ def _promised_as_subscription(
 def promise_annotation(
     channel: Document, uid: str, annotations: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The annotation of the channel's status that keeps an entry's promised annotations; empty if
-    it is up to date.
-
-    `annotations` are those of the entry's status that changed.
+    """Return the annotation of the channel's status that keeps an entry's promised annotations;
+    empty if it is up to date. `annotations` are the changed ones of the entry's status.
     """
     before = promised_annotations(channel, uid)
     if before is None and not annotations.get(GROUP_STATUS):
@@ -218,13 +217,13 @@ def is_promised(channel: Document, uid: str) -> bool:
 
 
 def promised_uids(channel: Document) -> set[str]:
-    """UIDs of the entries that were promised a consumer group."""
+    """Return the UIDs of the entries that were promised a consumer group."""
     keys = _annotations(channel)
     return {each.removeprefix(PROMISE) for each in keys if each.startswith(PROMISE)}
 
 
 def entry_group(channel: Identity, uid: str) -> str:
-    """The consumer group of an entry, as upstream names it (KN-CHN-11)."""
+    """Return the consumer group of an entry, as upstream names it (KN-CHN-11)."""
     return names.subscription_group(channel.namespace, channel.name, uid)
 
 
@@ -233,7 +232,7 @@ def _annotations(channel: Document) -> Mapping[str, str]:
 
 
 def own_uids(channel: Document) -> set[str]:
-    """UIDs of the entries that we may have written."""
+    """Return the UIDs of the entries that Knafka may have written."""
     return set(_annotations(channel).get(DECLARED, "").split())
 
 
@@ -242,7 +241,7 @@ def merged_subscribers(
 ) -> list[Document]:
     """Merge Knafka's entries into `spec.subscribers`; others' entries stay as they are.
 
-    `ours` are the UIDs of entries that are ours to write, `wanted` those that there should be.
+    `ours` are the UIDs of entries that Knafka may change, `desired` the desired entries by UID.
     """
     left, mine, result = dict(wanted), {*ours, *wanted}, list[Any]()
     for each in listed:

@@ -1,17 +1,18 @@
-"""Entries of `spec.subscribers` that others wrote, among the Subscriptions that are stored.
+"""Entries: shows the entries of channels' `spec.subscribers` as Subscriptions, next to the stored
+ones.
 
     stored Subscription, Knafka handles Subscriptions        -> itself
-    the same, Knative Eventing handles them                  -> its entry, once there is one
-    entry without a Subscription                             -> a Subscription named after its UID
-    entry that is missing                                    -> nothing is delivered
-    the same for `MISSING_ENTRY_KEPT`, and no Subscription has its UID -> one that is being deleted
+    stored Subscription, Knative Eventing handles them -> its entry, once it exists entry without a
+    Subscription                             -> a Subscription named after its UID missing entry ->
+    nothing is delivered missing for `MISSING_ENTRY_KEPT`, no Subscription has its UID -> a
+    Subscription under deletion
 
-To everybody who asks this `Cluster` they are all Subscriptions: they are delivered, moved and
-deleted in one way. What is written into an entry's status goes to its channel's.
+All callers of this `Cluster` see Subscriptions only, which are delivered, moved and deleted in one
+way. The status of an entry is written to its channel's status.
 
-An entry that is missing keeps its consumer group for a while, since Knative Eventing's controller
-patches the whole list as it last read it: of two Subscriptions that it adds together, one may be
-missing until the next look, and must lose nothing.
+A missing entry keeps its consumer group for a while, since Knative Eventing's controller patches
+the whole list as it last read it: if it adds two Subscriptions at once, one may be missing until
+its next reconciliation, and must lose no events.
 
 Not here: the words (`channels.entries`), and writing entries of our own (`subscribers`).
 """
@@ -31,7 +32,7 @@ from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 
 MISSING_ENTRY_KEPT: Final = 300.0
-"""Seconds for which an entry that is missing keeps its consumer group."""
+"""Seconds for which a missing entry keeps its consumer group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class _AnnotationBatch:
 
 
 class ClusterWithEntries:
-    """A `Cluster` in front of `inner` that shows channels' entries as Subscriptions."""
+    """Wraps the `Cluster` `inner`, and shows channels' entries as Subscriptions."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class ClusterWithEntries:
         self._inner = inner
         self._now = now
         self._channels: dict[Identity, Document] = {}
-        """Channels as last heard of."""
+        """Each channel's latest document, from its watch."""
         self._read: dict[Identity, entries.ListedEntries] = {}
         """The parsed `spec.subscribers` of each channel."""
         self._subscriptions: dict[tuple[str, str], Document] = {}
@@ -81,7 +82,7 @@ class ClusterWithEntries:
         self._batches: dict[Identity, _AnnotationBatch] = {}
         self._writing: dict[Identity, asyncio.Lock] = {}
 
-    # What changes. Each gives the Subscriptions that may be other ones now.
+    # Changes. Each method returns the Subscriptions that may have changed.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
         """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
@@ -118,8 +119,8 @@ class ClusterWithEntries:
         return {identity}
 
     def on_handling(self, seen: bool | None) -> Collection[Identity]:
-        """Note whether Knative Eventing is installed (None: not known); returns the Subscriptions
-        that change by it."""
+        """Record whether Knative Eventing is installed (None: not known); returns the changed
+        Subscriptions."""
         before, self.handling.seen = self.handling.handler, seen
         if self.handling.handler is before:
             return ()
@@ -130,8 +131,8 @@ class ClusterWithEntries:
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, there: bool) -> set[Identity]:
-        """Assign an entry its Subscription name, or with `there` False remove it; returns the names
-        whose Subscription changes."""
+        """Assign an entry its Subscription name, or with `there` False remove that; returns the
+        names whose Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         before, now = names.pop(uid, None), self._name_for(channel, uid) if there else None
         changed = {each for each in (before, now) if each is not None}
@@ -165,10 +166,11 @@ class ClusterWithEntries:
             return None  # we wrote it, and its Subscription is gone
         return Identity(channel.namespace, entries.entry_name(channel, uid))
 
-    # What there is.
+    # Lookups.
 
     def known(self, identity: Identity) -> Document | None:
-        """The Subscription of this name as last heard of; None: nothing is delivered by it."""
+        """Return the Subscription of this name from its latest watch event; None: nothing is
+        delivered by it."""
         place = self._places.get(identity)
         channel = None if place is None else self._channels.get(place.channel)
         return self._effective_subscription(identity, self._stored(identity, place), channel)
@@ -210,13 +212,14 @@ class ClusterWithEntries:
         return since is not None and self._now() - since >= MISSING_ENTRY_KEPT
 
     def requeue_after(self, identity: Identity) -> float | None:
-        """Seconds until a missing entry's time is over; None: it isn't missing."""
+        """Return the seconds until a missing entry counts as deleted, at least 1; None: it isn't
+        missing."""
         place = self._places.get(identity)
         since = None if place is None else self._missing.get((place.channel, place.uid))
         return None if since is None else max(since + MISSING_ENTRY_KEPT - self._now(), 1.0)
 
     def release_name(self, identity: Identity) -> Collection[Identity]:
-        """Note that nothing is delivered under this name any more; returns the Subscriptions that
+        """Record that nothing is delivered under this name any more; returns the Subscriptions that
         waited for that."""
         waited = [each for each, name in self._leaving.items() if name == identity]
         for each in waited:
@@ -224,13 +227,13 @@ class ClusterWithEntries:
         return [self._names.get(channel, {}).get(uid, identity) for channel, uid in waited]
 
     async def stored(self, identity: Identity) -> Document | None:
-        """The stored Subscription of this name, whatever its entry says."""
+        """Return the stored Subscription of this name, regardless of its entry."""
         return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *identity)
 
     # As a Cluster.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """As `Cluster.get`; a Subscription may be an entry."""
+        """Return an object as `Cluster.get` does; a Subscription may come from an entry."""
         found = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return found
@@ -259,11 +262,12 @@ class ClusterWithEntries:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """As `Cluster.list`; Subscriptions include entries."""
+        """Return objects as `Cluster.list` does; Subscriptions include entries."""
         found = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return found
-        # Of what is listed here nobody hears: it is no news later because of it.
+        # Use a separate instance: listing must not count as a watch event, or a later one would be
+        # no change.
         listed = ClusterWithEntries(self._inner, self.handling, self._now)
         for each in found:
             listed.on_subscription(each, gone=False)
@@ -274,7 +278,8 @@ class ClusterWithEntries:
         return [each for each in map(listed.known, sorted(all_)) if each is not None]
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """As `Cluster.write_status`; an entry's goes to its channel's annotations."""
+        """Write a status as `Cluster.write_status` does; an entry's goes to its channel's
+        annotations."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return
@@ -295,8 +300,8 @@ class ClusterWithEntries:
         await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
-        """Write annotations of a channel's status, in one request with others' concurrent
-        writes."""
+        """Write annotations of a channel's status, merged with concurrent writes into one
+        request."""
         batch = self._batches.setdefault(channel, _AnnotationBatch())
         batch.values.update(values)
         if batch.writing is None:

@@ -28,15 +28,15 @@ from knafka_operator.model.resources import CORE, SERVING, ConfigMap
 
 @dataclass(eq=False)
 class ChannelKafkas:
-    """The connections of all KafkaChannels."""
+    """Finds the Kafka connection of each KafkaChannel."""
 
     settings: Settings
     cluster: Cluster
     kafkas: KafkaClusters
 
     async def connect(self, document: Document) -> tuple[ChannelConnection, KafkaCluster]:
-        """Configuration and client of a channel's Kafka, as configured now. Raises `NotReady` and
-        `InvalidDocument`."""
+        """Return the configuration and client of a channel's Kafka, as configured now. Raises
+        `NotReady` and `InvalidDocument`."""
         installation = Identity(self.settings.namespace, self.settings.channel_config)
         found = await self.cluster.get(CORE, "ConfigMap", *installation)
         base = None if found is None else parse(ConfigMap, found)
@@ -61,7 +61,7 @@ class ChannelKafkas:
                 **kafka_settings.channel_topic_settings(annotations),
             },
         )
-        # Its Secret is one of the operator's namespace, so an administrator's.
+        # The Secret is in the operator's namespace, so it is an administrator's.
         kafka = self.kafkas.cluster_at(defaults.kafka.bootstrap_servers, values, is_own=True)
         if secret is None:
             return ChannelConnection(defaults), kafka
@@ -72,9 +72,8 @@ class ChannelKafkas:
         return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
 
     async def kafka_of(self, document: Document, before: KafkaCluster | None) -> KafkaCluster:
-        """The Kafka with a channel's topic, also if its ConfigMap or Secret was deleted or changed.
-
-        `before` is the last known one. Raises `NotReady` and `InvalidDocument`.
+        """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
+        changed. `before` is the last known one. Raises `NotReady` and `InvalidDocument`.
         """
         annotations = (document.get("status") or {}).get("annotations") or {}
         servers, found = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()

@@ -1,15 +1,16 @@
-"""Channels: from a declared KafkaChannel to a topic, an entry at a receiver, and an address.
+"""Channels: gives each declared KafkaChannel a topic, an entry at a receiver, and an address.
 
     observe (ConfigMap, Secret, sink, topic, receiver) -> decide (`channels.decide`) -> act, until
-    all is done; then its Subscriptions, as far as they are delivered, into spec and status
+    all is done; then write its delivered Subscriptions into spec and status
 
 The counterpart of `brokers.kind`: to `triggers` a channel is a Broker. A channel has no receiver of
 its own (`receivers`).
 
-More than 400 lines, so that making what a channel needs stands beside deleting it, or leaving it to
-another implementation.
+More than 400 lines, so that what is created for a channel stands beside what is deleted with it, or
+when another implementation takes it over.
 
-Not here: hearing of changes, and any decision, which is a pure function.
+Not here: watching for changes (`engine.controller`), and decisions, which are pure functions
+(`decide.channel`).
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
-"""A Service that exists where eventing-kafka-broker is installed: it serves the channels then, but
-for those that it has let go of."""
+"""A Service that exists where eventing-kafka-broker is installed; that serves every channel then,
+except those whose finalizer it has removed."""
 
 
 @dataclass(eq=False)
 class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
-    """All KafkaChannels."""
+    """Reconciles all KafkaChannels that Knafka serves."""
 
     settings: Settings
     cluster: Cluster
@@ -82,7 +83,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     now: Callable[[], str]
     """The time, RFC 3339."""
     handling: Handling = field(default_factory=Handling)
-    """Who reconciles Subscriptions."""
+    """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
     def __post_init__(self) -> None:
         self.api_version = self.states.family.broker_version
@@ -118,8 +119,9 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return await self._rival(document) is None
 
     async def _rival(self, document: Document) -> str | None:
-        """Another implementation that may serve this channel; None: the channel is ours, as its
-        topic's id is recorded and the other one's finalizer is gone, or there is no other."""
+        """Return the name of another implementation that may serve this channel. None: no other is
+        installed, or the channel is ours, as its topic's id is recorded and the other one's
+        finalizer is gone."""
         claimed = CHANNELS.peers_finalizer in finalizers_of(document)
         if status_annotations(document).get(TOPIC_ID) and not claimed:
             return None
@@ -130,15 +132,16 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
         `KnafkaError` while something stands in the way.
 
-        Our annotations are removed from its status last: while one is there, this isn't done. What
-        `knafka adopt` has written before it takes the channel over stays: nothing is made yet.
+        Removes our annotations from the status last, so that a failed attempt is repeated. A
+        channel without receivers is left alone: `knafka adopt` annotates it before anything is
+        created for it.
         """
         if not deciding.receivers_of(status_annotations(document)):
             return
         ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
         identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
         record = self.states.ensure_broker(document)
-        record.state = None  # a Subscription that is just being reconciled would drain again
+        record.state = None  # else a Subscription that is just being reconciled would drain again
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await self._return_host(channel)
@@ -160,8 +163,8 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         await self.cluster.write_status(document, patch)
 
     async def _return_host(self, channel: Broker) -> None:
-        """Have a channel's host lead to the other implementation's receiver, which takes its events
-        again before its controller does anything; without one the host goes."""
+        """Point a channel's host at the other implementation's receiver, so that events are
+        accepted before that one's controller acts; delete the host if none is installed."""
         await self._delete_route(channel)
         of = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
         there = await self.cluster.get(*of)
@@ -191,7 +194,8 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         if topic is not None and self._is_own(topic, document):
             own = topic
             kafka = await self.connections.kafka_of(document, record.kafka)
-            # Two channels may have the same topic name only by a template of their own.
+            # Two channels have the same topic name only if the installation's name template allows
+            # it.
             claimed = self.states.topics.get(own, record.uid) != record.uid
             if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
                 for group in groups:
@@ -240,13 +244,13 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return replace(await self._observe_channel(document, record), handling=self.handling)
 
     def decide(self, observed: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
-        """Decide by what was observed."""
+        """Decide what to do from `observed`."""
         return deciding.decide(observed, self.settings)
 
     def status_of(
         self, observed: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """The status of the last decision; also updates the record for the Subscriptions."""
+        """Return the status of the last decision; also update the record for the Subscriptions."""
         if observed.rival is not None and (
             shown := deciding.conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
@@ -263,7 +267,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
 
     async def write(self, observed: ObservedChannel, status: Mapping[str, Any]) -> None:
         """Write the entries in `spec.subscribers`, then the status."""
-        if "annotations" in status:  # else it is another implementation's
+        if "annotations" in status:  # else another implementation serves the channel
             await self._subscribers.write_spec_entries(observed.document)
         await super().write(observed, status)
 
@@ -275,7 +279,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     # Observe.
 
     async def _observe_channel(self, document: Document, record: BrokerRecord) -> ObservedChannel:
-        """Raises `ClusterError`."""
+        """Read all of a channel's input but `handling`. Raises `ClusterError`."""
         try:
             channel = parse(KafkaChannel, without_subscribers(document))
         except InvalidDocument as error:
@@ -319,7 +323,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
             receiver = await self._receiver(connection, record.kafka)
             await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
-            return observed  # its topic can't be had either, or what writes its entry says why
+            return observed  # its topic can't be read either, or the write reports the error
         ingress, accepted = receiver.entry(f"/{channel.id}", document)
         gateway = await self._gateway(receiver.service.name)
         return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
@@ -388,7 +392,8 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return replace(observed, gateway=await self._gateway(effect.receiver.name))
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """Remove a channel from a receiver; returns when every replica has read that.
+        """Remove a channel's entry from a receiver; returns when every replica has read the
+        removal.
 
         Raises `EXPECTED`.
         """
@@ -403,7 +408,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         if of is None and known is not None:
             of = known.contract.kafka, known.contract.topic
         if of is None:
-            return  # nothing serves it there
+            return  # the receiver doesn't exist
         left, path = await self.receivers.receiver_at(service, *of), f"/{Identity.of(document)}"
         if path in left.contract.records:
             await left.write(path, None)
@@ -412,12 +417,13 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
 
 
 def _without_spec(document: Document) -> Document:
-    """A channel's spec may have become invalid, and isn't needed when the channel goes."""
+    """Return a channel's document without its spec, which may be invalid and isn't needed for
+    deletion."""
     return {key: document[key] for key in ("apiVersion", "kind", "metadata")}
 
 
 def _receiver_name(connection: ChannelConnection) -> str:
-    """The name of the receiver's Knative Service for channels with this connection."""
+    """Return the name of the receiver's Knative Service for channels with this connection."""
     return receiver_services.channels_receiver_name(connection.secret and connection.secret[0])
 
 
@@ -427,8 +433,8 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, which its Subscriptions are reconciled by. It stays as it is where
-    the channel's topic or connection was not found."""
+    """Update the record's state, from which the channel's Subscriptions are reconciled. It stays as
+    it is if the channel's topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

@@ -1,13 +1,13 @@
-"""Routes: how a KafkaChannel has an address of its own at a receiver that many share. Pure.
+"""Routes: gives a KafkaChannel its own host at a receiver that many channels share. Pure.
 
     http://{name}-kn-channel.{namespace}.svc.{domain}     (KN-CHN-11)
       -> Service of type ExternalName, in the channel's namespace -> Knative's gateway
-      -> Ingress with that host -> the receiver, which is given the host that was asked for
+      -> Ingress with that host -> the receiver, which gets the requested host in a header
 
-An Ingress is in the namespace of what it leads to: the receiver's.
-That is what a DomainMapping does, which Knative refuses for a cluster's own domain. Where there is
-no gateway the address is the channel's path at its receiver. Past Knative's proxy (`direct`) the
-host leads to the receiver's pods; the Ingress stays for who still knows where the gateway is.
+An Ingress is in the namespace of its target, the receiver's. A DomainMapping would do the same, but
+Knative refuses one for a cluster's own domain. Without a gateway the address is the channel's path
+at its receiver. With `direct` the host leads to the receiver's pods; the Ingress stays for clients
+that have cached the gateway's address.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from knafka_operator.model.resources import Broker
 NETWORKING: Final = "networking.internal.knative.dev/v1alpha1"
 INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
 ORIGINAL_HOST: Final = "K-Original-Host"
-"""The header that names the host which was asked for, as Knative's own routes have it."""
+"""Header with the requested host, as in Knative's own routes."""
 ROUTE_SUFFIX: Final = "-kn-channel"
 ROLE: Final = "channel"
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Knative's internal gateway, as the status of the receiver's Ingress names it."""
+    """Knative's internal gateway, from the status of the receiver's Ingress."""
 
     host: str
     ingress_class: str | None = None
 
 
 def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
-    """The gateway in the status of a function's Ingress; None: there is none."""
+    """Return the gateway in the status of a function's Ingress; None: there is none."""
     if ingress is None:
         return None
     balancer = (ingress.get("status") or {}).get("privateLoadBalancer") or {}
@@ -51,23 +51,23 @@ def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
 
 
 def service_name(channel: Broker) -> str:
-    """The name of a channel's ExternalName Service, which is also its host's first label."""
+    """Return the name of a channel's ExternalName Service, which is also its host's first label."""
     return names.child(channel.metadata.name, ROUTE_SUFFIX)
 
 
 def route_name(channel: Broker) -> str:
-    """The name of a channel's Ingress, unique among those of all channels."""
+    """Return the name of a channel's Ingress, unique among all channels."""
     return names.child(CHANNELS.function_name_prefix(services.identity_of(channel)), ROUTE_SUFFIX)
 
 
 def channel_hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
-    """The names of a channel's host that pods may use; the last is the full name."""
+    """Return the host names of a channel that pods may use; the last is the full name."""
     short = f"{service_name(channel)}.{channel.metadata.namespace}"
     return short, f"{short}.svc", f"{short}.svc.{settings.cluster_domain}"
 
 
 def route_manifest(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Manifest:
-    """The Ingress that routes a channel's host to its receiver."""
+    """Return the manifest of the Ingress that routes a channel's host to its receiver."""
     whole = channel_hosts(channel, settings)[-1]
     annotations = {} if to.ingress_class is None else {INGRESS_CLASS: to.ingress_class}
     split = {
@@ -102,7 +102,8 @@ def route_manifest(channel: Broker, receiver: str, to: Gateway, settings: Settin
 
 
 def external_name_service(channel: Broker, to: str) -> Manifest:
-    """The ExternalName Service of a channel's host, which leads to the host `to`."""
+    """Return the manifest of the ExternalName Service of a channel's host, which leads to the host
+    `target_host`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,11 +1,11 @@
-"""Subscribers: the Subscriptions of a KafkaChannel as it has them in its spec and status.
+"""Subscribers: writes the Subscriptions of a KafkaChannel into the channel's spec and status.
 
     status.subscribers    all that are delivered, and entries that can't be (DSP-10)
     spec.subscribers      those of Subscriptions that are ours to handle (KN-CHN-05)
 
-Of `spec.subscribers` only our own entries are written, at the version that was read, so that no
-other writer's is lost. Which are ours is written down first: an operator that dies in between
-leaves no entry that is taken for somebody else's once its Subscription is gone.
+Only our own entries of `spec.subscribers` are written, at the version that was read, so that no
+other writer's entry is lost. The UIDs of our entries are recorded first: after a crash in between,
+none of them is taken for another writer's once its Subscription is gone.
 
 Not here: what becomes of a Subscription (`subscriptions`), and its words (`subscription_status`).
 """
@@ -32,7 +32,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.records.state import States
 
 WRITE_ATTEMPTS: Final = 5
-"""Attempts to write a channel that others write at the same time."""
+"""Attempts to write a channel that other writers change at the same time."""
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Subscribers:
     handling: Handling
 
     def reported(self, channel: Document) -> list[Mapping[str, Any]]:
-        """The list `status.subscribers` of a channel, sorted by UID."""
+        """Return the list `status.subscribers` of a channel, sorted by UID."""
         found = {each.reported["uid"]: each.reported for each in self._channel_entries(channel)}
         read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
@@ -86,7 +86,7 @@ class Subscribers:
         }
         merged = entries.merged_subscribers(listed, before | handled, wanted)
         if merged != list(listed):
-            # More than there may be is never taken for ours by mistake, less would be.
+            # Record too many UIDs rather than too few: an entry of ours must not look foreign.
             if not wanted.keys() <= before:
                 await self._record_own_uids(channel, before | wanted.keys())
                 channel = await self._stored(channel)
@@ -111,9 +111,8 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": ours})
 
     def _channel_entries(self, channel: Document) -> list[ChannelEntry]:
-        """The entries of a channel's Subscriptions, sorted by UID.
-
-        A Subscription that wasn't reconciled yet keeps the entry that the channel has.
+        """Return the entries of a channel's Subscriptions, sorted by UID. A Subscription that
+        wasn't reconciled yet keeps the channel's entry.
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))
@@ -137,7 +136,7 @@ async def explain_unserved_channel(
     """Write to the status of a Subscription to a Channel that nobody serves it, as Knative Eventing
     isn't installed.
 
-    `at` is the time (RFC 3339). Raises `ClusterError`.
+    `timestamp` is the time (RFC 3339). Raises `ClusterError`.
     """
     channel = (subscription.get("spec") or {}).get("channel")
     kind = channel.get("kind") if isinstance(channel, Mapping) else None
@@ -159,6 +158,6 @@ async def explain_unserved_channel(
 
 
 def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
-    """The entries of a list of any shape, by UID."""
+    """Return the entries of a list by UID; anything else than a list of mappings has none."""
     found = subscribers if isinstance(subscribers, list | tuple) else ()
     return {str(each.get("uid")): each for each in found if isinstance(each, Mapping)}

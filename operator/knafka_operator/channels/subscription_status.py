@@ -1,4 +1,5 @@
-"""Subscription: turns a Trigger's decision into a Subscription's status and channel entries. Pure.
+"""Subscription: translates a Trigger's decision to a Subscription's status and channel entries.
+Pure.
 
 A Subscription is decided as a Trigger (`triggers.decide`). Here it gets upstream's words
 (KN-SUB-03, KN-SUB-06), and its entries in the channel's `spec.subscribers` and `status.subscribers`
@@ -42,8 +43,8 @@ _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudie
 
 
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:
-    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the first
-    unresolved reference, or that of the subscriber."""
+    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the condition
+    of the first unresolved reference, or of the subscriber."""
     found, shown = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
     for before, type_ in _RENAMED.items():
         shown.set(replace(found[before], type=type_))
@@ -69,10 +70,9 @@ def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
 def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
 ) -> ChannelEntry:
-    """A Subscription's entries in its channel; `egress` is how it is delivered, None: it isn't.
-
-    The entry is ready once the Subscription's offsets are committed and its dispatcher delivers as
-    declared: when `AddedToChannel` is True (DSP-10).
+    """Return a Subscription's entries in its channel; `egress` is how it is delivered, None: it
+    isn't. The entry is ready when `AddedToChannel` is True: the offsets are committed, and the
+    dispatcher delivers as declared (DSP-10).
     """
     metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
     identity = {"uid": metadata.get("uid", "")}
@@ -80,7 +80,7 @@ def channel_entry(
     reported = {**identity, "observedGeneration": generation, "ready": str(added.status)}
     if added.message:
         reported["message"] = added.message
-    if egress is None or is_entry(document):  # which is there already
+    if egress is None or is_entry(document):  # an entry exists already
         return ChannelEntry(None, reported)
     declared: dict[str, Any] = {
         **identity,
@@ -117,11 +117,9 @@ def _destination_of(sink: Sink) -> dict[str, str]:
 def orphaned_finalizers(
     document: Mapping[str, Any], handling: Handling
 ) -> tuple[tuple[str, ...], str]:
-    """Finalizers of a deleted Subscription whose controller is gone; and a warning with the command
-    to remove them, if that isn't certain.
-
-    Knative Eventing puts its finalizer on each Subscription. Its controller is certainly gone only
-    if its CustomResourceDefinition is.
+    """Return the finalizers of a deleted Subscription whose controller is gone, and a warning with
+    the command to remove them if that isn't certain. Knative Eventing puts its finalizer on each
+    Subscription. Its controller is certainly gone only if its CustomResourceDefinition is.
     """
     metadata = document["metadata"]
     if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):

@@ -1,6 +1,7 @@
-"""Subscriptions: Triggers of KafkaChannels, some of them entries that others wrote there.
+"""Subscriptions: reconciles Subscriptions of KafkaChannels, and entries that other writers added
+there.
 
-Not here: what delivers them (`triggers`), and which entries there are (`entries`).
+Not here: their delivery (`triggers`), and the entries of channels (`entries`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from knafka_operator.triggers.kind import Observed, Triggers
 
 @dataclass(eq=False)
 class Subscriptions(Triggers):
-    """All Subscriptions of KafkaChannels."""
+    """Reconciles all Subscriptions of KafkaChannels, as Triggers."""
 
     entries: ClusterWithEntries
 
@@ -49,10 +50,11 @@ class Subscriptions(Triggers):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
-        """As a Trigger's; also reports a Channel that nobody serves.
+        """Leave a Subscription as `Triggers.leave` does; also report a Channel that no
+        implementation serves.
 
-        The names of an entry's functions are deleted with the annotations of its channel, which may
-        be gone already.
+        An entry's functions are found by name, not by the channel's annotations, which may be gone
+        already.
         """
         if is_entry(document):
             await self.stop_delivery(Identity.of(document))
@@ -62,9 +64,9 @@ class Subscriptions(Triggers):
         await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """The stored Subscription, if another controller handles it."""
+        """Return the stored Subscription if Knative Eventing handles it; else None."""
         if self.entries.handling.handler is not Handler.EVENTING:
-            return None  # ours to handle, not only to deliver
+            return None  # Knafka handles the Subscription, and doesn't only deliver it
         if document is not None and not is_entry(document):
             return None
         return await self.entries.stored(Identity(*key[1:]))
@@ -74,8 +76,8 @@ class Subscriptions(Triggers):
             return False
         if self.is_ours(document):
             await self.entries.forget(document)
-        # Else its channel is another implementation's: what is promised there may be what
-        # `knafka adopt` has just written.
+        # Otherwise another implementation serves the channel, and `knafka adopt` may have just
+        # written the promise.
         return True
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
@@ -84,5 +86,5 @@ class Subscriptions(Triggers):
         return subscription.orphaned_finalizers(document, self.entries.handling)
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
-        """As `Kind.event_news`; entries get no Events."""
+        """Return the Event as `Kind.event_news` does; None for an entry."""
         return None if is_entry(document) else super().event_news(document, now)

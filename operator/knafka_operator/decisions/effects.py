@@ -1,8 +1,8 @@
 """Effects: the actions that a decision asks for, as values; `engine.effects` runs them.
 
-An effect says what is done: a manifest applied, an annotation written, a group deleted. Its step
-says what for, and is its place in the order of its kind (`steps`). A list is run until one effect
-fails, which becomes a condition; the status is written in any case.
+An effect is one action, such as applying a manifest, writing an annotation, or deleting a group.
+Its step names its purpose, and determines its place in the order of its kind (`steps`). Effects run
+until one fails, which becomes a condition; the status is written in any case.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class ObjectName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reasons and words of the condition when an object can't be applied."""
+    """Reasons and texts of the condition for an object that can't be applied."""
 
     owner: str
-    """The object that it is applied for, in words: `this Sensor`."""
+    """The owner of the applied object, in words: `this Sensor`."""
     not_ours: str
-    """Reason if somebody else made an object of that name; empty: that isn't checked."""
+    """Reason if the name belongs to an object that Knafka didn't create; empty: that isn't
+    checked."""
     rejected: str
     """Reason if the API server refuses the object."""
     kind: str | None = None
@@ -76,7 +77,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create an object, unless there is one of its name."""
+    """Create an object, unless one of its name exists."""
 
     step: Step
     manifest: Manifest
@@ -93,7 +94,7 @@ class Delete:
     step: Step
     objects: tuple[ObjectName, ...]
     owned: bool = False
-    """Only those that belong to the object that is reconciled."""
+    """Whether only objects that the reconciled object owns are deleted."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Annotations of the status once they are deleted."""
 
@@ -108,7 +109,7 @@ class ApplyService:
 
 @dataclass(frozen=True, slots=True)
 class AwaitReplacement:
-    """Wait until no pod of an older Revision drains unasked."""
+    """Wait until no pod of an older Revision drains without requests."""
 
     step: ClassVar = Step.AWAIT_REPLACEMENT
     namespace: str
@@ -123,7 +124,7 @@ class Probe:
     step: ClassVar = Step.PROBE_RECEIVER
     url: str
     answers_for: str
-    """The Revision or address that has answered then."""
+    """The Revision or address to record once the probe has been answered."""
 
 
 class ProbeDirect(Probe):
@@ -145,7 +146,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic:
-    """Create a topic and write its id into the status at once, since events may come from then on
+    """Create a topic and write its id into the status at once, since events may arrive from then on
     and the name alone proves no ownership. The result is the topic as Kafka describes it."""
 
     step: ClassVar = Step.CREATE_TOPIC
@@ -159,7 +160,7 @@ class CreateTopic:
 
 @dataclass(frozen=True, slots=True)
 class ClaimGroup:
-    """Reserve a group's name for this Trigger."""
+    """Reserve a consumer group's name for this Trigger."""
 
     step: ClassVar = Step.CLAIM_GROUP
     group: str
@@ -208,7 +209,7 @@ class WriteIngress:
 
 @dataclass(frozen=True, slots=True)
 class AwaitReceivers:
-    """Wait until every replica of a receiver has read what was written at a path."""
+    """Wait until every replica of a receiver has read the last write of a path."""
 
     step: ClassVar = Step.AWAIT_RECEIVERS
     receiver: Identity

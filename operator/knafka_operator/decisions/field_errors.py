@@ -1,5 +1,5 @@
-"""Field errors: what is wrong with a declared document, as Knative's FieldError words it; and how
-a document of any shape is read, before it is known to be right.
+"""Field errors: reports the problems of a declared document like Knative's FieldError, and reads
+documents of any shape before they are validated.
 
 Not here: what is right for a kind (the `admission` of each).
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-# `parse` joins what it finds into one sentence; here each problem stands by itself.
+# `parse` joins problems into one sentence; here each problem is a value.
 from knafka.core.documents import MAX_PROBLEMS, Model, more_problems, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.cluster import Document
@@ -26,7 +26,7 @@ IMMUTABLE_FIELDS: Final = "Immutable fields changed (-old +new)"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing that is wrong, in the three parts of Knative's FieldError."""
+    """One problem of a document, in the three parts of Knative's FieldError."""
 
     message: str
     details: str
@@ -39,8 +39,8 @@ def refuse_problems(
     old: Document | None,
     changes: Callable[[Document, Document], Iterator[Problem]],
 ) -> None:
-    """Raise the problems of a new document as `InvalidDocument`: those found by `wrong` that the
-    old document didn't have, and those of the update, found by `changes`."""
+    """Raise the problems of a new document as `InvalidDocument`: those from `find_problems` that
+    the old document didn't have, and those of the update, from `find_forbidden_changes`."""
     problems = set(wrong(new))
     if old is not None:
         problems = (problems - set(wrong(old))) | set(changes(old, new))
@@ -65,7 +65,7 @@ def raise_all(problems: Collection[Problem]) -> None:
 
 
 def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """The values that differ, by path, in Knative's format; empty if none does."""
+    """Return the values that differ, by path, in Knative's format; empty if none does."""
     lines: list[str] = []
     for path in sorted({*old, *new}):
         if old.get(path) != new.get(path):
@@ -76,7 +76,7 @@ def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
 
 
 def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield each value that is no object, with its path."""
+    """Yield the path and value of each value that is not a mapping."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from leaf_values(f"{path}.{name}", inner)
@@ -140,29 +140,29 @@ def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Proble
 
 
 def annotation_key(key: str) -> str:
-    """The path of an annotation as upstream writes it, with the key in brackets."""
+    """Return the path of an annotation as upstream writes it, with the key in brackets."""
     return f"metadata.annotations[{key}]"
 
 
 def as_json(value: object) -> str:
-    """A value as JSON, without escapes of non-ASCII characters."""
+    """Return a value as JSON, without escaping non-ASCII characters."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def mapping_at(document: Document | None, key: str) -> dict[str, Any]:
-    """A copy of the object at `key`; empty if it is missing or of another type."""
+    """Return a copy of the mapping at `key`; empty if it is missing or of another type."""
     value = (document or {}).get(key)
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def annotations_of(document: Document | None) -> dict[str, str]:
-    """A document's annotations, without those that aren't text."""
+    """Return a document's annotations whose values are text."""
     annotations = mapping_at(mapping_at(document, "metadata"), "annotations")
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def namespace_of(document: Document) -> str:
-    """The namespace of a document, `default` if it has none."""
+    """Return the namespace of a document, `default` if it has none."""
     return mapping_at(document, "metadata").get("namespace") or "default"
 
 
@@ -174,12 +174,12 @@ def default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
 
 
 def with_reference_namespace(destination: Document, namespace: str) -> Document:
-    """A destination whose reference has a namespace; `namespace` if it had none."""
+    """Return the destination with `namespace` in its reference, unless that has one."""
     if isinstance(reference := destination.get("ref"), Mapping):
         return {**destination, "ref": with_namespace(reference, namespace)}
     return destination
 
 
 def with_namespace(reference: Document, namespace: str) -> Document:
-    """A reference with a namespace; `namespace` if it had none."""
+    """Return the reference with `namespace`, unless it has one."""
     return reference if reference.get("namespace") else {**reference, "namespace": namespace}

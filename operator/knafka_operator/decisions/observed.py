@@ -1,4 +1,5 @@
-"""Observed: the base of what is read for an object of any kind, with the results of effects since.
+"""Observed: base class of what a reconciliation reads for an object, with the results of its
+effects.
 
     decide(observed) -> effects --run--> observed.after(effect, result) -> decide(observed) ...
 
@@ -39,11 +40,12 @@ class Observed:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """The annotations of the object's status, including those that effects have written."""
+        """Return the annotations of the object's status, including those that effects have
+        written."""
         return {**((self.document.get("status") or {}).get("annotations") or {}), **self.written}
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """A copy that includes the result of an effect that has run."""
+        """Return a copy that includes the result of an effect."""
         match effect:
             case Annotate(annotations=written) | Delete(annotations=written):
                 return self.with_annotations(written)
@@ -54,11 +56,11 @@ class Observed:
         return self
 
     def with_annotations(self, written: Mapping[str, str]) -> Self:
-        """A copy in which these annotations of the status are written."""
+        """Return a copy in which these annotations of the status are written."""
         return replace(self, written={**self.written, **written})
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> Self:
-        """A copy that records the error of an effect that has failed."""
+        """Return a copy that records the error of a failed effect."""
         return replace(self, failed={**self.failed, effect.step: error})
 
 
@@ -66,13 +68,13 @@ class Needed:
     """Collects the effects that a decision needs before it can go on."""
 
     def __init__(self, failed: Mapping[Step, KnafkaError]) -> None:
-        """`failed` are the steps that failed last time, and why."""
+        """`failed` has the error of each step that failed since the object was read."""
         self._failed = failed
         self.effects: list[Effect] = []
 
     def run_first(self, *effects: Effect) -> NoReturn:
-        """Ask for these effects before anything else. Always raises: the error with which one of
-        them failed last time, else `NotReady`."""
+        """Request these effects before the decision continues. Always raises: the error of one that
+        has failed already, else `NotReady`."""
         for each in effects:
             if (error := self._failed.get(each.step)) is not None:
                 raise error

@@ -1,12 +1,11 @@
-"""Resolving: a declared destination as an address (KN-DST).
+"""Resolving: resolves declared destinations to addresses (KN-DST).
 
-    ref            an Addressable's address, with its authorities and its audience: of its
-                   `status.addresses` the one that `ref.address` names, or the first; where there
-                   are none, `status.address`. A Service's by its name, https if it has CACerts
-    ref and uri    the uri, relative to the ref's address
-    uri            itself
+    ref            an Addressable's address, with its authorities and audience: the entry of
+    `status.addresses` that `ref.address` names, or the first; without entries, `status.address`. A
+    Service's address is its host name, https if CACerts are declared ref and uri    the uri,
+    relative to the ref's address uri            the uri
 
-Not here: asking for an object twice, or waiting until it has an address. Who asks comes back.
+Not here: retries, or waiting until an object has an address: callers retry.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.model.resources import CORE, AddressReference, Destination, are_certificates
 
 Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | None]]
-"""apiVersion, kind, namespace, name -> the object, None if there is none."""
+"""apiVersion, kind, namespace and name -> the object; None if it doesn't exist."""
 
 NOT_FOUND: Final = "NotFound"
 NOT_ADDRESSABLE: Final = "NotAddressable"
@@ -30,7 +29,7 @@ NOT_ALLOWED: Final = "NotAllowed"
 INVALID_ADDRESS: Final = "InvalidAddress"
 ADDRESS_NOT_ALLOWED: Final = "AddressNotAllowed"
 ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
-"""Label of a ClusterRole: the operator has the rights of all that carry it."""
+"""Label of ClusterRoles whose rights the operator gets."""
 
 
 class Unresolved(KnafkaError):
@@ -42,7 +41,7 @@ class Unresolved(KnafkaError):
 
 
 def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
-    """The error if the operator's roles don't let it read a referenced object."""
+    """Return the error for a referenced object that the operator's roles don't let it read."""
     return Unresolved(
         NOT_ALLOWED,
         f"the operator may not read {kind:.100} {namespace}/{name:.253} ({api_version:.300}): "
@@ -102,8 +101,8 @@ def _check_address(url: str) -> None:
 async def _address_of_reference(
     ref: AddressReference, namespace: str, get: Get, domain: str, *, service_scheme: str
 ) -> Mapping[str, Any]:
-    """The address of a referenced object: `url`, and, if known, `CACerts` and `audience`. Raises
-    `Unresolved`."""
+    """Return the address of a referenced object: `url`, and, if known, `CACerts` and `audience`.
+    Raises `Unresolved`."""
     where = ref.namespace or namespace
     found = await get(ref.api_version, ref.kind, where, ref.name)
     named = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"

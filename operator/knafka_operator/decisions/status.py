@@ -1,9 +1,9 @@
 """Status: decides the conditions of an object's `status`, one step for each. Pure.
 
-Conditions begin as Unknown. Each is decided inside `step` and so ends as exactly one: True, or what
-stood in its way. Steps that depend on it ask `is_condition_true`.
+Conditions begin as Unknown. Each is decided inside `step`: it becomes True, or reports the error
+that prevented it. Later steps that depend on it check `holds`.
 
-Not here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
+Not here: Knative's general rules of conditions (`conditions`), and writing the status.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ BROKER_CONDITIONS: Final = (
     ADDRESSABLE,
     PROBE_SUCCEEDED,
 )
-"""Upstream's (KN-BRK-17), of those the ones that mean something here; its contract is a ConfigMap,
-ours a topic."""
+"""Conditions of Brokers: upstream's (KN-BRK-17) that apply here; upstream's contract is a
+ConfigMap, ours a topic."""
 
 TRIGGER_CONDITIONS: Final = (
     BROKER_READY,
@@ -78,7 +78,8 @@ TRIGGER_CONDITIONS: Final = (
     DEAD_LETTER_SINK_RESOLVED,
     SUBSCRIPTION_READY,
 )
-"""Upstream's (KN-TRG-11), but for `OIDC_IDENTITY_CREATED`, which stands beside them."""
+"""Conditions of Triggers: upstream's (KN-TRG-11) without `OIDC_IDENTITY_CREATED`, which is set
+separately."""
 
 CHANNEL_CONDITIONS: Final = (
     CONFIG_PARSED,
@@ -89,13 +90,16 @@ CHANNEL_CONDITIONS: Final = (
     PROBE_SUCCEEDED,
     ADDRESSABLE,
 )
-"""Upstream's (KN-CHN-09); its contract is a ConfigMap, ours a topic."""
+"""Conditions of KafkaChannels: upstream's (KN-CHN-09); its contract is a ConfigMap, ours a
+topic."""
 
 SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_CHANNEL)
-"""Upstream's (KN-SUB-06), but for `OIDC_IDENTITY_CREATED`, which stands beside them."""
+"""Conditions of Subscriptions: upstream's (KN-SUB-06) without `OIDC_IDENTITY_CREATED`, which is set
+separately."""
 
 SENSOR_CONDITIONS: Final = (BROKER_READY, TOPICS_READY, FUNCTION_READY, TRIGGERS_READY)
-"""Ours: Argo's Sensors say only that they are deployed."""
+"""Conditions of Sensors on Brokers; Knafka's own, as Argo's Sensors only report their
+deployment."""
 
 SENSOR_ON_CHANNEL_CONDITIONS: Final = (
     CHANNEL_READY,
@@ -106,7 +110,8 @@ SENSOR_ON_CHANNEL_CONDITIONS: Final = (
 """The conditions of a Sensor on a KafkaChannel."""
 
 OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
-"""Conditions of operations; their summary is `Succeeded` and not `Ready`, as for Knative's jobs."""
+"""Conditions of operations; their summary is `Succeeded` instead of `Ready`, as for Knative's
+jobs."""
 
 _OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
 _BEGINNING: Final = frozenset("Deploying ResolvingDigests".split())
@@ -117,7 +122,7 @@ INTERNAL_ERROR: Final = "InternalError"
 
 
 class NotReady(KnafkaError):
-    """The error for a condition that isn't True, with a reason in one CamelCase word."""
+    """Raised for a condition that isn't True, with a reason in one CamelCase word."""
 
     def __init__(self, reason: str, message: str, *, transient: bool = False) -> None:
         """`transient`: the problem may pass by itself, so the condition is Unknown and not
@@ -184,7 +189,7 @@ class ConditionSet:
         self.set(Condition(type_, Status.TRUE))
 
     def set(self, condition: Condition) -> None:
-        """Set a condition, also one that isn't among the initial types."""
+        """Set a condition, even one that isn't among the initial types."""
         self._found[condition.type] = condition
         self._pending.discard(condition.type)
 
@@ -193,8 +198,8 @@ class ConditionSet:
         return all(self._found[each].status is Status.TRUE for each in types)
 
     def by_type(self) -> Mapping[str, Condition]:
-        """The conditions by type. The message of an undecided one names the condition that it waits
-        for."""
+        """Return the conditions by type. The message of an undecided one names the condition that
+        it waits for."""
         looked_at = [each for each in self._found.values() if each.type not in self._pending]
         if (cause := first_cause(looked_at)) is None:
             return self._found
@@ -205,20 +210,19 @@ class ConditionSet:
         }
 
     def merged_into(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-        """The new `status.conditions`: these and their summary, with the transition times of the
-        stored list `before`. `at` is the time (RFC 3339)."""
+        """Return the new `status.conditions`: these and their summary, with the transition times of
+        the stored list `stored`. `timestamp` is the time (RFC 3339)."""
         return merged_conditions(before, list(self.by_type().values()), at, self._of)
 
 
 def no_dead_letter_sink_condition() -> Condition:
-    """The condition of an object that declares no dead letter sink (KN-TRG-11)."""
+    """Return the condition of an object that declares no dead letter sink (KN-TRG-11)."""
     return Condition(DEAD_LETTER_SINK_RESOLVED, Status.TRUE, "DeadLetterSinkNotConfigured")
 
 
 def conditions_after_bug(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
-    """The conditions of an object whose reconciliation ended in an unexpected error, a bug.
-
-    The conditions of the stored list `before`, of any shape, stay, but `Ready` is False.
+    """Return the conditions of an object whose reconciliation ended in an unexpected error, a bug:
+    those of the stored list `stored`, which may have any shape, with `Ready` False.
     """
     known = [each for each in before if isinstance(each, Mapping)] if _is_list(before) else []
     had = ready_condition(known)
@@ -235,7 +239,7 @@ def conditions_after_bug(before: object, error: Exception, at: str) -> list[dict
 
 
 def ready_condition(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The `Ready` condition of a list; empty if there is none."""
+    """Return the `Ready` condition of a list; empty if there is none."""
     return next((each for each in conditions if each.get("type") == READY), {})
 
 
@@ -246,14 +250,14 @@ def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
 
 
 def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
-    """The reason of this condition in a stored status; None: the status doesn't have it."""
+    """Return the reason of this condition in a stored status; None: the status doesn't have it."""
     conditions = status.get("conditions") or ()
     reasons = (each.get("reason", "") for each in conditions if each.get("type") == type_)
     return next(reasons, None)
 
 
 def is_ready(document: Mapping[str, Any]) -> bool:
-    """Whether an object is `Ready`, and its status is about its current generation."""
+    """Whether an object is `Ready`, and its status describes its current generation."""
     status = document.get("status") or {}
     generation = document.get("metadata", {}).get("generation")
     if status.get("observedGeneration", generation) != generation:
@@ -262,7 +266,7 @@ def is_ready(document: Mapping[str, Any]) -> bool:
 
 
 def why_not_ready(document: Mapping[str, Any]) -> str:
-    """Reason and message of an object's `Ready` condition, or that it has none."""
+    """Return reason and message of an object's `Ready` condition, or a text that it has none."""
     status = document.get("status") or {}
     ready = ready_condition(status.get("conditions") or ())
     told = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
@@ -270,7 +274,8 @@ def why_not_ready(document: Mapping[str, Any]) -> str:
 
 
 def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
-    """Why a Revision isn't Ready, by its conditions; empty if they don't say, or if it only starts.
+    """Return why a Revision isn't Ready, from its conditions; empty if they give no reason, or if
+    it is only starting.
 
     `Unschedulable` comes before its consequences, such as an exceeded deadline.
     """
@@ -287,7 +292,8 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
 
 
 def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The merge patch that turns the status `before` into `now`; keys missing from `now` stay."""
+    """Return the merge patch that turns the status `before` into `now`; keys missing from `now`
+    stay."""
     patch: dict[str, Any] = {}
     for key, value in now.items():
         had = before.get(key)

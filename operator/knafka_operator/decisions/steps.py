@@ -1,10 +1,10 @@
-"""Steps: what effects are for, in the order in which no event is missed.
+"""Steps: the purposes of effects, in orders in which no event is missed.
 
 The order is a promise, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER`, `TRIGGER_ORDER`,
 `SENSOR_ORDER` and `ARCHIVE_ORDER` are the orders that every `decide` keeps, and tests read
 them.
 
-Not here: what is done at a step (`effects`).
+Not here: the effects themselves (`effects`).
 """
 
 from __future__ import annotations
@@ -14,102 +14,107 @@ from typing import Final
 
 
 class Step(Enum):
-    """A place in an order: what an effect is for."""
+    """The purpose of an effect, and its place in an order. Docstrings describe the state after the
+    step."""
 
-    # Of Brokers and KafkaChannels.
+    # Steps of Brokers and KafkaChannels.
     STOP_RECEIVER = auto()
-    """Nothing is accepted any more: the external topic isn't allowed. What is in Kafka stays."""
+    """No event is accepted any more, as the external topic isn't allowed. Events in Kafka stay."""
     PROJECT_SECRET = auto()
-    """The installation's Secret is copied beside the Broker."""
+    """The installation's Secret is copied to the Broker's namespace."""
     RECORD_TOPIC = auto()
-    """The status has the topic's name, with an empty id: it is about to be made. Of a Sensor: those
-    of its topics, and its group."""
+    """The status has the topic's name with an empty id: the topic is about to be created. For a
+    Sensor: names of all its topics, and its group."""
     CREATE_TOPIC = auto()
     RECORD_CONTRACT = auto()
-    """The status says which topic may have the Broker's entry."""
+    """The status names the contract topic that may have the Broker's entry."""
     APPLY_RECEIVER = auto()
     RECORD_RECEIVERS = auto()
-    """The status says which receivers may have an entry of the channel."""
+    """The status names the receivers that may have an entry of the channel."""
     WRITE_INGRESS = auto()
-    """The Broker or channel is in the contract that its receiver follows."""
+    """The entry of the Broker or channel is in its receiver's contract."""
     AWAIT_RECEIVERS = auto()
     APPLY_ROUTE = auto()
     """The channel's own host leads to the receiver."""
     APPLY_TLS_SERVICE = auto()
-    """There is the Service that leads to the TLS which a Broker's receiver ends itself."""
+    """The Service to the TLS port of a Broker's receiver exists."""
     APPLY_DIRECT_SERVICE = auto()
-    """There is the Service that leads senders past Knative's proxy."""
+    """The Service that leads senders past Knative's proxy exists."""
     PROBE_DIRECT = auto()
     PROBE_RECEIVER = auto()
     LEAVE_RECEIVERS = auto()
-    """Receivers accept nothing for a channel that another one serves now."""
+    """The channel's former receivers accept no events for it any more."""
 
-    # Of Triggers and Subscriptions.
+    # Steps of Triggers and Subscriptions.
     STOP_DELIVERY = auto()
-    """Nothing is delivered for now; of a Sensor, its drains are over."""
+    """Nothing is delivered for now; for a Sensor, its drains have ended."""
     DELETE_FUNCTIONS = auto()
-    """No function is left that somebody else could have deliver; the group stays."""
+    """The functions are deleted, so that no request can make them deliver; the group stays."""
     CLAIM_GROUP = auto()
     DELETE_GROUP = auto()
-    """Nobody was promised anything yet: what a namesake left behind isn't this Trigger's."""
+    """The offsets that an earlier object of the name left are deleted, before this Trigger is
+    promised any event."""
     COMMIT_OFFSETS = auto()
-    """The group begins there: from here on no event may be missed."""
+    """The group has its start offsets: from here on no event may be missed."""
     PROMISE_GROUP = auto()
-    """The status has the group: from here on its offsets count. An operator that dies after that
-    finds the promise, and neither deletes nor writes them again."""
+    """The status has the group: from here on its offsets count. After a crash, an operator finds
+    the promise, and neither deletes nor rewrites them."""
     CREATE_CONTRACT = auto()
-    """There is the topic that the Broker's shared dispatchers follow; its status says so before."""
+    """The contract topic of the Broker's shared dispatchers exists; the Broker's status names it
+    before."""
     APPLY_DISPATCHER = auto()
-    """The dispatcher's Service is Ready: what was delivered goes on until then."""
+    """The dispatcher's Service is Ready; the previous delivery goes on until then."""
     APPLY_SHARD = auto()
     WAKE_DISPATCHER = auto()
-    """A pod of its own runs, so that what takes over need not start first."""
+    """A pod of the Trigger's own dispatcher runs, so that the takeover needs no start."""
     HAND_OVER = auto()
-    """What delivered until now lets go, since what takes over is Ready."""
+    """The previous delivery has ended, as the new dispatcher is Ready."""
     WRITE_CONTRACT = auto()
-    """From here on its shard delivers it."""
+    """The Trigger's record is in the contract: from here on its shard delivers it."""
     START_DELIVERY = auto()
     DELETE_DISPATCHER = auto()
-    """The Service of its own is deleted: its shard delivers."""
+    """The Trigger's own Service is deleted, as its shard delivers."""
     AWAIT_SHARD = auto()
     AWAIT_REPLACEMENT = auto()
 
-    # Of Sensors.
+    # Steps of Sensors.
     PROMISE_SENSOR = auto()
-    """The status has the bus and the ids of the Sensor's topics: from here on the offsets of its
-    group count, and are never written again."""
+    """The status has the bus and the ids of the Sensor's topics: from here on its group's offsets
+    count, and are never rewritten."""
     APPLY_FUNCTION = auto()
     APPLY_TRIGGERS = auto()
-    """There are the Triggers that deliver what the Sensor has fired."""
+    """The Triggers that deliver the Sensor's actions exist."""
     DELETE_TRIGGERS = auto()
-    """Those are gone that nothing declares any more."""
+    """Triggers that the Sensor no longer declares are deleted."""
 
-    # Of DeadLetterArchives and of operations on their tables.
+    # Steps of DeadLetterArchives and of operations on their tables.
     RECORD_RUN = auto()
-    """The status says how a Job ended, before it is deleted: so it counts exactly once."""
+    """The status has the outcome of a Job before the Job is deleted, so that it counts exactly
+    once."""
     DELETE_JOB = auto()
     RELEASE_LEASE = auto()
     TAKE_LEASE = auto()
-    """The tables are the archive's alone, if nobody has them."""
+    """The archive holds the Lease of the tables, if it was free."""
     REPLACE_LEASE = auto()
-    """The same, of a holder that is no more; only as long as the Lease is as it was observed."""
+    """The archive holds the Lease of a deleted holder, if the Lease hasn't changed since it was
+    read."""
     APPLY_ACCOUNT = auto()
-    """There is what a Job needs to make executors. Of a Trigger: the account that it sends as, and
-    what its dispatchers need to ask for tokens of it."""
+    """The account and rights exist with which a Job creates executors. For a Trigger: the account
+    that it sends as, and its dispatchers' right to request tokens of it."""
     DELETE_ACCOUNT = auto()
-    """Those are gone, as nothing shows tokens any more."""
+    """Accounts and rights are deleted, as no tokens are sent any more."""
     CREATE_JOB = auto()
     DELETE_OPERATION = auto()
-    """An operation has ended longer ago than it is to be kept."""
+    """An operation is deleted, as its time to live after its end is over."""
 
     PUBLISH_STATUS = auto()
 
 
 BROKER_ORDER: Final = (
-    Step.STOP_RECEIVER,  # before all that can fail: what it may not use it doesn't keep by that
+    Step.STOP_RECEIVER,  # before all that can fail, so that a failure keeps no topic
     Step.PROJECT_SECRET,
     Step.RECORD_TOPIC,  # before the topic, so that an operator that dies between them knows it
-    Step.CREATE_TOPIC,  # before the entry: a receiver accepts what it can store only
+    Step.CREATE_TOPIC,  # before the entry: a receiver accepts only events that it can store
     Step.RECORD_CONTRACT,  # before the entry: a deletion finds it
     Step.WRITE_INGRESS,  # before the receiver, which is Ready once it has read everything
     Step.APPLY_RECEIVER,
@@ -130,25 +135,25 @@ CHANNEL_ORDER: Final = (
     Step.PROBE_DIRECT,  # before the channel's host leads there
     Step.APPLY_ROUTE,
     Step.PROBE_RECEIVER,
-    Step.LEAVE_RECEIVERS,  # after its address leads to the new one, before the status forgets them
+    Step.LEAVE_RECEIVERS,  # after the address has moved, before the status drops the old
     Step.PUBLISH_STATUS,
 )
 TRIGGER_ORDER: Final = (
-    Step.STOP_DELIVERY,  # before other offsets are committed: a group with members takes none
+    Step.STOP_DELIVERY,  # before other offsets are committed: a group with members accepts none
     Step.DELETE_FUNCTIONS,
     Step.CLAIM_GROUP,
     Step.DELETE_GROUP,
     Step.COMMIT_OFFSETS,  # before the function, and before Ready: later events are the group's
     Step.PROMISE_GROUP,  # after the offsets, before a function that could join the group unasked
-    Step.APPLY_ACCOUNT,  # before a function that runs as it, or has its tokens to show
+    Step.APPLY_ACCOUNT,  # before a function that runs as the account, or sends its tokens
     Step.CREATE_CONTRACT,
     Step.APPLY_DISPATCHER,
     Step.APPLY_SHARD,
     Step.WAKE_DISPATCHER,
-    Step.HAND_OVER,  # after what takes over is Ready: whatever can't start stops nobody
+    Step.HAND_OVER,  # after the new dispatcher is Ready: one that can't start interrupts nothing
     Step.WRITE_CONTRACT,  # after its own drains are over, and the tombstone before its own begin
     Step.START_DELIVERY,
-    Step.DELETE_DISPATCHER,  # last of a move: one that goes back finds it
+    Step.DELETE_DISPATCHER,  # last of a move, so that a move back finds it
     Step.AWAIT_SHARD,
     Step.AWAIT_REPLACEMENT,
     Step.DELETE_ACCOUNT,  # after no function runs as it
@@ -162,15 +167,15 @@ SENSOR_ORDER: Final = (
     Step.COMMIT_OFFSETS,  # before the function, and before Ready: later events are the group's
     Step.PROMISE_SENSOR,  # after the offsets, and before a function that could join the group
     Step.APPLY_FUNCTION,
-    Step.START_DELIVERY,  # once it is Ready: until then the Revision before goes on with its drains
+    Step.START_DELIVERY,  # once it is Ready: until then the previous Revision drains
     Step.APPLY_TRIGGERS,
     Step.DELETE_TRIGGERS,
     Step.PUBLISH_STATUS,
 )
 ARCHIVE_ORDER: Final = (
-    Step.RECORD_RUN,  # before its Job is gone: nothing else knows how it ended
+    Step.RECORD_RUN,  # before the Job is deleted: only it has the outcome
     Step.DELETE_JOB,
-    Step.RELEASE_LEASE,  # after the Job is gone with all its pods: no two are at the same tables
+    Step.RELEASE_LEASE,  # after the Job and all its pods are gone: no two Jobs use the same tables
     Step.TAKE_LEASE,  # before the Job
     Step.REPLACE_LEASE,
     Step.APPLY_ACCOUNT,

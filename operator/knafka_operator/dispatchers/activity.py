@@ -1,9 +1,9 @@
-"""Activity: whether a Trigger has so much to do that it needs a dispatcher of its own. Pure.
+"""Activity: decides whether a Trigger is so busy that it needs its own dispatcher. Pure.
 
-    quiet --much waits, or much is delivered, for 30 s--> busy --little of both, for 10 min--> quiet
+    quiet --high lag or delivery rate for 30 s--> busy --low lag and rate for 10 min--> quiet
 
-In between it stays what it was. Only samples since the last change count, so that two changes are
-never nearer to each other than the time that the second one takes to be seen.
+Between the limits the activity stays. Only samples since the last change count, so that two changes
+are at least 30 s or 10 min apart.
 
 Not here: taking the samples, and where a Trigger is delivered then (`dispatchers.move_decisions`).
 """
@@ -17,22 +17,24 @@ from itertools import pairwise
 from typing import Final
 
 BUSY_LAG: Final = 10
-"""A Trigger is busy above this multiple of its lag-threshold, which would need as many
-dispatchers."""
+"""A Trigger is busy with a lag above this multiple of its lag-threshold, for which it would have as
+many dispatchers."""
 BUSY_RATE: Final = 1000.0
-"""Deliveries a second, on average: 3 to 5 % of the one core that a process uses
-(docs/decisions/0018-shared-dispatchers.md), so that some dozen Triggers below it have room."""
+"""Average deliveries per second above which a Trigger is busy: they take 3 to 5 % of a process's
+core (docs/decisions/0018-shared-dispatchers.md), so that some dozen Triggers below this rate fit
+into one."""
 BUSY_FOR: Final = 30.0
-"""Seconds: a burst that a shared dispatcher has worked off sooner is no reason to move."""
+"""Seconds for which a Trigger must be busy: a shorter burst is no reason to move it."""
 QUIET_RATE: Final = 10.0
-"""Deliveries a second, on average, below which a Trigger doesn't disturb others in its shard."""
+"""Average deliveries per second below which a Trigger doesn't disturb others in its shard."""
 QUIET_FOR: Final = 600.0
-"""Seconds: a move back can wait, and what is busy every few minutes would be moved all the time."""
+"""Seconds for which a Trigger must be quiet: a move back isn't urgent, and a Trigger that is busy
+every few minutes would be moved all the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityLimits:
-    """Limits of being busy and quiet; the defaults are the constants above."""
+    """The limits between busy and quiet; the defaults are the constants above."""
 
     busy_lag: int = BUSY_LAG
     busy_rate: float = BUSY_RATE
@@ -45,7 +47,7 @@ DEFAULT_LIMITS: Final = ActivityLimits()
 
 
 class Activity(StrEnum):
-    """Whether a Trigger has so much to do that it needs a dispatcher of its own."""
+    """A Trigger's activity; a busy Trigger needs its own dispatcher."""
 
     QUIET = "quiet"
     BUSY = "busy"
@@ -60,7 +62,7 @@ class Sample:
     delivered: int
     """Events delivered so far; fewer than in the previous sample means that counting restarted."""
     lag: int | None
-    """Events waiting; None: not known, which is no reason for any change."""
+    """Number of waiting events; None: not known, so that the activity stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def judge_activity(
     lag_threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> ActivityState:
-    """Judge a Trigger's activity by samples in the order of time; returns `before` if nothing has
+    """Decide a Trigger's activity by samples in the order of time; returns `before` if nothing has
     changed.
 
     The samples of the last `decisive_seconds`, and the one before these, are enough.
@@ -99,23 +101,24 @@ def judge_activity(
 
 
 def decisive_seconds(activity: Activity, limits: ActivityLimits = DEFAULT_LIMITS) -> float:
-    """Seconds of samples that are needed to see that a Trigger no longer has this activity."""
+    """Return the seconds of samples that are needed to decide that a Trigger no longer has this
+    activity."""
     return limits.busy_for if activity is Activity.QUIET else limits.quiet_for
 
 
 def relative_load(
     samples: Sequence[Sample], lag_threshold: int, limits: ActivityLimits = DEFAULT_LIMITS
 ) -> float:
-    """How busy a Trigger is, relative to the limits of lag and of delivery rate: 1 is at a limit.
-
-    Needs two samples or more, and covers all of their time.
+    """Return how busy a Trigger is over all `samples` (two or more), relative to the limits of lag
+    and delivery rate: 1 is at a limit.
     """
     waiting = (samples[-1].lag or 0) / (limits.busy_lag * lag_threshold)
     return max(waiting, _delivery_rate(samples) / limits.busy_rate)
 
 
 def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
-    """The samples of the last `seconds`; empty if there are none that old since time `since`."""
+    """Return the samples of the last `seconds`; empty if the samples since time `since` don't reach
+    back that far."""
     recent: list[Sample] = []
     for each in reversed(samples):
         if each.time < since:
@@ -127,7 +130,7 @@ def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) ->
 
 
 def _delivery_rate(samples: Sequence[Sample]) -> float:
-    """Deliveries a second between the first and the last sample."""
+    """Return the deliveries per second between the first and the last sample."""
     grown = sum(
         later.delivered - (earlier.delivered if earlier.delivered <= later.delivered else 0)
         for earlier, later in pairwise(samples)

@@ -1,12 +1,13 @@
-"""Trigger conditions: what must hold before a Trigger is Ready, and what people are told. Pure.
+"""Trigger conditions: checks what a Trigger needs to be Ready, and builds its informational
+conditions. Pure.
 
-    SubscriptionReady ...   its Broker, what it depends on, its namespace's share: else not Ready
-    LoopFree                what it sends is declared to come back: a warning, as that ends after
-                            some rounds (`knafka.core.events.hops`) in the dead-letter topic
-    Delivering              what the scaler knows of it: a warning, or information
+    SubscriptionReady ...   its Broker, its dependency, its namespace's maximum: else not Ready
+    LoopFree                a destination leads back to its Broker: a warning, as the loop ends
+    after some rounds (`knafka.core.events.hops`) in the dead-letter topic Delivering
+    the scaler's view: a warning, or information
 
-Not here: dead letters (`dead_letters`), and a loop over other Brokers or applications, which only a
-dispatcher sees: that is `Delivering`.
+Not here: dead letters (`dead_letters`), and loops over other Brokers or applications, which only
+dispatchers notice; `Delivering` reports them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ from knafka_operator.model.resources import (
 from knafka_operator.scale.decide import TriggerStatus
 
 DEPENDENCY: Final = "knative.dev/dependency"
-"""On a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object is."""
+"""Annotation of a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object
+is."""
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
 SCALING: Final = "knafka.dev/scaling"
@@ -76,7 +78,7 @@ _LOOP_MESSAGES: Final = {
 """By reason of `LoopFree`: what follows from the loop."""
 
 
-# What must hold.
+# Requirements.
 
 
 class Dependency(Observed):
@@ -89,8 +91,8 @@ class Dependency(Observed):
 
 
 def declared_dependency(metadata: Metadata) -> Dependency | None:
-    """The object that a Trigger's annotation says it depends on; None: there is no annotation.
-    Raises `InvalidDocument`."""
+    """Return the object that a Trigger's annotation names as its dependency; None: there is no
+    annotation. Raises `InvalidDocument`."""
     text = metadata.annotations.get(DEPENDENCY)
     if text is None:
         return None
@@ -138,8 +140,8 @@ def check_broker(
 ) -> None:
     """Check that a Trigger's Broker or channel is Ready (KN-TRG-01, KN-SUB-01); raises `NotReady`.
 
-    `stopped` says why the Broker may not use its topic; `found` is its readiness if it has a topic,
-    `stored` its document if it has none.
+    `stopped` says why the Broker may not use its topic; `readiness` is given if the Broker has a
+    topic, `broker_document` if it has none.
     """
     name, short = f'{family.broker} "{broker}"', family.short_name
     if stopped is not None:
@@ -171,10 +173,9 @@ def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
 
 
 def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
-    """Check a Trigger's min-scale against the namespace's maximum. A min-scale up to what it `has`
-    already is granted.
-
-    `others` is the sum of the namespace's other Triggers. Raises `NotReady`.
+    """Check a Trigger's min-scale against the namespace's maximum. A min-scale up to its present
+    one, `granted`, is granted. `others` is the sum of the namespace's other Triggers. Raises
+    `NotReady`.
     """
     if asked > has and asked + others > maxima.namespace_min_scale:
         raise NotReady(
@@ -185,7 +186,7 @@ def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
         )
 
 
-# What leads back.
+# Loops.
 
 
 def leads_back(
@@ -198,7 +199,7 @@ def leads_back(
         if where == (family.broker, namespace, broker) and not destination.uri:
             return True
     address = url or destination.uri or ""
-    # A Broker's address ends so, whatever host leads there (KN-BRK-20).
+    # A Broker's address has this path, at any host (KN-BRK-20).
     return family is BROKERS and urlsplit(address).path.rstrip("/") == f"/{namespace}/{broker}"
 
 
@@ -209,7 +210,7 @@ def loop_condition(
     subscriber_address: Sink | None,
     sink_address: Sink | None,
 ) -> Condition | None:
-    """The warning `LoopFree` about the first destination of a Trigger that leads back to its
+    """Return the warning `LoopFree` about the first destination of a Trigger that leads back to its
     Broker; None: none does. `document` is the stored Trigger."""
     family, namespace = family_of(trigger.kind), trigger.metadata.namespace
     for reason, destination, address in (
@@ -227,11 +228,11 @@ def loop_condition(
     return None
 
 
-# What the scaler knows.
+# The scaler's view.
 
 
 def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
-    """The annotations with the scaler's view of a Trigger; None as a value removes an
+    """Return the annotations with the scaler's view of a Trigger; None as a value removes an
     annotation."""
     if scaled is None:
         return dict.fromkeys((LAG, REPLICAS, SCALING))
@@ -243,7 +244,7 @@ def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
 
 
 def delivering_condition(scaled: TriggerStatus) -> Condition:
-    """The condition `Delivering`, a warning or information that doesn't count for Ready."""
+    """Return the condition `Delivering`, a warning or information that doesn't affect Ready."""
 
     def warning(reason: str, message: str) -> Condition:
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)

@@ -1,11 +1,11 @@
-"""Dead letters: a look every few seconds at the dead-letter topics that there are.
+"""Dead letters: counts the records in dead-letter topics every few seconds.
 
-    offsets of all topics, two requests --> how many wait --> the condition, metrics, an Event
-    a topic's description, when it is new or its retention is to change --> its retention
+    offsets of all topics, in two requests --> number of dead letters --> condition, metrics, Event
+    description of a new topic, or of one whose retention changes --> its retention
 
-Most Triggers never have such a topic. One that isn't there is looked for when a dispatcher reports
-a dead letter, and else once a minute. So a thousand Triggers cost no request more than one does,
-and what is said of their dead letters is some six seconds old at most.
+Most Triggers never have such a topic. A missing topic is checked when a dispatcher reports a dead
+letter, and otherwise once a minute. So a thousand Triggers cost as many requests as one, and their
+conditions are at most some six seconds old.
 
 Not here: whose a topic is (`kafka.dead_letter_topics`), and the words (`dispatchers.dead_letters`).
 """
@@ -36,20 +36,22 @@ from knafka_operator.records.state import States, TriggerRecord, Watched
 log = logging.getLogger(__name__)
 
 TURNS: Final = 12
-"""Looks of which one is for a topic that wasn't there."""
+"""A missing topic is checked once in this many rounds."""
 TRIGGERS_AT_ONCE: Final = 20
-"""Triggers before the event loop has its turn."""
+"""Triggers handled before the event loop gets control."""
 DESCRIBED_AT_ONCE: Final = 5
-"""Topics of one Kafka in one look: when an operator begins, it knows none of a thousand."""
+"""Most topics of one Kafka described in one round; after the operator's start all of them are
+new."""
 LOOK_TIMEOUT: Final = 30.0
-"""Seconds after which a look at one Kafka is given up; the next one follows."""
+"""Seconds after which a check of one Kafka is cancelled; the next round tries again."""
 MESSAGE_INTERVAL: Final = 60.0
-"""Seconds between two numbers in a Trigger's status; a new reason is written at once."""
+"""Seconds between two updates of the number in a Trigger's status; a new reason is written at
+once."""
 
 
 @dataclass(eq=False, slots=True)
 class _DeadLetterTopic:
-    """What is known of one Trigger's dead-letter topic."""
+    """What the operator knows about one Trigger's dead-letter topic."""
 
     name: str
     kafka: KafkaCluster
@@ -77,12 +79,13 @@ class DeadLetterMonitor:
     clock: Callable[[], float] = time.time
     """Seconds since 1970."""
     on_first: Callable[[Document, str], None] = lambda document, message: None
-    """Called with a Trigger that has its first dead letters, and a sentence that says how many."""
+    """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     _turn: int = 0
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
-        """The waiting dead letters of a Trigger; None: it has had none, or that isn't known yet."""
+        """Return the waiting dead letters of a Trigger; None if it never had one, or isn't checked
+        yet."""
         topic = self._topics.get(identity)
         return None if topic is None else topic.waiting
 
@@ -102,8 +105,8 @@ class DeadLetterMonitor:
         return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
 
     async def check_topics(self) -> None:
-        """Count the dead letters of all Triggers that are due, and enqueue Triggers whose status
-        differs."""
+        """Count the dead letters of all Triggers whose check is due, and enqueue each Trigger whose
+        status is outdated."""
         self._turn = (self._turn + 1) % TURNS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
         found = [
@@ -116,7 +119,7 @@ class DeadLetterMonitor:
                 await asyncio.sleep(0)
             if (watched := record.watched) is not None and self._is_check_due(identity, watched):
                 due.setdefault(watched.kafka, []).append((identity, record, watched))
-        # Together: a Kafka that is away makes no other one wait.
+        # Concurrently: a Kafka that doesn't answer delays no other one.
         await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
 
     def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
@@ -143,7 +146,7 @@ class DeadLetterMonitor:
                         await self._note_missing(self._topics[identity], record)
                 await self._judge_topics(kafka, due)
         except (LogError, TimeoutError) as error:
-            # Its Triggers' status and the scaler say that Kafka is away.
+            # The status of its Triggers and the scaler report that Kafka is away.
             log.info("dead letters: %s", error or "Kafka did not answer")
         for identity, record, _ in due:
             self._enqueue_if_changed(identity, record)
@@ -151,8 +154,8 @@ class DeadLetterMonitor:
     async def _update_waiting(
         self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
     ) -> None:
-        """Update number and age of the topics' dead letters; the age is asked for only if the
-        oldest record has changed."""
+        """Update number and age of the topics' dead letters; the age is read only if the oldest
+        record has changed."""
         undated = []
         for topic, range_ in found:
             before = topic.waiting
@@ -174,8 +177,8 @@ class DeadLetterMonitor:
 
     @staticmethod
     async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
-        """Note that a topic has no offsets: it is gone, or has no leader, in which case what was
-        known of it stays."""
+        """Handle a topic without offsets: forget its dead letters if it is gone; keep them if it
+        only has no leader."""
         said = deciding.stored_condition(record.document or {})
         was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
         if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
@@ -191,15 +194,16 @@ class DeadLetterMonitor:
     async def _judge_topics(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Judge topics that are new or whose retention has changed, and alter Knafka's own."""
+        """Check topics that are new or whose retention has changed, and alter the retention of
+        Knafka's own."""
         described = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
             if topic is None or topic.waiting is None or topic.starts is None:
                 continue
             if topic.waiting.records and topic.waiting.oldest is None:
-                continue  # it may be older than it may become
-            # Where an old record stands in the way, its going is a reason to look again.
+                continue  # its oldest record may exceed the new retention
+            # If an old record prevents the change, check again when that record is gone.
             blocked = topic.found is not None and topic.found.would_expire
             by = settings.config[topics.RETENTION_MS], topic.waiting.oldest if blocked else None
             if topic.judged == by:
@@ -226,7 +230,7 @@ class DeadLetterMonitor:
             self._apply_retention(topic)
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
-        """Enqueue a Trigger whose status differs from what is known, and report its first dead
+        """Enqueue a Trigger whose status is outdated, and call `on_first` for its first dead
         letters."""
         topic, document, now = (
             self._topics.get(identity),

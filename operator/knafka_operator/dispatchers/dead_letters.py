@@ -1,6 +1,6 @@
-"""Dead letters: how many of a Trigger's wait, as a condition. Pure.
+"""Dead letters: builds the condition that reports a Trigger's waiting dead letters. Pure.
 
-    DeadLetters: True   none waits       False  some do, a warning: Ready has nothing to do with it
+    DeadLetters: True none waits False some wait: a warning that doesn't affect Ready
 
 The message has the time of the oldest and not its age, which would be another one in each status.
 Dead letters that went to a sink are the sink's. Not here: looking
@@ -23,31 +23,31 @@ EXPIRE: Final = "DeadLettersExpire"
 NOT_APPLIED: Final = "RetentionNotApplied"
 
 EXPIRY_SHARE: Final = 0.5
-"""Share of the retention after which the oldest dead letter is reported to expire: 15 of 30 days.
-The alert `KnafkaDeadLettersExpire` has the same."""
+"""Share of the retention after which the oldest dead letter is reported as expiring: 15 of 30 days.
+The alert `KnafkaDeadLettersExpire` uses the same share."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingDeadLetters:
-    """The records of a Trigger's dead-letter topic, when they were counted last."""
+    """The records of a Trigger's dead-letter topic at the last count."""
 
     topic: str
     records: int
     oldest: float | None = None
     """When the oldest was stored, in seconds since 1970; None: not known, or there is none."""
     retention: float | None = None
-    """Seconds for which the topic keeps a record; None: for ever, or that isn't known."""
+    """Seconds for which the topic keeps a record; None: for ever, or unknown."""
     would_expire: bool = False
     """See `dead_letter_topics.JudgedTopic.would_expire`."""
 
     def oldest_age(self, now: float) -> float:
-        """Age of the oldest dead letter in seconds; 0 if there is none."""
+        """Return the age of the oldest dead letter in seconds; 0 if there is none."""
         return max(0.0, now - self.oldest) if self.records and self.oldest is not None else 0.0
 
 
 def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition:
-    """The condition `DeadLetters`: False, a warning, if dead letters wait. `now` is in seconds
-    since 1970."""
+    """Return the condition `DeadLetters`: False, a warning, if dead letters wait. `now` is in
+    seconds since 1970."""
     if not waiting.records:
         return Condition(DEAD_LETTERS, Status.TRUE, severity=Severity.WARNING)
     kept, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
@@ -65,8 +65,8 @@ def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition
 
 
 def waiting_sentence(waiting: WaitingDeadLetters) -> str:
-    """A sentence with the number of waiting dead letters and the time of the oldest. It stays the
-    same until a dead letter comes or goes."""
+    """Return a sentence with the number of waiting dead letters and the time of the oldest. It
+    changes only when a dead letter is added or removed."""
     one = waiting.records == 1
     some = "1 dead letter waits" if one else f"{waiting.records} dead letters wait"
     since = ""
@@ -76,12 +76,12 @@ def waiting_sentence(waiting: WaitingDeadLetters) -> str:
 
 
 def stored_condition(document: Mapping[str, Any]) -> Condition | None:
-    """The condition `DeadLetters` in an object's status; None: it has none that can be read."""
+    """Return the condition `DeadLetters` in an object's status; None: it has no valid one."""
     conditions = (document.get("status") or {}).get("conditions") or ()
     for each in conditions:
         if isinstance(each, Mapping) and each.get("type") == DEAD_LETTERS:
             reason, message = each.get("reason", ""), each.get("message", "")
-            with suppress(ValueError):  # it is written by who may write the status
+            with suppress(ValueError):  # anyone who may write the status may have written it
                 status = Status(each.get("status", ""))
                 return Condition(DEAD_LETTERS, status, reason, message, Severity.WARNING)
     return None

@@ -1,10 +1,10 @@
-"""Moves: which `auto` Triggers go to a dispatcher of their own now, and which come back. Pure.
+"""Moves: decides which `auto` Triggers move to their own dispatcher now, and which move back. Pure.
 
-    status -> sample -> history, bounded -> what it needs (`activity`) -> wanted moves -> some now
+    status -> sample -> bounded history -> needed isolation (`activity`) -> desired moves -> moves
+    to make now
 
-A shared dispatcher that was without Kafka, or an operator that was away, finds a backlog for all
-of its Triggers: what is worked off meanwhile needn't move, so they move a few at a time, the
-busiest first.
+After an outage of Kafka or the operator, all Triggers of a shared dispatcher have a backlog, most
+of which is soon delivered. So Triggers move a few at a time, the busiest first.
 
 Not here: asking the scaler, and moving (`dispatchers.moves`).
 """
@@ -41,7 +41,7 @@ ISOLATION_BY_ACTIVITY: Final = {Activity.BUSY: Isolation.OWN, Activity.QUIET: Is
 
 @dataclass(slots=True)
 class History:
-    """Recent samples of one Trigger: at one every 5 s, 7 while it is shared, 121 while it isn't, of
+    """Recent samples of one Trigger: with one every 5 s, 7 while it is shared, 121 while it isn't,
     some 150 bytes each."""
 
     state: ActivityState
@@ -64,14 +64,13 @@ class Move:
     to: Isolation
     load: float
     why: str
-    """For people."""
+    """The reason, for users."""
 
 
 def sample_of(status: TriggerStatus, now: float) -> Sample:
-    """Take a sample of a Trigger's status.
-
-    The lag is unknown (None) while the subscriber doesn't answer or the dispatcher fails, since
-    another dispatcher wouldn't help. It is 0 while the filter passes nothing.
+    """Return a sample of a Trigger's status. The lag counts as unknown (None) while the subscriber
+    doesn't answer or the dispatcher fails, since another dispatcher wouldn't help; as 0 while the
+    filter passes nothing.
     """
     is_held_up = status.error is not None or status.counts.congestion is not None
     if status.scale.cause is Cause.FILTERED_OUT:
@@ -86,7 +85,7 @@ def desired_move(
     threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> Move | None:
-    """The move that a Trigger's history calls for; None: it should stay."""
+    """Return the move that a Trigger's history calls for; None: it should stay."""
     judged = judge_activity(history.state, history.samples, threshold, limits)
     if judged.activity is history.state.activity:
         return None
@@ -105,8 +104,8 @@ def _move_reason(to: Isolation, history: History, threshold: int, limits: Activi
 
 
 def choose_moves(moves: Iterable[Move], made: Collection[Move]) -> list[Move]:
-    """Choose the moves to make now, busiest first, at most `MAX_MOVES` of a Broker in each
-    direction; `made` are those of the last `MOVES_PERIOD` seconds."""
+    """Return the moves to make now, busiest first, at most `MAX_MOVES` per Broker and direction;
+    `made` are the moves of the last `MOVES_PERIOD` seconds, which count too."""
     before: dict[tuple[Identity, Isolation], int] = {}
     for each in made:
         before[each.broker, each.to] = before.get((each.broker, each.to), 0) + 1

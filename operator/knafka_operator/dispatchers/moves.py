@@ -1,9 +1,10 @@
-"""Moves: `auto` Triggers that turn out busy, or quiet, are moved, by a look every few seconds.
+"""Moves: moves busy `auto` Triggers to own dispatchers and quiet ones to shared dispatchers,
+checked every few seconds.
 
     scaler's status -> history -> `move_decisions` -> what the record says it needs, and the queue
 
-Reconciling moves it, and tries again what can't be done yet. Where a Trigger is after a start of
-the operator is what it needs until it has been looked at for long enough.
+The Trigger's reconciliation carries out the move and retries. After the operator's start a Trigger
+stays where it is until its history is long enough.
 
 Not here: what is busy (`dispatchers.activity`), and the steps of a move (`triggers.decide`).
 """
@@ -28,7 +29,7 @@ from knafka_operator.records.state import States, TriggerRecord
 log = logging.getLogger(__name__)
 
 TRIGGERS_AT_ONCE: Final = 20
-"""Triggers that are looked at before the event loop has its turn."""
+"""Triggers sampled before the event loop gets control."""
 
 ACTIVITY_BY_ISOLATION: Final = {
     needed: activity for activity, needed in deciding.ISOLATION_BY_ACTIVITY.items()
@@ -43,13 +44,13 @@ class Moves:
     enqueue: Callable[[Key], None]
     limits: ActivityLimits = DEFAULT_LIMITS
     on_move: Callable[[Document, str], None] = lambda document, message: None
-    """Called with a Trigger that moves, and a sentence that says where to and why."""
+    """Called with a Trigger that moves, and a sentence with destination and reason."""
     _histories: dict[Identity, History] = field(default_factory=dict)
     """Histories of delivered `auto` Triggers only."""
     _made: deque[tuple[float, Move]] = field(default_factory=deque)
 
     async def move_triggers(self) -> None:
-        """Take a sample of each `auto` Trigger, and move those that need it."""
+        """Sample the activity of each `auto` Trigger, and start the moves that are due."""
         now = asyncio.get_running_loop().time()
         wanted: list[Move] = []
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):

@@ -1,9 +1,11 @@
-"""Replays: a Trigger whose dead letters are sent again gets a second dispatcher, for those.
+"""Replays: runs a second dispatcher, the replayer, for each Trigger whose dead letters are sent
+again.
 
-The job that replays makes a topic for it, at any time, so it is looked for. The replayer reads that
-topic from its beginning, delivers as the Trigger's own dispatcher does, and sleeps at zero after.
+A replay Job creates a topic at any time, so the operator looks for such topics regularly. The
+replayer reads that topic from its beginning, delivers like the Trigger's own dispatcher, and then
+scales to zero.
 
-Not here: what is replayed, which the job decides, and how many drains (`scaler`).
+Not here: which events are replayed, which the Job decides, and the number of drains (`scaler`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from knafka_operator.scale.repeat import run_repeatedly
 log = logging.getLogger(__name__)
 
 REPLAY_CHECK_INTERVAL: Final = 5.0
-"""Seconds between two looks for new topics."""
+"""Seconds between two checks for new replay topics."""
 
 
 class Replays:
@@ -70,21 +72,21 @@ class Replays:
         for identity in triggers:
             wanted, before = self._delivered(identity), self._followed.get(identity)
             if wanted is not None and wanted.kafka is not kafka:
-                continue  # it moved while that was asked
+                continue  # the Trigger moved to another Kafka meanwhile
             if wanted is not None and topics is not None:
                 wanted = wanted if topics and _replay_topic(wanted) in topics else None
-            # Of a Kafka that doesn't say, those that are followed stay so.
+            # If Kafka doesn't answer, running replayers stay.
             if wanted != before and (topics is not None or before is not None):
                 self._start_once(identity, self._set_followed, identity, wanted)
 
     def _delivered(self, identity: Identity) -> Watched | None:
-        """A Trigger's delivery; None: it isn't delivered, or is paused."""
+        """Return a Trigger's delivery; None: it isn't delivered, or is paused."""
         record = self._states.triggers.get(identity)
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
     def _start_once(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
-        """Start work on `what` in a task, unless earlier work on it is still under way."""
+        """Start work on `subject` in a task, unless earlier work on it is still under way."""
         if what not in self._busy:
             self._busy.add(what)
             self._tasks.create_task(self._run_logged(what, partial(work, *of)))
@@ -93,7 +95,7 @@ class Replays:
         try:
             await work()
         except (NotReady, InvalidDocument) as error:
-            log.info("replays of %s wait: %s", what, error)  # its status says the same
+            log.info("replays of %s wait: %s", what, error)  # the Trigger's status reports the same
         except KnafkaError as error:
             log.warning("replays of %s: %s", what, error)
         except Exception:
@@ -115,7 +117,7 @@ class Replays:
         family = self._states.family
         trigger = family.read_trigger(record.document)
         egress = desired.replay_egress(watched.egress)
-        # Nothing waits there but for a replay: none is kept for min-scale.
+        # The topic has events only during a replay, so min-scale is 0.
         autoscaling = replace(watched.autoscaling, min_scale=0)
         manifest = services.dispatcher_service(
             trigger,
@@ -149,7 +151,7 @@ class Replays:
 
 
 async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
-    """The replay topics of a Kafka; None: it doesn't answer."""
+    """Return the names of a Kafka's replay topics; None: it doesn't answer."""
     try:
         topics = await kafka.topics.topics()
         return {each for each in topics if each.startswith(names.REPLAYS)}

@@ -1,13 +1,12 @@
-"""Resuming: what was being delivered when an operator starts, from what Services themselves say.
+"""Resuming: finds what was being delivered when an operator starts, from the dispatchers' Services.
 
     Triggers, dispatchers' Services -> Revision that serves -> Egress, Secret -> Watched
     Triggers, shards' Services      -> Revision that serves -> contract, Secret -> Watched
 
-That takes no reconciliation: a Service's environment has the contract, its annotations and volumes
-the rest. So every Trigger that was delivered to is delivered to again after a few requests in all,
-and reconciled in its turn. Kafka is asked only for the contracts of Brokers that share dispatchers,
-each contract once, those of one Broker within `CONTRACT_TIMEOUT`: a Kafka that doesn't answer
-delays its own Brokers only.
+No reconciliation is needed: a Service's environment has the contract, its annotations and volumes
+the rest. So every Trigger's delivery resumes after a few requests in all, and is reconciled later.
+Kafka is read only for the contracts of Brokers that share dispatchers, each contract once, those of
+one Broker within `CONTRACT_TIMEOUT`: a Kafka that doesn't answer delays only its own Brokers.
 
 Not here: watching (`triggers.kind`), and whether a Trigger is still as declared (reconciling
 tells).
@@ -43,15 +42,15 @@ from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS: Final = 8
-"""Requests under way at a time."""
+"""Most concurrent requests."""
 
 CONTRACT_TIMEOUT: Final = 5.0
-"""Seconds for a Broker's contract; after that its Triggers are left to reconciling."""
+"""Seconds to read a Broker's contract; after that its Triggers wait for their reconciliation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingDispatcher:
-    """What the Service of a Trigger's dispatcher says of it."""
+    """The delivery that the Service of a Trigger's dispatcher describes."""
 
     egress: Egress
     secret: tuple[str, str] | None
@@ -65,7 +64,7 @@ class ServingDispatcher:
 
 @dataclass(frozen=True, slots=True)
 class ServingShard:
-    """What the Service of a shard says of it."""
+    """The shard that its Service describes."""
 
     number: int
     shard: Shard
@@ -74,7 +73,7 @@ class ServingShard:
 
 
 class Resuming:
-    """Finds running deliveries in one pass; each Secret is read once."""
+    """Finds running deliveries in one pass; reads each Secret once."""
 
     def __init__(
         self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, settings: Settings
@@ -89,7 +88,7 @@ class Resuming:
     async def delivered_by_services(
         self, triggers: Iterable[Document], found: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """The Triggers that one of these Services delivers, with their delivery."""
+        """Return the Triggers that one of the Services `found` delivers, each with its delivery."""
         owned = {uid: each for each in found for uid in services.owner_uids(each)}
         asked = [
             self._resumed_or_none(each, owned[each["metadata"]["uid"]])
@@ -105,7 +104,8 @@ class Resuming:
         own: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """The delivered Triggers of one Broker with shards; `own` are its Triggers' own Services.
+        """Return the delivered Triggers of one Broker with shards; `own` are its Triggers' own
+        Services.
 
         A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
         the Broker's contract can't be read in time.
@@ -154,7 +154,7 @@ class Resuming:
     async def _contracts(
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
-        """Egress and shard of each group in the Broker's contract; raises `LogError`."""
+        """Return Egress and shard of each group in the Broker's contract; raises `LogError`."""
         records = {}
         for kafka in {each.kafka for each in serving.values()}:
             contract = await self._shards.resume(broker, kafka)
@@ -185,11 +185,11 @@ class Resuming:
             else:
                 serving = await _read_dispatcher(template)
                 if serving.egress.conversion is not None:
-                    return  # a KafkaSource's: which credentials it has isn't said there
+                    return  # a KafkaSource's Service doesn't show its credentials
                 await self._kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
-        except Exception:  # whatever it is, the others are connected to
+        except Exception:  # any error: continue with the other Services
             log.exception("Service %s", service["metadata"]["name"])
 
     async def _resumed_or_none(
@@ -216,7 +216,7 @@ class Resuming:
             return None
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
         autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
-        least = min(autoscaling.min_scale, serving.min_scale)  # more may have been refused
+        least = min(autoscaling.min_scale, serving.min_scale)  # more may be refused
         return trigger, Watched(
             kafka,
             serving.egress,
@@ -226,7 +226,7 @@ class Resuming:
         )
 
     async def _serving_template(self, service: Document) -> Document | None:
-        """The template of a Service's serving Revision; None: none serves."""
+        """Return the template of a Service's serving Revision; None: no Revision is Ready."""
         status = service.get("status") or {}
         serving = status.get("latestReadyRevisionName")
         if not serving:
@@ -252,7 +252,7 @@ class Resuming:
         return self._kafkas.cluster_at(kafka.bootstrap_servers, secret, is_own=is_own)
 
     async def _secret_data(self, identity: tuple[str, str]) -> Mapping[str, str]:
-        """The decoded data of a Secret by namespace and name, which is read once. Raises
+        """Return the decoded data of a Secret by namespace and name; reads each Secret once. Raises
         `InvalidDocument` if the Secret doesn't exist, and `ClusterError`."""
         if identity not in self._secrets:
             reading = self._cluster.get(CORE, "Secret", *identity)
@@ -307,7 +307,7 @@ def _environment(template: Document) -> Mapping[str, str]:
 
 
 def _mounted_secret(template: Document) -> tuple[str, str] | None:
-    """Name and version of the Secret that a template mounts, None if there is none; raises
+    """Return name and version of the Secret that a template mounts, None if there is none; raises
     `KeyError`."""
     volumes = template["spec"].get("volumes") or ()
     mounted = [each["secret"]["secretName"] for each in volumes if "secret" in each]
@@ -319,4 +319,4 @@ def _autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:
     try:
         return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING, maxima)
     except InvalidDocument:
-        return DEFAULT_AUTOSCALING  # reconciling says what is wrong with it
+        return DEFAULT_AUTOSCALING  # reconciliation reports the error

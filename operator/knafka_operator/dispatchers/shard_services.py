@@ -1,10 +1,10 @@
-"""Shards: each Broker's shared dispatchers, their Services and what they deliver.
+"""Shards: applies the Services of each Broker's shared dispatchers, and manages their contracts.
 
     Trigger    contract (read once) -> Service (applied once for all) -> record
-    Broker     looks at the Services of its shards, so that it is woken when one changes; deletes
-               those that nobody has used for a while
+    Broker     applies the Services of its shards, so that it is enqueued when one changes; deletes
+    shards that have long been empty
 
-A Broker whose status doesn't say that it has a contract costs nothing here.
+A Broker whose status names no contract costs no request here.
 
 Not here: which shard (`kafka.shards`), the topic itself (`kafka.contracts`), and drains (`scaler`).
 """
@@ -37,10 +37,11 @@ from knafka_operator.records.state import BrokerRecord, ShardRecord, States, Wat
 log = logging.getLogger(__name__)
 
 APPLY_AGAIN: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again: its Triggers ask for it together."""
+"""Seconds before a Service that isn't Ready is applied again; all its Triggers request that."""
 
 EMPTY_FOR: Final = 60.0
-"""Seconds without a Trigger after which a shard's Service is deleted: one may come back."""
+"""Seconds without a Trigger after which a shard's Service is deleted, since a Trigger may come
+back."""
 
 
 @dataclass(eq=False)
@@ -53,9 +54,10 @@ class Shards:
     enqueue: Callable[[Key], None]
 
     async def loaded_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """Load the contract of a Broker that has its topic; None: there are no shared dispatchers.
+        """Load and return the contract of a Broker that has its topic; None: it has no shared
+        dispatchers.
 
-        Raises `LogError`, and `NotReady` for one that is being deleted.
+        Raises `LogError`, and `NotReady` if the Broker is being deleted.
         """
         record = self._record(broker)
         assert record.state is not None
@@ -66,8 +68,8 @@ class Shards:
         return found
 
     def contract_in(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
-        """The contract of a Broker in this Kafka, maybe not loaded; raises `NotReady` if the Broker
-        is being deleted."""
+        """Return the contract of a Broker in this Kafka, not necessarily loaded; raises `NotReady`
+        if the Broker is being deleted."""
         return self.contract_record(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
@@ -81,14 +83,14 @@ class Shards:
     def contract_record(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
-        """The record of a Broker's contract in one Kafka, created if needed; maybe not loaded."""
+        """Return a Broker's contract in one Kafka, created if needed; not necessarily loaded."""
         found = record.contracts.get(kafka.bootstrap_servers)
         if found is None:
             own = Identity(broker.namespace, self.states.family.own_name(broker.name))
             topic = names.contract_topic(*own)
             found = SharedContractTopic(own, topic, kafka, known=not record.has_contract)
             record.contracts[kafka.bootstrap_servers] = found
-        found.kafka = kafka  # another one after its Secret was changed
+        found.kafka = kafka  # the client changes with its Secret
         return found
 
     async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
@@ -114,7 +116,7 @@ class Shards:
         """Remove groups from a Broker's contract; returns when every process has stopped
         delivering them.
 
-        Raises `LogError`, and `NotReady` while one hasn't.
+        Raises `LogError`, and `NotReady` while a process still delivers one.
         """
         record = self.states.brokers.get(broker)
         if record is None:
@@ -129,7 +131,7 @@ class Shards:
     async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
         """Create a Broker's contract topic, after its name was written to the Broker's status.
 
-        So an operator that dies in between knows that it may exist.
+        So an operator that starts after a crash in between knows that the topic may exist.
         """
         record, contract = self._record(broker), await self.loaded_contract(broker)
         assert contract is not None
@@ -149,7 +151,8 @@ class Shards:
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
         """Apply a shard's Service; raises `NotReady` while it isn't Ready.
 
-        It is applied once for all its Triggers, and checked by its Broker only.
+        The Service is applied once for all its Triggers; later only the Broker's reconciliation
+        applies it again.
         """
         record = self._record(identity)
         assert record.state is not None
@@ -171,7 +174,7 @@ class Shards:
             shard.problem = None
         except NotReady as error:
             if error.transient:
-                # Whatever changes in it is news to each of its Triggers.
+                # A constant message: each change of it would rewrite the status of every Trigger.
                 name = manifest["metadata"]["name"]
                 text = f"Knative Service {name}, a shared dispatcher, is not Ready yet"
                 error = NotReady(error.reason, text, transient=True)
@@ -207,12 +210,12 @@ class Shards:
                     shard.empty_since = _now()
                 elif _now() - shard.empty_since >= EMPTY_FOR:
                     await self._delete_service(broker, number)
-                    with suppress(LogError):  # it goes with its Broker then
+                    with suppress(LogError):  # then the group is deleted with its Broker
                         await self._delete_members(contract, number, record.state.topic.name)
                         record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:
-        """Namespace and name of the Services of a Broker's known shards."""
+        """Return namespace and name of the Services of a Broker's known shards."""
         record = self.states.brokers.get(broker)
         return [self._service(broker, number) for number in (record.shards if record else ())]
 

@@ -1,11 +1,12 @@
 """Controller: handles one object of any kind, from its first change to its deletion.
 
-    heard -> work queue -> one object: finalizer -> reconcile -> back-off
-                                       deleted   -> what was made for it is deleted -> gone
+    change -> work queue -> one object: finalizer -> reconcile -> back-off
+                                       deleted   -> delete what was created for it -> remove the
+                                       finalizer
 
-Our finalizer is put on an object before anything of it is made in Kafka, and nothing else is
-written outside its status. The controller is the leading replica's (`runtime.controller`, which
-hears by watches) and the local mode's.
+An object gets our finalizer before anything is created for it in Kafka; nothing else is written
+outside its status. The leading replica (`runtime.controller`, which uses watches) and the local
+mode share this controller.
 
 Not here: what differs between kinds, and what reconciling does (`kind`).
 """
@@ -58,7 +59,7 @@ class Store(Protocol):
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        """Replace an object's finalizers; returns it as stored, None: it is gone. Raises
+        """Replace an object's finalizers; returns the stored object, None: it is gone. Raises
         `ClusterError`."""
         ...
 
@@ -94,19 +95,19 @@ class Controller:
         """Namespaces that are being deleted, with all of their objects."""
 
     def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
-        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
-        concerns."""
+        """Handle an object that has changed or, with `gone`, was deleted; enqueue the objects that
+        depend on it."""
         if gone:
             self._gone[key_of(document)] = document
         for key in kind.on_change(document, gone=gone):
             self._queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Reconcile or delete one object; returns what follows (`work_queue`). Raises
+        """Reconcile or delete one object; returns when to reconcile it again (`work_queue`). Raises
         `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:
-            return GONE  # something else that owns a Knative Service
+            return GONE  # not our kind: it only owns a Knative Service
         if (gone := self._gone.pop(key, None)) is not None:
             await kind.forget(gone)
         document = await kind.get(key)
@@ -116,7 +117,7 @@ class Controller:
             self._store.forget(key)
             return await kind.on_absent(identity)
         if gone is not None:
-            kind.on_change(document, gone=False)  # another one of its name, forgotten with it
+            kind.on_change(document, gone=False)  # a new object of the name
         if (
             "deletionTimestamp" in document["metadata"]
             or identity.namespace in self.ending_namespaces
@@ -136,12 +137,12 @@ class Controller:
             now = await kind.reconcile(document)
         except ClusterError:
             raise
-        except Exception as error:  # a bug, which its status tells of
+        except Exception as error:  # a bug; the object's status reports it
             log.exception("%s", " ".join(key))
             await self._write_failure(document, error)
             return self._pace.not_ready
         if now is None:
-            return RESYNC_SECONDS  # it is enqueued by what it waits for
+            return RESYNC_SECONDS  # the event that the object waits for will enqueue it
         if kind.has_ended(now):
             await self._remove_finalizers(kind, document)
         if (news := kind.event_news(document, now)) is not None:
@@ -178,8 +179,8 @@ class Controller:
         if not await kind.needs_finalizer(document):
             return document
         marked = await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
-        # Nothing else has changed: it is written over the version that was read. What the kind has
-        # added to what is stored, such as a channel's promise to a Subscription, stays.
+        # Only metadata has changed, as the write was conditional on the version read. Keep what the
+        # kind has added to the stored object, such as a channel's promise to a Subscription.
         return None if marked is None else {**document, "metadata": marked["metadata"]}
 
     async def _remove_finalizers(self, kind: Kind, document: Document, *orphaned: str) -> None:

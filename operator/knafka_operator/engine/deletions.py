@@ -1,8 +1,8 @@
-"""Deletions: what an object has in Kafka is deleted before the object goes.
+"""Deletions: limits how long the deletion of an object's topics and groups in Kafka is retried.
 
-    attempt --Kafka refuses--> attempt again --too long--> given up; an Event says what is left
+    attempt --Kafka refuses--> attempt again --too long--> give up; an Event reports what is left
 
-So a Kafka that is away keeps no object for ever.
+So an object can be deleted even if its Kafka never answers again.
 
 Not here: what is deleted (the `kind` of each room).
 """
@@ -30,7 +30,7 @@ LEFT_IN_KAFKA: Final = "LeftInKafka"
 
 
 class Deletions:
-    """Limits how long deletions are tried; belongs to one event loop."""
+    """Tries deletions for at most `Settings.deletion_timeout`; belongs to one event loop."""
 
     def __init__(self, post: Post, settings: Settings) -> None:
         """`post` posts Kubernetes Events."""
@@ -42,13 +42,13 @@ class Deletions:
     async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], left: str
     ) -> bool:
-        """Await one attempt of a deletion; returns True if it has succeeded, or if it is given up.
-        Then an Event says by `left` what may still exist. False: try again later."""
+        """Await one attempt of a deletion; returns True if it has succeeded, or is given up: then
+        an Event with the text `left` says what may still exist. False: try again later."""
         now = asyncio.get_running_loop().time()
         began = self.began.setdefault(key, now)
         try:
             await deletion
-        except Exception as error:  # a bug neither: its object would never go
+        except Exception as error:  # bugs too: otherwise the object could never be deleted
             if not isinstance(error, KnafkaError):
                 log.exception("deleting %s", " ".join(key))
             if now - began < self._settings.deletion_timeout:

@@ -1,4 +1,4 @@
-"""Effects, run: one function does what any kind's decision asks for.
+"""Effects: runs what the decisions of all kinds ask for, in one function.
 
     reconcile (`kind`) --effect--> `Effects.run` --result--> `Observed.after`
 
@@ -59,7 +59,7 @@ from knafka_operator.records.state import States, broker_of
 
 
 class Delivery(Protocol):
-    """Effects that only the object's kind can run, as they need what it keeps in memory."""
+    """Effects that only the object's own kind can run, as they need its records in memory."""
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
         """Start the decided drains; returns the scaler's status once previous drains have ended."""
@@ -84,9 +84,9 @@ class Effects:
     receivers: Receivers
     trust_bundles: TrustBundles
     probe: Callable[[str], Awaitable[None]]
-    """Returns when an address has answered; raises `NotReady`."""
+    """Requests an address and returns when it has answered; raises `NotReady`."""
     wake: Callable[[str], Awaitable[None]]
-    """Has a function's pod run; raises `NotReady`."""
+    """Starts a function's pod and returns when it runs; raises `NotReady`."""
 
     async def run(
         self, effect: Effect, observed: Observed, kafka: KafkaCluster | None, delivery: Delivery
@@ -176,8 +176,8 @@ class Effects:
     async def _apply(
         self, manifest: Manifest, refusal: Refusal | None, document: Document
     ) -> Document:
-        """Apply a manifest. Raises `NotReady`, also if somebody else made an object of that
-        name."""
+        """Apply a manifest; return the stored object. Raises `NotReady`, also if the name belongs
+        to an object that Knafka didn't create."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
@@ -218,7 +218,7 @@ class Effects:
 
 
 def resource_of(document: Document) -> Resource:
-    """Type and metadata of a stored object, also if its spec can't be parsed."""
+    """Return type and metadata of a stored object, even if its spec can't be parsed."""
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 

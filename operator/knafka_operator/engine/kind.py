@@ -1,13 +1,14 @@
-"""Kind: what the controller asks of the objects of one kind; and how each of them is reconciled.
+"""Kind: the interface between the controller and the objects of one kind, and how each is
+reconciled.
 
-    observe --> decide --> effects --run, one after another, until one fails--> decide anew
+    observe --> decide --> effects --run in order until one fails--> decide again
                        `-> none: conditions, status
 
-A `Reconciler` says how its objects are observed and what is decided of them (a pure function); the
-rest is here, once. Of effects that a decision asks for, the first that fails ends the list; the
-next decision knows why.
+A subclass of `Reconciler` observes its objects and decides about them (a pure function); the rest
+is here, once. The first effect that fails skips the remaining ones; the next decision knows the
+error.
 
-Not here: what each effect does (`effects`); when an object is reconciled, its finalizer and its end
+Not here: what each effect does (`effects`); when an object is reconciled, finalizers and deletion
 (`engine.controller`).
 """
 
@@ -31,8 +32,8 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.records.state import BrokerRecord, States, without_status
 
 MAX_DECISIONS: Final = 32
-"""Most decisions in one reconciliation, in case what it reads changes all the time; the next
-reconciliation goes on."""
+"""Most decisions in one reconciliation, in case its input changes all the time; the next
+reconciliation continues."""
 
 
 class EventNews(NamedTuple):
@@ -44,23 +45,23 @@ class EventNews(NamedTuple):
 
 
 class Kind:
-    """What the controller asks of all objects of one kind, with defaults that fit most kinds."""
+    """The controller's interface to all objects of one kind, with defaults that fit most kinds."""
 
     api_version: str
     left: str = "Kafka still has its topics or group, which nobody will delete"
-    """A sentence for people: what may be left in Kafka if a deletion was given up."""
+    """A message for users: what may be left behind if a deletion was given up."""
 
     cluster: Cluster
 
     @cached_property
     def _declared(self) -> dict[Key, Document]:
-        """Each object as last heard of, without its status."""
+        """Each object's latest document from its watch, without its status."""
         return {}
 
     # What is heard.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Note that an object has changed or, with `gone`, was deleted; returns the keys to
+        """Record that an object has changed or, with `gone`, was deleted; returns the keys to
         reconcile. A change of the status alone is ignored."""
         key, declared = key_of(document), None if gone else without_status(document)
         if not gone:
@@ -71,13 +72,13 @@ class Kind:
         return [key] if gone or previous != declared else []
 
     def remember(self, document: Document) -> object:
-        """Remember what other objects must know of this one before it is reconciled."""
+        """Record what other objects must know about this one before it is reconciled."""
         return None
 
     # What is asked of one object.
 
     async def get(self, key: Key) -> Document | None:
-        """The stored object; None: it doesn't exist."""
+        """Return the stored object; None: it doesn't exist."""
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
@@ -85,19 +86,19 @@ class Kind:
         return True
 
     async def needs_finalizer(self, document: Document) -> bool:
-        """Whether the object has, or will have, something to delete before it may go."""
+        """Whether the object has, or will have, something to delete before its own deletion."""
         return True
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
-        """Whether the object has finished for good, by its status: then it needs no finalizer of
+        """Whether the object's status says that it has finished, so that it needs no finalizer of
         ours."""
         return False
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Reconcile an object; returns its new status. Raises `ClusterError`.
 
-        Returns None, with no status written, if another implementation serves it, or if it waits
-        for something that will enqueue it.
+        Returns None, with no status written, if another implementation serves the object, or if it
+        waits for an event that will enqueue it.
         """
         raise NotImplementedError
 
@@ -106,7 +107,7 @@ class Kind:
         raise NotImplementedError
 
     async def forget(self, document: Document) -> None:
-        """Stop all work for an object that is gone, and drop it from memory."""
+        """Stop all work for a deleted object, and drop it from memory."""
         raise NotImplementedError
 
     async def leave(self, document: Document) -> None:
@@ -117,23 +118,25 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """The stored object to remove our finalizer from, if it differs from `document`; None:
+        """Return the stored object to remove our finalizer from, if it isn't `document`; None:
         there is none."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
-        """If the document is a channel's entry and no stored object, drop what was promised to it;
-        returns whether it is."""
+        """Drop what was promised to a channel's entry; returns False, and does nothing, for a
+        stored object."""
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
-        """Finalizers whose controller is gone, and a warning about those where that isn't known."""
+        """Return the finalizers whose controller is gone, and a warning about those whose
+        controller may be gone."""
         return (), ""
 
     # What follows.
 
     def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
-        """The Event for a change from the status in `document` to the new one; None: no Event."""
+        """Return the Event to post for the change from the status in `document` to `now`; None: no
+        Event."""
         previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
         ready = statuses.ready_condition(now["conditions"])
         if previous.get("status") == ready["status"]:
@@ -145,17 +148,17 @@ class Kind:
         return None
 
     def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
-        """Seconds until the object is reconciled again; None: the default, by whether it is
-        Ready."""
+        """Return the seconds until the object is reconciled again; None: the default, which depends
+        on whether it is Ready."""
         return None
 
 
 class Neighbours(Protocol):
-    """What reconciling an object asks of other objects; implemented by `operator.Operator`."""
+    """What a reconciliation needs done to other objects; implemented by `operator.Operator`."""
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """Note that an object has changed or, with `gone`, was deleted; enqueues what it
-        concerns."""
+        """Record that an object has changed or, with `gone`, was deleted; enqueues the objects that
+        depend on it."""
         ...
 
     def forget(self, document: Document) -> None:
@@ -176,8 +179,8 @@ class Neighbours(Protocol):
         ...
 
     async def suspend_absent(self, identity: Identity) -> Requeue:
-        """End the delivery of a Trigger that doesn't exist, for now or for good; returns when to
-        reconcile it again."""
+        """End the delivery of a Trigger that doesn't exist, temporarily or for good; returns when
+        to reconcile it again."""
         ...
 
 
@@ -194,7 +197,7 @@ class Decision(Protocol):
 S = TypeVar("S", bound=Observed)
 D = TypeVar("D", bound=Decision)
 R = TypeVar("R")
-"""What is kept in memory of an object."""
+"""The type of an object's record in memory."""
 
 
 class Reconciler(Generic[S, D, R]):
@@ -205,24 +208,24 @@ class Reconciler(Generic[S, D, R]):
     now: Callable[[], Any]
 
     def timestamp(self) -> str:
-        """The time, RFC 3339."""
+        """Return the current time, RFC 3339."""
         return str(self.now())
 
     def ensure_record(self, document: Document) -> R:
-        """The object's record in memory, created if needed."""
+        """Return the object's record in memory, creating it if needed."""
         raise NotImplementedError
 
     async def observe(self, document: Document, record: R) -> S | None:
-        """Read everything that the decision needs; None: as in `reconcile`. Raises
-        `ClusterError`."""
+        """Read everything that the decision needs; None: don't reconcile now, see `Kind.reconcile`.
+        Raises `ClusterError`."""
         raise NotImplementedError
 
     def decide(self, observed: S, record: R) -> D:
-        """Decide by what was observed; no IO."""
+        """Decide what to do from `observed`; no IO."""
         raise NotImplementedError
 
     def kafka_of(self, observed: S, record: R) -> KafkaCluster | None:
-        """The Kafka in which the object's effects are run."""
+        """Return the Kafka in which the object's effects run; None: none is known."""
         return None
 
     async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
@@ -239,16 +242,16 @@ class Reconciler(Generic[S, D, R]):
         raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
     def stored_status(self, observed: S) -> Mapping[str, Any]:
-        """The object's status as it is stored now."""
+        """Return the object's stored status."""
         return observed.document.get("status") or {}
 
     def status_of(self, observed: S, decision: D, record: R) -> Mapping[str, Any]:
-        """The status of the last decision, with its conditions."""
+        """Return the status of the last decision, with its conditions."""
         conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
         return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
     def conditions(self, observed: S, found: ConditionSet) -> list[dict[str, Any]]:
-        """The list `status.conditions`, with transition times and summary."""
+        """Return the list `status.conditions`, with transition times and summary."""
         return found.merged_into(
             self.stored_status(observed).get("conditions") or (), self.timestamp()
         )
@@ -259,7 +262,7 @@ class Reconciler(Generic[S, D, R]):
             await self.cluster.write_status(observed.document, patch)
 
     async def finish(self, observed: S, record: R) -> None:
-        """Work after the status was written."""
+        """Run work that follows the writing of the status; nothing by default."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Observe, then decide and run effects until there are none; see `Kind.reconcile`."""
@@ -340,11 +343,11 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
 
 
 def rfc3339_now() -> str:
-    """The current time in UTC, RFC 3339."""
+    """Return the current time in UTC, RFC 3339."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def key_of(document: Document) -> Key:
-    """Kind, namespace and name of a stored object."""
+    """Return kind, namespace and name of a stored object."""
     metadata = document["metadata"]
     return document["kind"], metadata["namespace"], metadata["name"]

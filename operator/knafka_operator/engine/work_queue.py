@@ -1,19 +1,19 @@
-"""Work queue: which object is reconciled when, and how long one that fails waits.
+"""Work queue: decides when each object is reconciled, and how long a failing one waits.
 
-    enqueue -> due -> (a place is free) -> reconcile -> float     due again after so many seconds
+    enqueue -> due -> (a place is free) -> reconcile -> float     due again after that many seconds
                                                      -> BACK_OFF  due after 1 s, 2 s, 4 s .. 300 s
                                                      -> GONE      forgotten
                                                      -> an error  logged, then as BACK_OFF
 
-`enqueue` says that the object, or something that concerns it, has changed: it is due at once, and
-its failures are forgotten. One object is never reconciled twice at a time; a burst of changes is
-one reconciliation.
+`enqueue` reports that the object, or something that it depends on, has changed: it is due at once,
+and its failures are forgotten. An object is never reconciled twice at a time; a burst of changes
+causes one reconciliation.
 
 A slow or failing object doesn't delay others: namespaces take turns, and a reconciliation that
 lasts longer than a quarter of a second frees its place, as it then only waits (mostly for a Kafka
 that is away).
 
-Not here: what is done with an object (`engine.controller`).
+Not here: reconciling an object (`engine.controller`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 
 
 class Verdict(enum.Enum):
-    """What follows a reconciliation, where it isn't a number of seconds."""
+    """What follows a reconciliation, unless that is a number of seconds."""
 
     BACK_OFF = enum.auto()
-    """Again, later each time."""
+    """Reconcile again, after a delay that grows with each failure."""
     GONE = enum.auto()
-    """There is nothing to reconcile any more."""
+    """Forget the object: there is nothing to reconcile any more."""
 
 
 BACK_OFF: Final = Verdict.BACK_OFF
@@ -53,12 +53,13 @@ RECONCILE_SPACING: Final = 0.05
 """Seconds between two reconciliations of one object, however often it is enqueued."""
 FIRST_BACK_OFF: Final = 1.0
 MAX_BACK_OFF: Final = 300.0
-"""Seconds before what failed is tried again: the first, doubled each time, up to the last."""
+"""Seconds before a failed reconciliation is retried: the first delay, doubled each time up to the
+maximum."""
 JITTER: Final = 0.1
-"""Share by which a back-off is shorter or longer, so that what failed together doesn't come back
-together."""
+"""Fraction by which a back-off is randomly shorter or longer, so that objects that failed together
+aren't retried together."""
 PLACES: Final = 16
-"""Number of reconciliations at a time, without those that have lasted longer than
+"""Most concurrent reconciliations, not counting those that have lasted longer than
 `LONG_RECONCILE`."""
 LONG_RECONCILE: Final = 0.25
 """Seconds after which a reconciliation frees its place."""
@@ -68,28 +69,30 @@ LONG_RECONCILE: Final = 0.25
 class _Item:
     key: Key
     failures: int = 0
-    """In a row, since it was enqueued or succeeded."""
+    """Failures in a row since the object was last enqueued or reconciled successfully."""
     is_due: bool = False
     running: bool = False
     changed: bool = False
-    """It was enqueued while it was being reconciled."""
+    """Whether the object was enqueued while it was being reconciled."""
     not_before: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
 
 def back_off(failures: int) -> float:
-    """Seconds to wait after so many failures in a row, at least one; jitter apart."""
+    """Return the seconds to wait after `failures` (at least 1) in a row, without jitter: 1, 2, 4, …
+    300."""
     return min(FIRST_BACK_OFF * 2.0 ** min(failures - 1, 16), MAX_BACK_OFF)
 
 
 class WorkQueue:
-    """Belongs to one event loop; what is enqueued before `run` waits for it."""
+    """A queue of objects to reconcile; belongs to one event loop. Objects enqueued before `run`
+    wait for it."""
 
     def __init__(self, places: int = PLACES) -> None:
         self._places = asyncio.Semaphore(places)
         self._items: dict[Key, _Item] = {}
         self._due: dict[str, deque[_Item]] = {}
-        """By namespace; each has its turn."""
+        """Due objects by namespace; namespaces take turns."""
         self._turns: deque[str] = deque()
         self._some_due = asyncio.Event()
 
@@ -105,13 +108,13 @@ class WorkQueue:
             self._schedule_soon(item)
 
     def retry_failed(self) -> None:
-        """Make all objects due that back off, as the cause of their failure may be gone."""
+        """Make all objects that back off due now, as the cause of their failure may be gone."""
         for item in list(self._items.values()):
             if item.failures:
                 self.enqueue(item.key)
 
     def __len__(self) -> int:
-        """Number of objects in the queue, due or not."""
+        """Return the number of objects in the queue, due or not."""
         return len(self._items)
 
     @property
@@ -125,7 +128,8 @@ class WorkQueue:
         return bool(self._due) or any(item.running for item in self._items.values())
 
     async def run(self, reconcile: Reconcile) -> None:
-        """Reconcile what is due until cancelled; what is being reconciled then is cancelled."""
+        """Reconcile due objects until cancelled; cancellation also cancels running
+        reconciliations."""
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -167,7 +171,7 @@ class WorkQueue:
             verdict = await reconcile(item.key)
         except KnafkaError as error:
             log.warning("%s: %s", " ".join(item.key), error)
-        except Exception:  # a bug, which is that object's alone
+        except Exception:  # a bug: it must not stop other objects
             log.exception("%s", " ".join(item.key))
         finally:
             handle.cancel()

@@ -1,10 +1,11 @@
-"""Functions: Knative Services of Brokers, Triggers and Sensors: applied, rolled a few at a time.
+"""Functions: applies the Knative Services of Brokers, Triggers and Sensors, and rolls few at a
+time.
 
-    ask --no turn--> waiting --a turn is free: woken, reconciled--> ask --> rolling --Ready--> over
+    request --no turn--> waiting --turn free: reconciled--> request --> rolling --Ready--> done
                                                                     rolling --too long--> stuck
 
-What runs and what is wanted is compared anew by each reconciliation, so an operator that starts
-needs to know only what its predecessor was rolling: what isn't Ready then.
+Each reconciliation compares what runs with what is desired, so a starting operator needs only the
+functions that its predecessor was rolling: those that aren't Ready.
 
 Not here: what a Service is made of (`functions.services`), and what a roll is (`functions.rolls`).
 """
@@ -30,16 +31,18 @@ from knafka_operator.model.resources import CORE, SERVING, Resource
 log = logging.getLogger(__name__)
 
 ROLL_CHECK_INTERVAL: Final = 5.0
-"""Seconds between two checks of rolling functions; mostly their owner sees the end before."""
+"""Seconds between two checks of rolling functions; mostly their owner's reconciliation ends the
+roll earlier."""
 APPLIED_WITHIN: Final = 30.0
-"""Seconds for the request that rolls a function; a function that is Ready after that is done."""
+"""Seconds within which the request that rolls a function is sent; a function that is Ready later
+has rolled."""
 FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
 """Labels of all functions' Services."""
 
 
 class Rolls:
-    """Which functions of the installation may roll now, and which wait for a turn; belongs to one
-    event loop, and is shared by Brokers, channels and Sensors."""
+    """Limits how many functions of the installation roll at a time; belongs to one event loop, and
+    is shared by Brokers, channels and Sensors."""
 
     def __init__(self, at_most: int, enqueue: Callable[[Key], None]) -> None:
         self.at_most = at_most
@@ -60,8 +63,8 @@ class Rolls:
         return len(self._rolling) + len(self._stuck) + len(self._waiting)
 
     async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
-        """Request a turn for a function: returns whether it may roll now. If not, `key` is enqueued
-        when it may.
+        """Request a turn for a function; returns whether it may roll now. If not, `key` is enqueued
+        when a turn is free.
 
         A caller that gets a turn calls `end_turn` later. Raises `ClusterError`.
         """
@@ -76,7 +79,7 @@ class Rolls:
         return True
 
     def end_turn(self, service: Identity) -> None:
-        """End a function's turn or its waiting, as it is Ready or gone."""
+        """End the turn or the waiting of a function that is Ready or gone."""
         self._waiting.pop(service, None)
         was_stuck = service in self._stuck
         self._stuck.discard(service)
@@ -101,7 +104,7 @@ class Rolls:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
             lasted = math.inf if since is None else _now() - since
-            # Before it is applied it is Ready, too.
+            # A function is also Ready before the change is applied, hence the minimum time.
             if stored is None or (_is_rolled_out(stored) and lasted >= APPLIED_WITHIN):
                 self.end_turn(service)
             elif since is not None and lasted >= ROLL_TIMEOUT:
@@ -109,10 +112,10 @@ class Rolls:
         for service in list(self._waiting)[: self.at_most]:
             if await cluster.get(SERVING, "Service", *service) is None:
                 self._waiting.pop(service, None)
-        self._enqueue_waiting()  # whatever was woken may have had no reason to ask
+        self._enqueue_waiting()  # an object that was enqueued may not have requested its turn
 
     def _mark_stuck(self, service: Identity) -> None:
-        """Mark a function as stuck, and reconcile those of its namespace, which wait for it."""
+        """Mark a function as stuck, and enqueue the waiting functions of its namespace."""
         del self._rolling[service]
         if service in self._inherited:
             self._inherited.discard(service)
@@ -128,7 +131,7 @@ class Rolls:
             if self._started:
                 return
             for each in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
-                # A new one has no turn, and no Revision before.
+                # A new function needs no turn, and has no earlier Ready Revision.
                 had = (each.get("status") or {}).get("latestReadyRevisionName")
                 if had and not _is_rolled_out(each):
                     self._rolling[Identity.of(each)] = _now()
@@ -144,7 +147,7 @@ class Rolls:
             if deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
                 free -= 1
                 self._enqueue(self._waiting[service])
-                # Behind the others, should it not ask any more.
+                # Move it to the end, in case its object doesn't request the turn any more.
                 self._waiting[service] = self._waiting.pop(service)
 
 
@@ -232,7 +235,7 @@ async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any])
     try:
         revision = await cluster.get(SERVING, "Revision", service["metadata"]["namespace"], name)
     except ClusterError:
-        return ""  # it only says more
+        return ""  # the Revision's reason is only a detail
     why = status.why_revision_is_not_ready(revision or {})
     return f"Revision {name}: {why}" if why else ""
 
@@ -240,10 +243,7 @@ async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any])
 async def delete_service(
     cluster: Cluster, name: str, owner: Resource, namespace: str | None = None
 ) -> None:
-    """Delete a function's Service if it belongs to `owner`.
-
-    `namespace` None: that of the owner.
-    """
+    """Delete a function's Service if it belongs to `owner`. `namespace` defaults to the owner's."""
     namespace = namespace or owner.metadata.namespace
     there = await cluster.get(SERVING, "Service", namespace, name)
     if there is not None and services.is_owned(there, owner):
@@ -253,8 +253,8 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Raise `NotReady` while pods of a Revision other than `revision` run, as these drain by
-    themselves.
+    """Raise `NotReady` while pods of a Revision other than `revision` run, as those drain without
+    requests.
 
     A terminating pod runs on for half a minute or more, as Knative waits for late requests.
     """

@@ -1,7 +1,7 @@
-"""Probe: whether a Broker's address answers (KN-BRK-21), or a dispatcher does.
+"""Probe: requests a Broker's address (KN-BRK-21) or a dispatcher until it answers.
 
-Knative calls a Service Ready a moment before some ingresses route to it; an event in between would
-be answered 404. Who asks does it once for each Revision, since asking wakes a receiver that sleeps.
+Knative reports a Service Ready shortly before some ingresses route to it; an event in between would
+be answered 404. Callers probe once per Revision, since a request starts a sleeping receiver.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from knafka_operator.decisions.status import NotReady
 from knafka_operator.scale.http_sessions import checked_session, shown_error
 
 PROBE_TIMEOUT: Final = 10.0
-"""Seconds, a cold start included."""
+"""Seconds for one request, including a cold start."""
 
 
 async def probe(url: str) -> None:
-    """Returns when `url` has answered; raises `NotReady`."""
+    """Request `url`; returns when it has answered with 200. Raises `NotReady`."""
     await _request("OPTIONS", url)
 
 
 async def wake(url: str) -> None:
-    """Returns when a pod of the dispatcher at `url` runs; raises `NotReady`.
-
-    What takes over need not start first, and Knative keeps the pod for a while.
+    """Start a pod of the dispatcher at `url`; returns when it runs. Raises `NotReady`. The
+    dispatcher that takes over a delivery then needs no start; Knative keeps the pod for a while.
     """
     await _request("GET", f"{url}/health/readiness")
 

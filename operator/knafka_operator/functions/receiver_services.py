@@ -1,11 +1,11 @@
-"""Receiver services: the Knative Services of receivers, from what their contract says. Pure.
+"""Receiver services: builds the Knative Services of receivers from their contracts. Pure.
 
     Broker, Receiver                 -> the receiver's Service
     Receiver of many KafkaChannels   -> the Service of the receiver that they share
-    the same, and a port             -> a Kubernetes Service that leads past Knative to its pods
-    a Broker's annotations           -> how many pods they may ask of its receiver
+    a receiver, and a port -> a Kubernetes Service that leads past Knative to its pods a Broker's
+    annotations           -> how many pods they may ask of its receiver
 
-Not here: what all functions' Services have in common (`services`).
+Not here: the common part of all functions' Services (`services`).
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ CHANNELS_OWNER: Final = "kafka-channels"
 DIRECT_LABEL: Final[Mapping[str, str]] = {f"{KNAFKA_PREFIX}direct": "true"}
 """Label of receivers' pods that senders reach past Knative; NetworkPolicies select by it."""
 _EVENT_TYPES_VARIABLE: Final[Mapping[bool, Mapping[str, str]]] = {
-    # Not in the contract: a receiver of an earlier release, which runs until its turn, knows no
-    # such field, and would serve nothing.
+    # Not in the contract: receivers of an earlier release, which run until they are rolled, would
+    # refuse the unknown field and serve nothing.
     True: {EVENT_TYPES: "enabled"},
     False: {},
 }
 RECEIVER_SCALING: Final[Mapping[str, str]] = {
     "min-scale": "0",
     "max-scale": "10",
-    # By how many events arrive, and not by how many are under way: those are the more the slower a
-    # busy node is, and each pod that starts for them makes it slower.
+    # Scale by the rate of events, not by concurrent requests: those increase on a slow, busy node,
+    # and each pod that starts for them makes it slower.
     "metric": "rps",
     "target": "500",
-    # The activator is in the path of one pod or two, as with Knative's own target.
+    # Requests pass the activator while there are one or two pods, as with Knative's own target.
     "target-burst-capacity": "1000",
 }
 _DIRECT_SCALING: Final[Mapping[str, str]] = {
     **RECEIVER_SCALING,
-    "min-scale": "1",  # nothing starts a pod for who comes past Knative
-    # By the requests that a receiver holds for the events that it has counted, 50 a second each
-    # (`knafka.receiver.direct`): seven held ones are 350 events a second, as above.
+    "min-scale": "1",  # nothing starts a pod for senders that bypass Knative
+    # Scale by the requests that a receiver holds open, one for each 50 events a second
+    # (`knafka.receiver.direct`): 70 % of 10 are seven, so 350 events a second, as above.
     "metric": "concurrency",
     "target": "10",
-    # Not with the activator in the path of them.
+    # Requests never pass the activator.
     "target-burst-capacity": "0",
 }
 
 
 def receiver_name(broker: Resource) -> str:
-    """The name of the Knative Service of a Broker's receiver."""
+    """Return the name of the Knative Service of a Broker's receiver."""
     return names.child(broker.metadata.name, "-kn-receiver")
 
 
 def declared_scaling(owner: Resource) -> dict[str, str]:
-    """The `autoscaling.knative.dev/...` annotations of a receiver's owner, which are copied to the
-    receiver."""
+    """Return the `autoscaling.knative.dev/...` annotations of a receiver's owner, which are copied
+    to the receiver."""
     annotations = owner.metadata.annotations
     return {key: value for key, value in annotations.items() if key.startswith(KNATIVE_AUTOSCALING)}
 
@@ -102,12 +102,11 @@ def receiver_service(
     direct: bool = False,
     event_types: bool = False,
 ) -> Manifest:
-    """The Knative Service of a Broker's receiver.
-
-    `secret` is the mounted Secret's name and version. `oidc`: whether it verifies senders' tokens;
-    `tls`: the Secret with which it terminates TLS itself; `direct`: whether senders bypass
-    Knative's proxy; `event_types`: whether it reports new event types. The Broker's
-    `autoscaling.knative.dev/...` annotations are copied to it.
+    """Return the manifest of the Knative Service of a Broker's receiver. `secret` is the mounted
+    Secret's name and version. `oidc`: whether it verifies senders' tokens; `tls`: the Secret with
+    which it terminates TLS itself; `direct`: whether senders bypass Knative's proxy; `event_types`:
+    whether it reports new event types. The Broker's `autoscaling.knative.dev/...` annotations are
+    copied to it.
     """
     defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
     scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
@@ -147,7 +146,8 @@ def receiver_service(
 
 
 def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
-    """A Kubernetes Service for a port of the pods of a Broker's receiver, past Knative."""
+    """Return the manifest of a Kubernetes Service for a port of a Broker's receiver's pods, past
+    Knative."""
     metadata = {
         "namespace": broker.metadata.namespace,
         "ownerReferences": [owner_reference(broker)],
@@ -158,18 +158,20 @@ def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) 
 def channels_receiver_pods_service(
     receiver: str, name: str, port: Mapping[str, Any], settings: Settings
 ) -> Manifest:
-    """A Kubernetes Service for a port of the pods of the KafkaChannels' receiver `receiver`."""
+    """Return the manifest of a Kubernetes Service for a port of the pods of the KafkaChannels'
+    receiver `receiver`."""
     return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
 
 
 def _pods_service(
     name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
 ) -> Manifest:
-    """A Kubernetes Service for receiver pods whose `BROKER_LABEL` is `receiver`."""
+    """Return the manifest of a Kubernetes Service for receiver pods whose `BROKER_LABEL` is
+    `receiver`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        # Not the role: what has that is a function.
+        # Without the role label, which marks functions.
         "metadata": {
             "name": name,
             "labels": with_common_labels({BROKER_LABEL: receiver}),
@@ -183,7 +185,7 @@ def _pods_service(
 
 
 def channels_receiver_name(secret: str | None) -> str:
-    """The name of the receiver of all KafkaChannels with this Secret (CHN-11)."""
+    """Return the name of the receiver of all KafkaChannels with this Secret (CHN-11)."""
     return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
 
 
@@ -195,9 +197,9 @@ def channels_receiver_service(
     oidc: bool = False,
     event_types: bool = False,
 ) -> Manifest:
-    """The Knative Service of the receiver that KafkaChannels share (CHN-23); it is never deleted.
-    `oidc` and `event_types` as in `receiver_service`. The installation's setting says whether
-    senders bypass Knative's proxy."""
+    """Return the manifest of the Knative Service of the receiver that KafkaChannels share (CHN-23);
+    it is never deleted. `oidc` and `event_types` as in `receiver_service`. The installation's
+    setting says whether senders bypass Knative's proxy."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER_LABEL: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     direct = settings.direct
@@ -222,7 +224,7 @@ def channels_receiver_service(
         secret=secret,
         resources=settings.pods.receiver_resources,
         settings=settings,
-        tracing=settings.tracing.desired,  # it is one for all channels
+        tracing=settings.tracing.desired,  # all channels at once
         oidc=oidc,
     )
 
@@ -230,12 +232,13 @@ def channels_receiver_service(
 # How many pods: what a Broker's own annotations may ask.
 
 _PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationscale"})
-"""Knative's annotations that are numbers of pods; it takes `min-scale` and `minScale`."""
+"""Knative's annotations that are numbers of pods, without case and dashes, as in `min-scale` and
+`minScale`."""
 
 
 def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
-    """The min-scale that a Broker's annotations ask for its receiver; 0 if it is no number, which
-    Knative refuses."""
+    """Return the min-scale that a Broker's annotations declare for its receiver; 0 if it is no
+    number, which Knative refuses."""
     text = annotations.get(MIN_SCALE, str(default)).strip()
     return int(text) if text.isdecimal() else 0
 

@@ -1,13 +1,13 @@
-"""Rolls: what has changed for all functions at once (their image, what the installation sets in
-their environment) reaches a bounded number of them at a time. Pure.
+"""Rolls: limits how many functions roll at a time after a change for all of them (image,
+environment from the installation). Pure.
 
-    function that is new, or whose owner declares another   applied at once
-    function that would roll for anything else               waits for a turn
-    a turn is over when the new Revision is Ready; one that isn't after `ROLL_TIMEOUT` passes its
-    turn on, to another namespace: what can't start in one leaves the others alone
+    new function, or its owner has changed its declaration applied at once function that would roll
+    for another reason waits for a turn a turn ends when the new Revision is Ready, or after
+    `ROLL_TIMEOUT`; then its namespace gets no further turns, so that a failure there doesn't hold
+    up other namespaces
 
-All at once they start on nodes that are busy with the requests of all of them, and get more of
-those the slower they are.
+If all functions rolled at once, they would start on nodes that are busy with requests, which make
+them still slower.
 
 Not here: applying a Service, and who waits (`functions.applying`).
 """
@@ -33,8 +33,8 @@ from knafka_operator.model.identity import Identity
 Manifest = dict[str, Any]
 
 ROLL_TIMEOUT: Final = 120.0
-"""Seconds for the new Revision of a function to be Ready: an image of 100 MB that a node pulls
-first and a start on a busy node fit in; after that another function has the turn."""
+"""Seconds for a function's new Revision to be Ready, enough to pull an image of 100 MB and start on
+a busy node; after that another function gets the turn."""
 
 TEMPLATE_DIGEST: Final = "knafka.dev/template"
 """Annotation of a function's Service: the digest of its template as it was applied."""
@@ -48,8 +48,8 @@ _CONTRACTS: Final[Mapping[str, type[Model]]] = {
 
 
 def with_template_digest(manifest: Mapping[str, Any]) -> Manifest:
-    """Add a digest of its template to a function's Service, by which a later reconciliation sees
-    whether applying it would roll the function."""
+    """Return a function's Service with a digest of its template, by which a later reconciliation
+    sees whether applying it would roll the function."""
     text = json.dumps(manifest["spec"]["template"], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return _annotated(manifest, {TEMPLATE_DIGEST: digest})
@@ -61,8 +61,7 @@ def is_up_to_date(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> boo
 
 
 def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
-    """Whether the owner, or its configuration, declares something other than the stored Service
-    has.
+    """Whether the owner or its configuration has changed since the stored Service was applied.
 
     Contracts are parsed before they are compared, so that fields unknown to an earlier release
     count as unchanged. A stored contract that can't be parsed counts as unchanged, too.
@@ -86,8 +85,8 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> Manifest:
-    """The manifest with the image that runs now: the edit of a function that may not roll to a new
-    image yet, so that an image that can't start holds up no edits."""
+    """Return the manifest with the image that runs now, for edits of a function that may not roll
+    to a new image yet. So an image that can't start delays no edits."""
     template = manifest["spec"]["template"]
     container = template["spec"]["containers"][0]
     image = stored["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -107,9 +106,8 @@ def may_roll(
 
 
 def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
-    """The informational condition of an object whose function waits for its turn to roll.
-
-    It names only functions of the same namespace.
+    """Return the informational condition of an object whose function waits for its turn to roll. It
+    names only functions of the same namespace.
     """
     beside = sorted(each.name for each in stuck if each.namespace == service.namespace)
     what = f"Knative Service {service.name} runs as Knafka was installed before"

@@ -1,18 +1,20 @@
-"""Service accounts: as whom a Trigger or Subscription sends (KN-TRG-11, KN-SUB-06). Pure.
+"""Service accounts: decides as which account a Trigger or Subscription sends events (KN-TRG-11,
+KN-SUB-06). Pure.
 
-    Trigger                 an account of its own, beside it, whatever its destinations want
-    a destination with an   a Role that lets its dispatchers ask for tokens of that account and of
-    audience                no other, and a RoleBinding to the accounts that those run as
+    Trigger                 its own account in its namespace, even if no destination requires tokens
+    a destination with an a Role that lets its dispatchers request tokens of only that account,
+    audience and a RoleBinding to the accounts that those run as
 
     dispatchers of          run as
     a Trigger alone         an account of the Trigger's, for them only
     a Broker's Triggers     an account of the Broker's, for them only
     a KafkaChannel's        `CHANNEL_DISPATCHERS`, of the installation's namespace, where they are
 
-The account whose tokens are shown has no right at all: who is shown one may have it be for the API
-server. All of it goes with its Trigger (docs/decisions/0040-tokens-for-sinks.md).
+The account whose tokens are sent has no rights, since a destination could declare the API server's
+audience and use the token there. All objects are deleted with their Trigger
+(docs/decisions/0040-tokens-for-sinks.md).
 
-Not here: the tokens, which no operator ever sees (`knafka.core.tokens.sink_tokens`).
+Not here: the tokens, which the operator never reads (`knafka.core.tokens.sink_tokens`).
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ _DIGEST: Final = 32
 _GROUP: Final = RBAC.partition("/")[0]
 
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
-"""The condition while OIDC is off, as upstream has it."""
+"""The condition while OIDC is off, like upstream's."""
 ACCOUNT_WAITS: Final = Condition(
     OIDC_IDENTITY_CREATED, Status.UNKNOWN, "Waiting", "it is created once there is where to send"
 )
 
 
 def account_name(trigger: Resource) -> str:
-    """The name of a Trigger's service account, the same as upstream's, so that an existing account
-    is used on."""
+    """Return the name of a Trigger's service account, the same as upstream's, so that an existing
+    account stays in use."""
     group = trigger.api_version.partition("/")[0]
     parent, suffix = trigger.metadata.name, f"oidc-{group}-{trigger.kind}"
     if len(parent + suffix) > _LONGEST:
@@ -61,11 +63,10 @@ def account_name(trigger: Resource) -> str:
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """The service account that a Trigger sends as. Raises `NotReady`.
-
-    Another controller creates the account of a channel's entry. The entry must name the account of
-    the stored Subscription with its UID: else whoever may write a channel could name any account,
-    and have its tokens sent to himself.
+    """Return the service account that a Trigger sends as. Raises `NotReady`. Another controller
+    creates the account of a channel's entry. The entry must name the account of the stored
+    Subscription with its UID: otherwise anyone who may write a channel could have any account's
+    tokens sent to an address of their own.
     """
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
@@ -78,7 +79,8 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
 
 
 def dispatcher_account(egress: Egress) -> str | None:
-    """The service account that an Egress's own dispatcher runs as; None: it needs no tokens."""
+    """Return the service account that an Egress's own dispatcher runs as; None: it needs no
+    tokens."""
     if egress.service_account is None:
         return None
     family = family_of(egress.kind)
@@ -88,7 +90,7 @@ def dispatcher_account(egress: Egress) -> str | None:
 
 
 def shard_account(broker: Resource) -> str:
-    """The service account that shared dispatchers of a Broker or channel run as."""
+    """Return the service account that shared dispatchers of a Broker or channel run as."""
     if family_of(broker.kind) is CHANNELS:
         return CHANNEL_DISPATCHERS
     return names.child(broker.metadata.name, "-kn-shards")
@@ -103,13 +105,13 @@ def account_effects(
     *,
     shared: bool,
 ) -> tuple[Effect, ...]:
-    """The effects that create a Trigger's account, and its dispatchers' accounts and rights;
+    """Return the effects that create a Trigger's account, and its dispatchers' accounts and rights;
     `shared`: a shard delivers the Trigger."""
     family = family_of(trigger.kind)
     effects: list[Effect] = []
     if shared and not family.centralized:
         manifest = _account_manifest(_metadata(broker, shard_account(broker)))
-        # Its owner isn't the Trigger; the label says whose it is.
+        # The Broker owns this account, not the Trigger; the label records that.
         labels = {**manifest["metadata"]["labels"], services.OWNER_LABEL: broker.metadata.uid}
         manifest["metadata"]["labels"] = labels
         refusal = _refusal(family.broker)
@@ -128,8 +130,8 @@ def account_effects(
 
 
 def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
-    """The effect that deletes a Trigger's accounts and rights once OIDC is off; objects that the
-    Trigger doesn't own stay."""
+    """Return the effect that deletes a Trigger's accounts and rights once OIDC is off; objects that
+    the Trigger doesn't own stay."""
     family, identity = family_of(document["kind"]), Identity.of(document)
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
     objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]
@@ -140,7 +142,7 @@ def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
 
 
 def account_in_status(document: Mapping[str, Any]) -> str | None:
-    """The service account in a Trigger's status; None: it names none."""
+    """Return the service account in a Trigger's status; None: it names none."""
     auth = (document.get("status") or {}).get("auth") or {}
     name = auth.get("serviceAccountName")
     return name if isinstance(name, str) and name else None
@@ -158,8 +160,8 @@ def _account_manifest(metadata: Manifest) -> Manifest:
 def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
-    """Role and RoleBinding to request tokens of the Egress's account. They cover its own dispatcher
-    and shards, as the Trigger may move between these."""
+    """Return Role and RoleBinding to request tokens of the Egress's account. They cover its own
+    dispatcher and shards, as the Trigger may move between these."""
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
     runs_as = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))

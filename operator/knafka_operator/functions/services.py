@@ -1,12 +1,12 @@
-"""Services: the functions as Knative Services, from the contract's entries. Pure.
+"""Services: builds functions' Knative Services from contract entries. Pure.
 
     Trigger, Egress  -> a dispatcher's Service, and one for its replays
     Broker, Shard    -> the Service of a dispatcher that many Triggers share
-    any function     -> `knative_service`: what all functions have in common
+    any function     -> `knative_service`: the common part of all functions' Services
 
-An Egress is in the environment as JSON, so that a change makes a new Revision; of a contract in a
-topic only the topic's name is. A Secret is mounted as files. The owner is in the same namespace, so
-that Kubernetes deletes the Service with it.
+The environment has an Egress as JSON, so that a change creates a new Revision; of a contract in a
+topic it has only the topic's name. A Secret is mounted as files. The owner is in the same
+namespace, so that Kubernetes deletes the Service with it.
 
 Not here: receivers (`receiver_services`), applying Services (`functions.applying`), and how many
 drains are held (`scale.scaler`).
@@ -58,15 +58,15 @@ OWNER_LABEL: Final = "knafka.dev/owner-uid"
 """Label with the UID of an owner in another namespace, which owner references can't name."""
 
 DECLARED_DIGEST: Final = "knafka.dev/declared"
-"""Annotation of a Service: the digest of what its owner declares beside the contract (`rolls`)."""
+"""Annotation of a Service: the digest of its owner's declaration beside the contract (`rolls`)."""
 
 SECRET_VERSION: Final = "knafka.dev/secret-version"
-"""Annotation of a template: the Secret's version. A changed Secret makes a new Revision, since
+"""Annotation of a template: the Secret's version. A changed Secret creates a new Revision, since
 processes read it when they start."""
 
 FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex": "Enabled"}
-"""A function may answer before it has read the whole request: without this, Knative's proxy cuts
-such an answer short now and then."""
+"""Annotation that allows functions to answer before they have read the whole request; without it,
+Knative's proxy sometimes truncates such answers."""
 
 EGRESS_VARIABLE: Final = "KNAFKA_EGRESS"
 """Environment variable with a dispatcher's contract, as JSON."""
@@ -75,26 +75,27 @@ SHARD_VARIABLE: Final = "KNAFKA_SHARD"
 RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
 """Environment variable that tells a receiver its Kafka and contract topic, as JSON."""
 SHARD_PODS: Final = 2
-"""Largest number of a shard's pods: the old and the new one during a roll. Only one drains, as one
-request is held."""
+"""Most pods of a shard: the old and the new one during a roll. Only one drains, as only one request
+is held."""
 
 TIMEOUT_SECONDS: Final = 70
-"""Of a function's Service. Knative makes it the pod's grace period. Kubernetes first looks for pods
-in a namespace that is deleted, again after half of their longest grace, and deletes the rest when
-there are none. A pod's end takes 31 to 33 s (`STOP_SECONDS`), and that second look comes 36 s after
-the first: with 110 s it came after 56, with 600 s after five minutes. A drain's request stays 45 s
-below it, which a pod's start may take (`holds.FIRST_BUDGET`)."""
+"""The `timeoutSeconds` of a function's Service, and so its pods' grace period. When a namespace is
+deleted, Kubernetes checks for remaining pods, checks again after half of their longest grace
+period, and deletes other objects only when there are none. A pod's end takes 31 to 33 s
+(`STOP_SECONDS`), and with 70 s the second check comes after 36 s (with 110 s after 56 s, with 600 s
+after five minutes). A drain's first request stays 45 s below this, as a pod's start may take that
+long (`holds.FIRST_BUDGET`)."""
 MAX_TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum."""
 
 STOP_SECONDS: Final = 40
-"""Seconds of the grace period without the function: Knative has it stopped 30 s after the last
-request, which may come while its end is not known everywhere. What is left is its own, from SIGTERM
-to its end."""
+"""Seconds of the grace period before the function gets SIGTERM: Knative stops it 30 s after the
+last request, which may arrive while not all proxies know of the pod's end. The function can use the
+rest."""
 GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOP_SECONDS
 
 API_SERVER: Final = "https://kubernetes.default.svc"
-"""The API server's URL in pods, by a name that its certificate has."""
+"""The API server's URL in pods, with a host name that its certificate contains."""
 _API_CREDENTIALS: Final[Mapping[str, Any]] = {
     "projected": {
         "sources": [
@@ -108,13 +109,14 @@ _API_CREDENTIALS: Final[Mapping[str, Any]] = {
         ]
     },
 }
-"""A volume with the pod's own token. A receiver's is of its namespace's default account: whoever
-has one may read the issuer's keys (Kubernetes' role system:service-account-issuer-discovery), and
-this one is bound to nothing else by us. A dispatcher's is of an account that may ask for tokens of
-its Triggers' accounts (`service_accounts`)."""
+"""A volume with the pod's own token. A receiver's token is of its namespace's default account:
+every account may read the issuer's keys (Kubernetes' role system:service-account-issuer-discovery),
+and we give this one no other rights. A dispatcher's token is of an account that may request tokens
+of its Triggers' accounts (`service_accounts`)."""
 OIDC_DIGEST_INPUT: Final[Mapping[str, str]] = {"oidc": "enabled"}
-"""At once for every receiver and shard: without the keys it can take no event that wants a token,
-without the way to tokens send none to a destination that does."""
+"""Part of the declared digest, so that all receivers and shards roll at once when OIDC is switched
+on: without the keys a receiver can't accept events with tokens, and without an account a shard
+can't send tokens."""
 
 
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
@@ -122,13 +124,15 @@ TRUST_BUNDLE: Final = "knafka-trust-bundle"
 TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
 TLS_PATH: Final = "/var/run/secrets/knafka/tls"
 _TRUST_VOLUME: Final[Mapping[str, Any]] = {
-    # Optional, as a pod that starts must not wait for it: it comes into the volume later, too.
+    # Optional, so that a starting pod needn't wait for the ConfigMap, which may be added to the
+    # volume later.
     "configMap": {"name": TRUST_BUNDLE, "optional": True},
 }
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
-    # Patient: a busy node let a pod answer after 10 s; a restart would make it busier still.
+    # Long timeouts: on a busy node a pod may answer only after 10 s, and a restart would make the
+    # node busier still.
     "periodSeconds": 20,
     "timeoutSeconds": 20,
     "failureThreshold": 6,
@@ -140,27 +144,27 @@ MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
 
 def dispatcher_name(family: Family, trigger: Identity) -> str:
-    """The name of the Knative Service of a Trigger's own dispatcher."""
+    """Return the name of the Knative Service of a Trigger's own dispatcher."""
     return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-dispatcher")
 
 
 def replayer_name(family: Family, trigger: Identity) -> str:
-    """The name of the Knative Service of a Trigger's replayer."""
+    """Return the name of the Knative Service of a Trigger's replayer."""
     return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-replayer")
 
 
 def shard_name(family: Family, broker: Identity, number: int) -> str:
-    """The name of the Knative Service of a Broker's shared dispatcher."""
+    """Return the name of the Knative Service of a Broker's shared dispatcher."""
     return names.child(family.function_name_prefix(broker), f"-kn{family.infix}-shard-{number}")
 
 
 def function_namespace(family: Family, owner: Identity, settings: Settings) -> str:
-    """The namespace of an object's functions (CHN-22)."""
+    """Return the namespace of an object's functions (CHN-22)."""
     return settings.namespace if family.centralized else owner.namespace
 
 
 def shard_number(service: Mapping[str, Any]) -> int | None:
-    """The shard number in the labels of a Service; None: it is no shard's."""
+    """Return the shard number in the labels of a Service; None: it is no shard's."""
     text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
     return int(text) if text.isdecimal() else None
 
@@ -176,11 +180,11 @@ def dispatcher_service(
     replays: bool = False,
     account: str | None = None,
 ) -> Manifest:
-    """The Knative Service of a Trigger's dispatcher, or with `replays` of its replayer, with one
-    pod for each drain.
+    """Return the manifest of the Knative Service of a Trigger's dispatcher, or with `replays` of
+    its replayer, with one pod for each drain.
 
     `account` is the service account that it runs as, to get tokens; None: it needs none. With
-    min-scale, Knative keeps that many pods, which drain from their start without being asked; a
+    min-scale, Knative keeps that many pods, which drain from their start without a request; a
     replayer has none.
     """
     most = max(1, min(autoscaling.max_scale, partitions))
@@ -191,7 +195,8 @@ def dispatcher_service(
     environment = {
         "FUNCTION_TARGET": "dispatch",
         EGRESS_VARIABLE: compact_json(documents.dump(egress)),
-        # Where it asks for its next drain when there is work left and nobody else asks.
+        # The URL at which the dispatcher requests its own next drain if work is left and the
+        # operator sends no request.
         SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),
         "KNAFKA_GRACE_PERIOD": str(timeout - STOP_SECONDS),
     }
@@ -222,7 +227,7 @@ def dispatcher_service(
 
 
 def dispatcher_timeout(egress: Egress) -> int:
-    """Seconds of `timeoutSeconds` of a dispatcher's Service, also its pods' grace period.
+    """Return the `timeoutSeconds` of a dispatcher's Service, which is also its pods' grace period.
 
     A declared delivery timeout gets enough time to finish an attempt. With the default timeout, an
     attempt that takes longer than the usual grace period is repeated elsewhere; with at-most-once
@@ -244,8 +249,8 @@ def shard_service(
     *,
     account: str | None = None,
 ) -> Manifest:
-    """The Knative Service of a Broker's shared dispatcher `number`; `account` as in
-    `dispatcher_service`."""
+    """Return the manifest of the Knative Service of a Broker's shared dispatcher `number`;
+    `account` as in `dispatcher_service`."""
     family, identity = family_of(broker.kind), identity_of(broker)
     name = shard_name(family, identity, number)
     return knative_service(
@@ -278,13 +283,13 @@ def shard_service(
 
 
 def one_pod_per_drain(least: int, most: int, settings: Settings) -> Mapping[str, str]:
-    """Knative's autoscaling annotations for exactly one pod per drain, with no delay at
+    """Return Knative's autoscaling annotations for exactly one pod per drain, with no delay at
     scale-down."""
     scaling = {
         "metric": "concurrency",
         "target": "1",
         "target-utilization-percentage": "100",
-        "target-burst-capacity": "-1",  # the activator stays, as it alone sees which pod is free
+        "target-burst-capacity": "-1",  # the activator knows which pod is free
         "window": "10s",
         "scale-to-zero-pod-retention-period": "0s",
         "min-scale": str(least),
@@ -295,17 +300,17 @@ def one_pod_per_drain(least: int, most: int, settings: Settings) -> Mapping[str,
 
 
 def service_url(name: str, namespace: str, settings: Settings) -> str:
-    """The cluster-internal URL of a function."""
+    """Return the cluster-internal URL of a function."""
     return f"http://{service_host(name, namespace, settings)}"
 
 
 def service_host(name: str, namespace: str, settings: Settings) -> str:
-    """The full cluster-internal host name of a Service."""
+    """Return the full cluster-internal host name of a Service."""
     return f"{name}.{namespace}.svc.{settings.cluster_domain}"
 
 
 def owner_reference(owner: Resource) -> Manifest:
-    """The owner reference by which Kubernetes deletes an object with its owner."""
+    """Return the owner reference by which Kubernetes deletes an object with its owner."""
     return {
         "apiVersion": owner.api_version,
         "kind": owner.kind,
@@ -322,7 +327,7 @@ def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
 
 
 def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
-    """UIDs of the objects that a Service belongs to, by owner references and `OWNER_LABEL`."""
+    """Return the UIDs of a Service's owners, from owner references and `OWNER_LABEL`."""
     metadata = service.get("metadata") or {}
     found = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
     label = (metadata.get("labels") or {}).get(OWNER_LABEL)
@@ -330,17 +335,18 @@ def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
 
 
 def identity_of(resource: Resource) -> Identity:
-    """Namespace and name of a parsed object."""
+    """Return namespace and name of a parsed object."""
     return Identity(resource.metadata.namespace, resource.metadata.name)
 
 
 def owner_key(owner: Resource) -> Owner:
-    """Kind, namespace and name of a parsed object."""
+    """Return kind, namespace and name of a parsed object."""
     return owner.kind, *identity_of(owner)
 
 
 def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manifest:
-    """Metadata of an object made for `owner`: namespace, and owner reference or `OWNER_LABEL`."""
+    """Return the metadata of an object created for `owner`: namespace, and owner reference or
+    `OWNER_LABEL`."""
     namespace = function_namespace(family, identity_of(owner), settings)
     if family.centralized:
         return {"namespace": namespace, "labels": {OWNER_LABEL: owner.metadata.uid}}
@@ -367,17 +373,15 @@ def knative_service(
     account: str | None = None,
     credentials: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """The manifest of a function's Knative Service.
-
-    `declared` is what the owner declares beside contract and Secret, for the digest; `credentials`
-    is a volume to mount in place of the Secret; `oidc`: whether the function asks the API server
-    for tokens or their keys; `sends`: whether it sends events to destinations, and so needs the
-    trust bundle; `tls`: the Secret with which it terminates TLS itself; `account` is its service
-    account, None: the namespace's default.
+    """Return the manifest of a function's Knative Service. `declared` is the owner's declaration
+    beside contract and Secret, for the digest; `credentials` is a volume to mount instead of the
+    Secret; `oidc`: whether the function requests tokens or their keys from the API server; `sends`:
+    whether it sends events to destinations, and so needs the trust bundle; `tls`: the Secret with
+    which it terminates TLS itself; `account` is its service account, None: the namespace's default.
     """
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
-        # Only then: a variable more is a new Revision of every function.
+        # Only then, as a further variable creates a new Revision of every function.
         environment[PROFILING] = "enabled"
     if settings.local_addresses:
         environment[LOCAL_ADDRESSES] = "allowed"
@@ -399,7 +403,7 @@ def knative_service(
         mounts.append(("trust", TRUST_PATH, _TRUST_VOLUME))
     if tls is not None:
         environment[TLS] = TLS_PATH
-        # Without it plain requests are answered, and TLS as soon as it comes.
+        # Optional: until the Secret exists, only plain requests are answered.
         mounts.append(("tls", TLS_PATH, {"secret": {"secretName": tls, "optional": True}}))
     environment |= tracing
     container: Manifest = {
@@ -467,7 +471,7 @@ def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
 
 
 def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
-    """Add the labels that all of Knafka's objects have."""
+    """Return the labels `of` with those that all of Knafka's objects have."""
     return {
         "app.kubernetes.io/name": "knafka",
         "app.kubernetes.io/component": of.get(ROLE_LABEL, "config"),
@@ -477,9 +481,9 @@ def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def compact_json(document: object) -> str:
-    """A document as one line of JSON without `$`, for an environment variable."""
+    """Return a document as one line of JSON without `$`, for an environment variable."""
     text = json.dumps(document, separators=(",", ":"))
-    # So that a variable's value reads as the document itself, without `escape_dollars`'s escape.
+    # Without `$` the value needs no escaping by `escape_dollars`, and is readable in the manifest.
     return text.replace("$", r"\u0024")
 
 
@@ -490,21 +494,19 @@ def _digest(value: object) -> str:
 
 def escape_dollars(text: str) -> str:
     """Escape `$` in a container's arguments and variables, so that the process gets `text`
-    unchanged.
-
-    Kubernetes replaces `$(NAME)` by the value of a variable: without the escape, users whose words
-    become arguments could read the container's credentials.
+    unchanged. Kubernetes replaces `$(NAME)` by the value of a variable: without the escape, users
+    whose texts become arguments could read the container's credentials.
     """
     return text.replace("$", "$$")
 
 
 def env_variables(environment: Mapping[str, str]) -> list[Manifest]:
-    """A container's `env` list with these values, escaped by `escape_dollars`."""
+    """Return a container's `env` list with these values, escaped by `escape_dollars`."""
     return [{"name": name, "value": escape_dollars(value)} for name, value in environment.items()]
 
 
 def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
-    """The variables in a container's `env` list, unescaped: the reverse of `env_variables`. A
-    variable without a `value`, such as one from a Secret, is empty."""
+    """Return the variables in a container's `env` list, unescaped: the reverse of `env_variables`.
+    A variable without a `value`, such as one from a Secret, is empty."""
     found = container.get("env") or ()
     return {each["name"]: each.get("value", "").replace("$$", "$") for each in found}

@@ -1,12 +1,13 @@
-"""Tracing: what Knative's ConfigMaps say of traces, as the functions' environment (DSP-12). Pure.
+"""Tracing: translates Knative's ConfigMaps about tracing to functions' environment variables
+(DSP-12). Pure.
 
     ConfigMap config-observability   tracing-protocol, tracing-endpoint, tracing-sampling-rate
     ConfigMap config-tracing         backend, zipkin-endpoint, sample-rate, debug
 
-The first is today's, and holds where it names a protocol; the second is that of older releases.
-What can't be used changes nothing: functions go on as they were, or without traces.
+The first is the current one, and applies if it names a protocol; the second is from older releases.
+Invalid settings change nothing: functions keep theirs, or have no tracing.
 
-Not here: what the variables mean to a function (`knafka.tracing.settings`).
+Not here: how functions read the variables (`knafka.tracing.settings`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from knafka_operator.functions import services
 OBSERVABILITY: Final = "config-observability"
 TRACING: Final = "config-tracing"
 DEFAULT_RATE: Final = "0.1"
-"""Of traces that begin here, where the ConfigMap has no rate: Knative's for config-tracing."""
+"""Default sampling rate of traces that begin in functions; Knative's default for config-tracing."""
 _OTLP_PATH: Final = "/v1/traces"
 _DECIDED: Final = frozenset(
     {
@@ -50,11 +51,10 @@ _DECIDED: Final = frozenset(
 def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
 ) -> Mapping[str, str]:
-    """The tracing variables of every function; empty if tracing is off.
-
-    `observability` and `tracing` are the ConfigMaps' data, empty where there is none. Zipkin
-    without an address is the Service `zipkin` of `namespace` (DSP-13). Raises `InvalidDocument`
-    whose path is the ConfigMap's name.
+    """Return the tracing variables of every function; empty if tracing is off. `observability` and
+    `tracing` are the ConfigMaps' data, empty for a missing ConfigMap. Zipkin without an address is
+    the Service `zipkin` of `namespace` (DSP-13). Raises `InvalidDocument` whose path is the
+    ConfigMap's name.
     """
     protocol = observability.get("tracing-protocol", "none").strip().lower()
     if protocol not in ("", "none"):
@@ -69,7 +69,7 @@ def tracing_environment(
 
 
 def tracing_variables_of(service: Mapping[str, Any]) -> Mapping[str, str]:
-    """The tracing variables in the environment of a stored Knative Service."""
+    """Return the tracing variables in the environment of a stored Knative Service."""
     containers = service["spec"]["template"]["spec"]["containers"]
     return {
         name: value
@@ -87,7 +87,7 @@ def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
     given = data.get("tracing-endpoint", "").strip()
     rate = _checked_rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
     if protocol == GRPC:
-        # By gRPC it is often host:port alone; without a scheme the SDK takes it for TLS.
+        # For gRPC the endpoint is often only host:port; without a scheme the SDK would use TLS.
         endpoint = _checked_url(given if "://" in given else f"http://{given}", "tracing-endpoint")
         spoken = {OTLP_TRACES_PROTOCOL: GRPC}
     else:

@@ -1,4 +1,5 @@
-"""Trust bundles: what the installation's certificate authorities come to in a namespace. Pure.
+"""Trust bundles: merges the installation's certificate authorities into one ConfigMap per
+namespace. Pure.
 
     ConfigMaps labelled networking.knative.dev/trust-bundle: "true"  (Knative Eventing's namespace)
       -> one ConfigMap, knafka-trust-bundle, in each namespace with a dispatcher, which mounts it
@@ -18,10 +19,10 @@ from knafka_operator.functions.services import TRUST_BUNDLE, with_common_labels
 from knafka_operator.model.resources import CORE, are_certificates
 
 LABEL: Final = "networking.knative.dev/trust-bundle"
-"""Knative's; its value is `true`."""
+"""Knative's label of trust bundles; its value is `true`."""
 FILE: Final = "bundle.pem"
 MAX_BYTES: Final = 900_000
-"""Of all certificates together: the API server takes no ConfigMap above 1 MiB."""
+"""Most bytes of all certificates together: the API server refuses a ConfigMap above 1 MiB."""
 
 _CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,100000}?-----END CERTIFICATE-----"
@@ -38,7 +39,8 @@ class Bundle:
 
 
 def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
-    """Merge the certificates of ConfigMaps, each once, in the order of the ConfigMaps' names.
+    """Merge the certificates of ConfigMaps without duplicates, in the order of the ConfigMaps'
+    names.
 
     Invalid certificates are left out, and so are those that exceed `MAX_BYTES`.
     """
@@ -66,7 +68,7 @@ def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
 
 
 def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
-    """The ConfigMap that dispatchers of this namespace mount."""
+    """Return the ConfigMap that dispatchers of this namespace mount."""
     return {
         "apiVersion": CORE,
         "kind": "ConfigMap",
@@ -80,5 +82,5 @@ def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
 
 
 def is_bundle(document: Mapping[str, Any]) -> bool:
-    """Whether a ConfigMap, of which the metadata is enough, carries Knative's label."""
+    """Whether a ConfigMap has Knative's label; its metadata is enough."""
     return (document["metadata"].get("labels") or {}).get(LABEL) == "true"

@@ -1,7 +1,8 @@
-"""Trust bundles: each namespace with a dispatcher has a copy of them, before it has the dispatcher.
+"""Trust bundles: copies the installation's CA bundles to each namespace with a dispatcher, before
+the dispatcher is created.
 
-A bundle that changes is copied again to all those namespaces; kubelet brings it to the pods, and
-nothing is rolled. Belongs to one event loop; one for Brokers and channels together.
+A changed bundle is copied again to all those namespaces; kubelet updates the pods' volumes, so
+nothing is rolled. Belongs to one event loop; one instance serves Brokers and channels.
 
 Not here: what a copy is (`functions.trust_bundle_manifests`).
 """
@@ -24,7 +25,7 @@ from knafka_operator.model.resources import CORE
 log = logging.getLogger(__name__)
 
 BUNDLE_CHECK_INTERVAL: Final = 300.0
-"""Seconds after which the bundles are read again without a change, as watches may break."""
+"""Seconds after which the bundles are read again without an event, as a watch may miss one."""
 _OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
 _COMPONENT: Final = "operator/deploy/trust-bundles"
 
@@ -46,7 +47,7 @@ class TrustBundles:
         self._lock = asyncio.Lock()
 
     def on_config_map(self, document: Document) -> None:
-        """Note that a ConfigMap has changed or was deleted."""
+        """Record that a ConfigMap has changed or was deleted, if it is a bundle or a copy."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_source = namespace == self._source and (
             name in self._names or deciding.is_bundle(document)
@@ -55,7 +56,7 @@ class TrustBundles:
             self._changed.set()
 
     def reread_soon(self) -> None:
-        """Have the bundles read again, as a change may have been missed."""
+        """Request that the bundles are read again, as a change may have been missed."""
         self._changed.set()
 
     async def ensure_copy(self, manifest: Mapping[str, Any]) -> None:
@@ -80,7 +81,7 @@ class TrustBundles:
                 try:
                     await self._copy(namespace, self._bundle)
                 except NotReady as error:
-                    del self._copied[namespace]  # its next dispatcher's owner is told
+                    del self._copied[namespace]  # the next dispatcher's owner gets the error
                     log.warning("trust bundles: %s", error)
 
     async def run(self) -> None:
@@ -111,8 +112,8 @@ class TrustBundles:
         self._names = frozenset(each["metadata"]["name"] for each in found)
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
-        """Write the copy in a namespace. Raises `NotReady`, also if somebody else made a ConfigMap
-        of that name."""
+        """Write the copy in a namespace if it is outdated. Raises `NotReady`, also if Knafka didn't
+        create the existing ConfigMap."""
         wanted = deciding.bundle_config_map(namespace, bundle)
         there = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if there is not None:

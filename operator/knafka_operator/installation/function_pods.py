@@ -1,15 +1,15 @@
-"""Function pods: what an installation adds to the pods of receivers and dispatchers. Pure.
+"""Function pods: reads pod fields and resources that an installation sets for functions. Pure.
 
     KNAFKA_POD                   fields of the pod's spec, as YAML
     KNAFKA_RECEIVER_RESOURCES    requests and limits of the receiver's container, as YAML
-    KNAFKA_DISPATCHER_RESOURCES  the same of the dispatcher's
-    KNAFKA_SHARD_RESOURCES       the same of a shared dispatcher's
+    KNAFKA_DISPATCHER_RESOURCES  requests and limits of the dispatcher's KNAFKA_SHARD_RESOURCES
+    requests and limits of a shared dispatcher's
 
-The fields have Kubernetes' names and are passed on as they are. Knative Serving takes
-`imagePullSecrets` and resources as they come, and the others once its ConfigMap `config-features`
-allows them (`FEATURES`); what it doesn't take is a condition of the Broker or Trigger.
+The fields have Kubernetes' names and are passed on unchanged. Knative Serving always accepts
+`imagePullSecrets` and resources, and the others if its ConfigMap `config-features` allows them
+(`FEATURES`); a refusal becomes a condition of the Broker or Trigger.
 
-Not here: fields that our functions need as they are (containers, volumes, service account).
+Not here: fields that Knafka sets itself (containers, volumes, service account).
 """
 
 from __future__ import annotations
@@ -50,14 +50,15 @@ DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
     "requests": {"cpu": "25m", "memory": "64Mi"},
     "limits": {"memory": "1Gi"},
 }
-"""What a function takes while it does nothing, and memory that it has no use for even in a burst:
-beyond that it would be taken from neighbours of its node. A burst takes what CPU is free."""
+"""Requests for an idle function, and a memory limit that it doesn't reach even in a burst, so that
+it can't take memory from other pods on its node. CPU has no limit, as a burst may use what is
+free."""
 DEFAULT_SHARD_RESOURCES: Final[Mapping[str, Any]] = {
     "requests": {"cpu": "100m", "memory": "192Mi"},
     "limits": {"memory": "1Gi"},
 }
-"""What a dispatcher of many Triggers takes: 268 MB were seen with 200 (docs/decisions/0018). With
-a limit, as the process divides that memory among them."""
+"""Resources of a shared dispatcher: 268 MB were measured with 200 Triggers (docs/decisions/0018).
+With a memory limit, which the process divides among its Triggers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class FunctionPods:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> FunctionPods:
-        """Read the `KNAFKA_POD` and `KNAFKA_…_RESOURCES` variables. Raises `InvalidDocument` that
-        names the variable and the field."""
+        """Read the `KNAFKA_POD` and `KNAFKA_…_RESOURCES` variables. Raises `InvalidDocument` with
+        the names of variable and field."""
         spec = _yaml_mapping(environment, POD)
         for key, value in spec.items():
             if key not in _TYPES:
@@ -90,10 +91,8 @@ class FunctionPods:
 
 
 def needed_features(message: str) -> str:
-    """Advice on which features to enable, if Knative Serving refused pod fields by `message`; empty
-    if the message names none.
-
-    It says `must not set the field(s): spec.template.spec.tolerations`.
+    """Return which features to enable, if Knative Serving refused pod fields with `message`, such
+    as `must not set the field(s): spec.template.spec.tolerations`; empty if the message names none.
     """
     named = [feature for name, feature in FEATURES.items() if f"spec.{name}" in message]
     if "must not set the field" not in message or not named:
@@ -133,6 +132,6 @@ def _check_type(where: str, value: object, type_: type) -> None:
     fits = isinstance(value, type_) and value
     if fits and isinstance(value, list):
         fits = all(isinstance(each, dict) for each in value)
-    # An empty object is what an empty variable means, and no field of it.
+    # An empty variable counts as an empty object; an empty field is refused.
     if not fits and not (value == {} and "." not in where):
         raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_NAMES[type_]}")

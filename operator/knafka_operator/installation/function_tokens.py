@@ -1,4 +1,5 @@
-"""Function tokens: the bearer tokens by which functions recognise the operator (decision 0038).
+"""Function tokens: derives the bearer tokens by which functions recognise the operator (decision
+0038).
 
 The keys change while the operator runs (`runtime.function_keys`): during a rotation functions
 accept tokens of the old key and of the new one.
@@ -12,23 +13,23 @@ from knafka.core.tokens.caller_tokens import token_of, verifiers_of
 
 
 class FunctionTokens:
-    """Tokens by a function's URL, from the installation's keys."""
+    """Derives tokens for functions' URLs from the installation's keys."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
         self.keys = keys
-        """The installation's keys, newest first; without keys functions answer everybody."""
+        """The installation's keys, newest first; without keys functions require no token."""
 
     def bearers(self, url: str) -> list[str]:
-        """The tokens to try at the function at `url`, the newest key's first: a function that
-        hasn't rolled since a key rotation accepts only an older one."""
+        """Return the tokens to try at the function at `url`, the newest key's first: a function
+        that hasn't rolled since a key rotation accepts only an older one."""
         return [token_of(key, url) for key in self.keys]
 
     def verifiers(self, url: str) -> str:
-        """The value of the variable `CALLERS` for the function at `url`; empty: it answers
-        everybody."""
+        """Return the value of the variable `CALLERS` for the function at `url`; empty: it requires
+        no token."""
         return verifiers_of(self.bearers(url))
 
 
 def authorization(bearer: str) -> dict[str, str]:
-    """The `Authorization` header for a bearer token; no header for an empty token."""
+    """Return the `Authorization` header for a bearer token; no header for an empty token."""
     return {"authorization": f"Bearer {bearer}"} if bearer else {}

@@ -1,4 +1,4 @@
-"""Handler: whose controller reconciles Subscriptions, ours or Knative Eventing's."""
+"""Handler: decides whether Knafka or Knative Eventing's controller reconciles Subscriptions."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Final
 from knafka.core.errors import InvalidDocument
 
 EVENTING_DEFINITION: Final = "channels.messaging.knative.dev"
-"""The CustomResourceDefinition that only Knative Eventing installs; that of Subscriptions may be
-either's."""
+"""A CustomResourceDefinition that only Knative Eventing installs; the one of Subscriptions may be
+Knafka's."""
 
 
 EVENTING_FINALIZER: Final = "subscriptions.messaging.knative.dev"
-"""What Knative Eventing's controller puts on every Subscription, and takes off one that is
-deleted."""
+"""The finalizer that Knative Eventing's controller puts on every Subscription, and removes on
+deletion."""
 
 
 class Handler(StrEnum):
-    """Values of the setting `KNAFKA_SUBSCRIPTIONS`: who reconciles Subscriptions."""
+    """The values of the setting `KNAFKA_SUBSCRIPTIONS`: the controller that reconciles
+    Subscriptions."""
 
     AUTO = "auto"
-    """Knative Eventing's where it is installed, else ours."""
+    """Knative Eventing's if it is installed, else Knafka's."""
     OWN = "own"
     EVENTING = "eventing"
 
@@ -38,7 +39,8 @@ def parse_handler(text: str, path: str) -> Handler:
 
 @dataclass(slots=True)
 class Handling:
-    """Who reconciles Subscriptions, by the setting and by whether Knative Eventing is installed."""
+    """The choice of the controller that reconciles Subscriptions, from the setting and from whether
+    Knative Eventing is installed."""
 
     declared: Handler = Handler.AUTO
     seen: bool | None = False
@@ -46,7 +48,7 @@ class Handling:
 
     @property
     def handler(self) -> Handler | None:
-        """The controller that reconciles Subscriptions, `OWN` or `EVENTING`; None: not known
+        """Return the controller that reconciles Subscriptions, `OWN` or `EVENTING`; None: not known
         yet."""
         if self.declared is not Handler.AUTO:
             return self.declared
@@ -56,8 +58,8 @@ class Handling:
 
     @property
     def reason(self) -> str:
-        """A sentence for people that says why that controller was chosen; empty if Knative Eventing
-        isn't installed, so that there was no choice."""
+        """Return a sentence for users about why that controller was chosen; empty if Knative
+        Eventing isn't installed, so that there was no choice."""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
         there = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
         if self.declared is Handler.AUTO and not self.seen:

@@ -1,15 +1,14 @@
-"""Kafka trust: what the operator doesn't do for a Secret that a user wrote. Pure.
+"""Kafka trust: limits what users' Secrets can make the operator do. Pure.
 
-    installation's own   the Secret that an administrator's ConfigMap names: whatever it says
-    anybody else's       no token endpoint at an address of the pod or the node, and a token of the
-                         operator's own AWS identity only for servers, and roles, that
-                         KNAFKA_AWS_SERVERS and KNAFKA_AWS_ROLES list
+    installation's own   a Secret that an administrator's ConfigMap names: no limits a user's no
+    token endpoint at an address of the pod or the node; a token of the operator's own AWS identity
+    only for servers and roles in KNAFKA_AWS_SERVERS and KNAFKA_AWS_ROLES
 
-For IAM the Secret holds no credentials: the token is made with whatever identity its process has.
-The functions' is their namespace's, the operator's is the installation's, and a server that gets
-its token may use it for a quarter of an hour.
+For IAM the Secret holds no credentials: a process creates the token with its own identity.
+Functions have their namespace's identity, the operator has the installation's, and a server that
+gets its token can use it for a quarter of an hour.
 
-Not here: what a Secret means to a client (`knafka.core.kafka_settings.kafka_secret`).
+Not here: translating a Secret to client settings (`knafka.core.kafka_settings.kafka_secret`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ AWS_SERVERS: Final = "KNAFKA_AWS_SERVERS"
 AWS_ROLES: Final = "KNAFKA_AWS_ROLES"
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}").fullmatch
-"""A plain `host:port`. Other spellings match no pattern, since librdkafka interprets more of them
-than this expression."""
+"""Matches a plain `host:port`. Servers in another form match no pattern, since librdkafka may read
+them differently."""
 _SERVER_PATTERN: Final = re.compile(r"[A-Za-z0-9.*-]+:[0-9]{1,5}").fullmatch
 _ROLE_PATTERN: Final = re.compile(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=.@_/*-]+"
@@ -39,7 +38,7 @@ _ROLE_PATTERN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KafkaTrust:
-    """What the operator does with Secrets that users wrote, as opposed to administrators."""
+    """Limits of what the operator does for Secrets written by users, not administrators."""
 
     local_addresses: bool = False
     """Whether token endpoints may be at addresses of the pod or the node."""
@@ -50,7 +49,7 @@ class KafkaTrust:
     """Patterns of ARNs: roles that the operator may assume for such a token."""
 
     def check(self, servers: str, secret: Mapping[str, str] | None) -> None:
-        """Refuse what a user's Secret can't have the operator do; raises `InvalidDocument`."""
+        """Refuse a user's Secret that exceeds these limits; raises `InvalidDocument`."""
         if secret is None:
             return
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
@@ -78,7 +77,7 @@ class KafkaTrust:
 
 
 def endpoint_host(secret: Mapping[str, str]) -> str:
-    """The host of a Secret's token endpoint; empty if the Secret names none or its URL is
+    """Return the host of a Secret's token endpoint; empty if the Secret names none or its URL is
     invalid."""
     if secret.get(TOKEN_PROVIDER):
         return ""
@@ -89,7 +88,8 @@ def endpoint_host(secret: Mapping[str, str]) -> str:
 
 
 def refused_endpoint(why: str) -> InvalidDocument:
-    """The error for a token endpoint at a local address; it says how to allow such addresses."""
+    """Return the error for a token endpoint at a local address; it says how to allow such
+    addresses."""
     return InvalidDocument(
         TOKEN_ENDPOINT,
         f"not allowed: {why}; an administrator may allow these for everybody with "
@@ -98,8 +98,8 @@ def refused_endpoint(why: str) -> InvalidDocument:
 
 
 def parse_patterns(text: str, name: str) -> tuple[str, ...]:
-    """The patterns that a variable lists, separated by commas or white space; raises
-    `InvalidDocument` that names it."""
+    """Return the patterns that a variable lists, separated by commas or white space; raises
+    `InvalidDocument` with the variable's name."""
     is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
     found = tuple(text.replace(",", " ").split())
     for each in found:

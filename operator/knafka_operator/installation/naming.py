@@ -1,4 +1,4 @@
-"""Naming: what new topics and consumer groups are called, by the installation's templates.
+"""Naming: names new topics and consumer groups by the installation's templates.
 
     ConfigMap config-kafka-features   brokers.topic.template         of a Broker's topic
                                       channels.topic.template        of a KafkaChannel's topic
@@ -7,14 +7,12 @@
 eventing-kafka-broker reads them as Go templates of the object's metadata; here exactly the three
 placeholders that its documentation names are read: `{{ .Namespace }}`, `{{ .Name }}`, `{{ .UID }}`.
 
-A template counts for what has no name yet. What has one keeps it: it stands in the object's
-`status.annotations` (`default.topic`, `group.id`), and nowhere else. A status is trusted only as
-far as its owner could have declared it, so a name there must be one that some template gives to
-just that object: the one in force, upstream's default, or one that was in force before. Those are
-remembered in a ConfigMap of the operator's namespace (`runtime.naming`).
-
-Of the default names two objects can have the same (`a-b`/`c` and `a`/`b-c`): the later one gets a
-distinct one. Of a template nobody knows what it was meant to give, so the later one is refused.
+A template applies to new objects. An object keeps its name, which is stored only in its
+`status.annotations` (`default.topic`, `group.id`). Others may write a status, so a name there
+counts only if a template gives it to this object: the template in force, upstream's default, or an
+earlier one. Templates are recorded in a ConfigMap of the operator's namespace (`runtime.naming`).
+Two objects can get the same default name (`a-b`/`c` and `a`/`b-c`): the later one gets a distinct
+name. With another template the later object is refused, as the intended name isn't known.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 MAX_TEMPLATE: Final = 500
 """Characters."""
 MAX_KNOWN: Final = 100
-"""Number of templates of one kind that are remembered; further ones are refused."""
+"""Most templates of one kind that are recorded; further ones are refused."""
 
 _LITERAL = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 
 
 class NameTaken(KnafkaError):
-    """Another object has the name that a template gives to this one."""
+    """Raised if another object has the name that a template gives to this one."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -58,7 +56,8 @@ class NamedObject(NamedTuple):
 
 
 class NameKind(Enum):
-    """What is named; the value is the key of ConfigMap config-kafka-features."""
+    """The kinds of names; each value is the key of its template in ConfigMap
+    config-kafka-features."""
 
     BROKER_TOPIC = "brokers.topic.template"
     CHANNEL_TOPIC = "channels.topic.template"
@@ -66,7 +65,7 @@ class NameKind(Enum):
 
     @property
     def newer_key(self) -> str:
-        """The same key as newer releases spell it; it wins where both are there."""
+        """Return the key as newer releases spell it; it takes precedence if both are set."""
         return self.value.replace(".", "-")
 
 
@@ -82,12 +81,12 @@ _RESERVED_PREFIXES: Final[Mapping[NameKind, tuple[str, ...]]] = {
     NameKind.CHANNEL_TOPIC: (names.BROKERS, names.OURS, "__"),
     NameKind.TRIGGER_GROUP: ("kafka.", names.SOURCES, names.OURS, "__"),
 }
-"""Prefixes that a name of this kind may not have, as other objects' names begin so."""
+"""Prefixes that names of each kind may not have, as they are reserved for other names."""
 
 
 def normalized(kind: NameKind, text: str) -> str:
-    """The template with its placeholders spelt one way; raises `InvalidDocument`, whose path is the
-    key, for one that can't be used."""
+    """Return the template with its placeholders in one spelling; raises `InvalidDocument`, whose
+    path is the key, for an invalid template."""
     key = f"data.{kind.value}"
     if len(text) > MAX_TEMPLATE:
         raise InvalidDocument(key, f"want at most {MAX_TEMPLATE} characters")
@@ -118,14 +117,13 @@ def normalized(kind: NameKind, text: str) -> str:
 
 
 def rendered(template: str, of: NamedObject) -> str:
-    """The name that a template gives to an object; empty if the template needs a UID that the
-    object doesn't have yet."""
+    """Return the name that a template gives to an object; empty if the template needs a UID that
+    the object doesn't have yet."""
     return names.rendered(template, *of)
 
 
 class Naming:
-    """The name templates in force and those that were in force before; they may change at run
-    time."""
+    """The current and earlier name templates; they may change at run time."""
 
     def __init__(self) -> None:
         self._in_force = dict(DEFAULTS)
@@ -134,26 +132,27 @@ class Naming:
         }
 
     def in_force(self, kind: NameKind) -> str:
-        """The template that names new topics or groups of this kind."""
+        """Return the template that names new topics or groups of this kind."""
         return self._in_force[kind]
 
     def known(self, kind: NameKind) -> tuple[str, ...]:
-        """All templates by which objects may have got their names."""
+        """Return all templates by which objects may have got their names."""
         return self._known[kind]
 
     @property
     def others(self) -> list[str]:
-        """All templates but upstream's defaults, by which objects may have got their names."""
+        """Return all templates except upstream's defaults, by which objects may have got their
+        names."""
         known = (template for templates in self._known.values() for template in templates)
         return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
 
     def remember(self, kind: NameKind, template: str) -> None:
-        """Accept names made by this `normalized` template, in force or not, as an object's own."""
+        """Accept names from this `normalized` template, in force or not, as an object's own."""
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
     def put_in_force(self, kind: NameKind, template: str) -> None:
-        """Name new objects by this `normalized` template."""
+        """Use this `normalized` template for new objects."""
         self.remember(kind, template)
         self._in_force[kind] = template
 
@@ -162,7 +161,7 @@ class Naming:
         return self._in_force[kind] == DEFAULTS[kind]
 
     def name(self, kind: NameKind, of: NamedObject) -> str:
-        """The name for a new topic or group of this object; raises `InvalidDocument` if the
+        """Return the name for a new topic or group of this object; raises `InvalidDocument` if the
         template gives a name that Kafka doesn't accept or that is reserved."""
         template = self._in_force[kind]
         name = rendered(template, of)

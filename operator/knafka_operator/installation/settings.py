@@ -1,4 +1,4 @@
-"""Settings: what the operator takes from its environment, checked once at start.
+"""Settings: the operator's environment variables, read and checked once at start.
 
     KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
     KNAFKA_IMAGE            the functions' image (required)
@@ -74,7 +74,7 @@
                             that it takes on, where a user's Secret asks for it ("")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
-Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
+Not here: configuration of Brokers, which is in ConfigMaps that users may change.
 """
 
 from __future__ import annotations
@@ -115,13 +115,14 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this operator is installed."""
+    """The operator's settings, which stay the same while it runs except for `tokens`, `naming` and
+    `tracing`."""
 
     namespace: str
     image: str
     identity: str = "knafka"
-    """Who we are to other replicas. In a pod its name and UID, so that a container started anew is
-    the same: the one before it is dead. Elsewhere nobody else's."""
+    """Identity of this replica in the Lease. In a pod the pod's name and UID, so that a restarted
+    container keeps it; elsewhere it is random."""
     broker_classes: frozenset[str] = BROKER_CLASSES
     default_class: str = ""
     """Empty: `brokers.defaults` may name it."""
@@ -140,59 +141,60 @@ class Settings:
     cluster_domain: str = "cluster.local"
     pods: FunctionPods = field(default_factory=FunctionPods)
     isolation: Isolation = Isolation.OWN
-    """Of Triggers that declare none, and whose Broker declares none."""
+    """Isolation of Triggers that declare none, and whose Broker declares none."""
     shard_size: int = SHARD_SIZE
-    """Triggers in one shared dispatcher, at most."""
+    """Most Triggers in one shared dispatcher."""
     record_position: bool = True
     """Whether deliveries have `knativekafkapartition` and `knativekafkaoffset`."""
     initial_scale: int = 1
     max_rolls: int = 2
-    """Functions that start anew at a time for what has changed of all."""
+    """Most functions that roll at a time after a change for all functions."""
     deletion_timeout: float = 60.0
     webhooks: bool = False
     log_level: str = "info"
     profiling: bool = False
-    """Of functions; the operator has none."""
+    """Whether functions serve profiles; the operator serves none."""
     metrics_tokens: tuple[str, ...] = field(default=(), repr=False)
-    """One of these is wanted for metrics; none: everybody is told."""
+    """Requests for metrics must have one of these tokens; empty: no token is required."""
     direct: bool = False
-    """Whether senders reach receivers past Knative's proxy, of Brokers that don't say."""
+    """Whether senders bypass Knative's proxy, for Brokers that don't declare it."""
     local_addresses: bool = False
-    """Whether what users name may be at an address of the pod or the node (`core.addresses`)."""
+    """Whether destinations and endpoints may be at addresses of the pod or the node
+    (`core.addresses`)."""
     aws_servers: tuple[str, ...] = ()
     aws_roles: tuple[str, ...] = ()
     """Patterns: see `installation.kafka_trust`."""
     trusts_statuses: bool = False
-    """Whether a status may name a topic with records by an empty id: in the local mode nobody but
-    us writes one, and data may be from before ids were kept."""
+    """Whether a topic with records may be the object's own although its id in the status is empty:
+    in the local mode only Knafka writes statuses, and data may be older than the recording of
+    ids."""
     channels: bool = False
-    """Whether KafkaChannels and Subscriptions are ours."""
+    """Whether KafkaChannels and Subscriptions are served."""
     channel_config: str = "kafka-channel-config"
     subscriptions: Handler = Handler.AUTO
     sources: bool = False
-    """Whether KafkaSources are ours."""
+    """Whether KafkaSources are served."""
     sinks: bool = False
-    """Whether KafkaSinks are ours."""
+    """Whether KafkaSinks are served."""
     sensors: bool = False
-    """Whether Sensors are run."""
+    """Whether Sensors are served."""
     jobs_image: str = ""
-    """Of the dead-letter jobs; empty: DeadLetterArchives are not run."""
+    """Image of the dead-letter jobs; empty: DeadLetterArchives are not served."""
     console_url: str = ""
-    """Where people reach the console; empty: that isn't known."""
+    """URL of the console for users; empty: not known."""
     trace_url: str = ""
-    """Where they look at a trace, `{trace}` in the place of its id; empty: that isn't known."""
+    """URL of a trace for users, with `{trace}` instead of its id; empty: not known."""
     allowed_servers: tuple[str, ...] = ("*",)
     """Patterns of `host:port`, in lower case."""
     maxima: Maxima = field(default_factory=Maxima)
-    """What one object, and one namespace, may ask for at most."""
+    """Limits of what one object and one namespace may declare."""
     installation: str = ""
-    """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
-    Empty: that isn't known."""
+    """The UID of `namespace`, which distinguishes this installation from other clusters' at the
+    same Kafka; empty: not known."""
     tokens: FunctionTokens = field(default_factory=FunctionTokens)
-    """By what functions know their operator; the keys change while it runs."""
+    """Tokens by which functions recognise the operator; the keys may change while it runs."""
     naming: Naming = field(default_factory=Naming)
-    """What new topics and groups are called: from a ConfigMap (`runtime.naming`), whose changes it
-    follows."""
+    """Name templates of new topics and groups, updated from a ConfigMap (`runtime.naming`)."""
     tracing: FunctionTracing = field(default_factory=FunctionTracing)
     """More environment variables of functions: from ConfigMaps (`functions.tracing`), whose changes
     it follows."""
@@ -211,12 +213,13 @@ class Settings:
 
     @property
     def kafka_trust(self) -> KafkaTrust:
-        """How far the operator goes for Secrets that users wrote."""
+        """Return the limits of what the operator does for users' Secrets."""
         return KafkaTrust(self.local_addresses, self.aws_servers, self.aws_roles)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Raises `InvalidDocument` that names the variable."""
+        """Read the settings from environment variables. Raises `InvalidDocument` with the
+        variable's name."""
 
         def flag(name: str) -> bool:
             text = environment.get(name, "false").strip().lower()
@@ -325,7 +328,7 @@ def _trust_bundles_namespace(text: str) -> str:
 def _server_patterns(text: str) -> tuple[str, ...]:
     patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())
     for each in patterns:
-        # What stands for any server has no port to it.
+        # The pattern for any server, `*`, has no port.
         if each != "*" and re.fullmatch(r"[a-z0-9*._\[\]:-]+:(?:[0-9]+|\*)", each) is None:
             wanted = "want host:port, with * for any characters, such as *.kafka.svc:9092"
             raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: {each:.80}: {wanted}")

@@ -1,7 +1,7 @@
 """Tracing of functions, as the operator rolls it out: `OTEL_*` variables of each Service.
 
-A change is a new Revision of every Service, and so a pod that starts: each keeps what it had until
-its owner's turn. Whose turn it is: `runtime.tracing`.
+A change creates a new Revision of every Service, which starts a pod: each Service keeps its
+variables until its owner's turn, which `runtime.tracing` decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 Owner: TypeAlias = tuple[str, str, str]
 """Kind, namespace and name of the Broker, KafkaChannel, Trigger or Subscription that has Services.
-Shared dispatchers are their Broker's."""
+Shared dispatchers belong to their Broker."""
 
 
 class FunctionTracing:
@@ -24,7 +24,7 @@ class FunctionTracing:
         """The previous variables of owners that haven't been admitted to the new ones yet."""
 
     def of(self, owner: Owner) -> Mapping[str, str]:
-        """The tracing variables that an owner's Services have now."""
+        """Return the tracing variables that an owner's Services have now."""
         return self._kept.get(owner, self.desired)
 
     def begin_rollout(self, wanted: Mapping[str, str], owners: Iterable[Owner]) -> None:
@@ -40,5 +40,5 @@ class FunctionTracing:
 
     @property
     def pending_owners(self) -> list[Owner]:
-        """Owners that still have their previous variables."""
+        """Return the owners that still have their previous variables."""
         return list(self._kept)

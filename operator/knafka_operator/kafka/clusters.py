@@ -1,13 +1,13 @@
 """KafkaClusters: each Kafka that Brokers use, with its admin client and its scaler.
 
-Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
-them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second a Kafka is
-asked for the ends of its topics, in one request: those that moved wake their Triggers. So an idle
-Trigger costs nothing by itself. A topic that rests is asked for in one of eight of these looks:
+Brokers that reach the same servers with the same Secret share one. It stays connected while a
+Broker or Trigger uses it, even if its ConfigMap is missing. Twice a second one request reads the
+ends of a Kafka's topics, and topics that grew wake their Triggers. So an idle Trigger costs nothing
+by itself. A resting topic is included in one of eight of these checks:
 
-    rests    nothing writes to it (`resting`), nobody drains it, and it hasn't moved for a minute
+    rests    no process writes to it (`resting`), none drains it, and it hasn't grown for a minute
 
-Not here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
+Not here: which Broker uses which Kafka, and connecting (`connect` is passed in).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from knafka_operator.scale.scaler import Drains, Scaler
 ENDS_CHECK_INTERVAL: Final = 0.5
 """Seconds between two checks of the ends of topics."""
 RESTING_TURNS: Final = 8
-"""A resting topic is part of one in so many checks."""
+"""A resting topic is included in one of this many checks."""
 REST_AFTER_SECONDS: Final = 60.0
 """Seconds without a new record after which a topic may rest."""
 UNUSED_TIMEOUT: Final = 1800.0
 """Seconds after which an unused Kafka is disconnected."""
 ENDS_CHECK_TIMEOUT: Final = 10.0
-"""Seconds after which a check is given up; the next one follows."""
+"""Seconds after which a check is cancelled; the next one follows."""
 MAX_ANSWER: Final = 16 * 1024 * 1024
-"""Bytes of one answer of a Kafka; the metadata of 200,000 partitions, Kafka's own limit for a
-cluster, have 12 MB. librdkafka's 100 MB would be as much as the operator has, several times over,
-once they are objects."""
+"""Most bytes of one response of a Kafka. The metadata of 200,000 partitions, Kafka's own limit for
+a cluster, take 12 MB. librdkafka's default of 100 MB, as Python objects, would take several times
+the operator's memory."""
 WRITER_CLOSE_TIMEOUT: Final = 1.0
 """Seconds for records in flight when a writer is closed."""
 
@@ -62,7 +62,7 @@ class KafkaCluster:
     on_return: Callable[[], None] = lambda: None
     """Called when Kafka answers again after a failure."""
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
-    """Returns topics to which nobody writes; called before each check."""
+    """Returns topics without writers; called before each check."""
     _ends: dict[str, Positions] = field(default_factory=dict)
     _moved: dict[str, float] = field(default_factory=dict)
     """When each topic was first seen or last grew, by the event loop's clock."""
@@ -98,7 +98,7 @@ class KafkaCluster:
             self._writer = None
 
     async def run(self) -> None:
-        """Scale, and wake by new events, until cancelled."""
+        """Scale Triggers and Sensors, and wake them for new events, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(run_repeatedly("scaling", self.scaler.run, ENDS_CHECK_INTERVAL))
@@ -112,8 +112,8 @@ class KafkaCluster:
                 await asyncio.wait(set(self._closing))
 
     async def _check_ends(self) -> None:
-        """Ask for the ends of the due topics, and wake the readers of those that have moved.
-        Raises `LogError`."""
+        """Read the ends of the due topics, and wake the readers of topics that have grown. Raises
+        `LogError`."""
         if not (wanted := self._due_topics()):
             return
         was_away, self._is_away = self._is_away, True
@@ -134,7 +134,7 @@ class KafkaCluster:
                 self.scaler.wake(topic, grown=_added_records(before or {}, now))
 
     def _due_topics(self) -> frozenset[str]:
-        """The topics to check now."""
+        """Return the topics to check now."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
         resting = set(self.resting(self)) - self.scaler.drained()
@@ -151,12 +151,13 @@ class KafkaCluster:
 
 
 def _added_records(before: Positions, now: Positions) -> int:
-    """Number of records added to partitions whose ends were known."""
+    """Return the number of records added to partitions whose previous ends are known."""
     return sum(max(0, end - before.get(number, end)) for number, end in now.items())
 
 
 class KafkaClusters:
-    """The KafkaClusters in use, by configuration."""
+    """Connects to Kafkas, one `KafkaCluster` for each configuration, and disconnects unused
+    ones."""
 
     def __init__(
         self,
@@ -169,12 +170,11 @@ class KafkaClusters:
         allowed: Collection[str] = ANY_SERVER,
         trust: KafkaTrust | None = None,
     ) -> None:
-        """`allowed` has patterns of the servers that may be connected to, and `trust` says what is
-        done for users' Secrets.
-
-        `used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is called
-        when a Kafka answers again: what waits for it need not wait for its back-off. `resting` is
-        each `KafkaCluster`'s; `open_writer` is like `connect`.
+        """`allowed` has patterns of the servers that may be connected to, and `trust` checks users'
+        Secrets. `used` returns the KafkaClusters that Brokers and Triggers use; it is called
+        rarely. `on_return` is called when a Kafka answers again, so that waiting objects needn't
+        wait for their back-off. `resting` is passed to each `KafkaCluster`; `open_writer` gets the
+        same configuration as `connect`.
         """
         self._connect = connect
         self._drains = drains
@@ -189,8 +189,8 @@ class KafkaClusters:
     def cluster_at(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
     ) -> KafkaCluster:
-        """The KafkaCluster at these servers with this Secret, connected if needed; `is_own`: an
-        administrator has written the Secret, not a user.
+        """Return the KafkaCluster at these servers with this Secret, connecting if needed;
+        `is_own`: an administrator wrote the Secret, not a user.
 
         Raises `InvalidDocument` for a Secret that is invalid or not allowed, and `NotReady` for
         servers that are not allowed.
@@ -234,7 +234,7 @@ class KafkaClusters:
                 del self._clusters[key]
 
     def all(self) -> list[KafkaCluster]:
-        """All connected KafkaClusters."""
+        """Return all connected KafkaClusters."""
         return [side for side, _ in self._clusters.values()]
 
     async def close(self) -> None:

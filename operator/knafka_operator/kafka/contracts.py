@@ -1,10 +1,10 @@
-"""Contracts: what a Broker's shared dispatchers deliver, and what receivers accept, each in a topic
-of its Kafka.
+"""Contracts: compacted Kafka topics that tell a Broker's shared dispatchers what to deliver, and
+receivers what to accept.
 
-    whole topic, read once -> records in memory -> one record for each change, until it is durable
+    read the whole topic once -> keep its records in memory -> append one record for each change
 
-`write` returns when its record is durable; entries that come meanwhile are written together. After
-a write that failed it isn't known what the topic holds, so the topic is read again.
+`write` returns when its record is durable; entries that arrive meanwhile are written as one batch.
+A failed write leaves the topic's content unknown, so the topic is read again.
 
 Not here: what a record should be (`shards`, `receivers.contract_topics`), and whose Services read
 it (`dispatchers.shard_services`, `receivers.receivers`).
@@ -36,10 +36,10 @@ from knafka_operator.scale.parsing import parsed_off_loop
 log = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 1_000_000
-"""Upper limit of records read from a contract topic, more than any has before compaction."""
+"""Most records read from a contract topic; no topic has as many before compaction."""
 
 WRITE_TIMEOUT: Final = 30.0
-"""Seconds for records to be durable."""
+"""Seconds to wait until appended records are durable."""
 
 APPLIED_TIMEOUT: Final = 10.0
 """Seconds for every process of a shard to report that it delivers by the written contract; after
@@ -73,13 +73,13 @@ class ContractTopic(Generic[T]):
     position: int = 0
     """The topic's end offset after the last read or write."""
     readings: int = 0
-    """How often the topic was read; positions from before a reading are invalid."""
+    """How often the topic was read; a position from before the latest reading is invalid."""
     compaction_checked: int = 0
-    """The reading for which the topic's compaction was checked."""
+    """The value of `readings` at which the topic's compaction was checked."""
     checked_at: float = -math.inf
     """When memory was last compared with the topic, by the event loop's clock."""
     _pending: list[_Write[T]] = field(default_factory=list)
-    """Writes to be written together by whoever gets the lock next."""
+    """Writes that the next holder of the lock appends together."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def load(self) -> None:
@@ -116,7 +116,7 @@ class ContractTopic(Generic[T]):
     async def delete_if_empty(self) -> None:
         """Delete the topic if it has no entries; raises `LogError`."""
         async with self._lock:
-            # As it is now: another operator may have written since.
+            # Read again first: another operator may have written since.
             await self._read()
             if self.exists and not self.records:
                 self.known = False
@@ -126,8 +126,8 @@ class ContractTopic(Generic[T]):
     async def reload_if_changed(self) -> bool:
         """Read the topic again if its end has moved; returns whether the records had changed.
 
-        A write that was given up may have arrived late, and somebody may have recreated the topic.
-        Raises `LogError`.
+        A write that timed out may have arrived late, or the topic may have been recreated. Raises
+        `LogError`.
         """
         if not self.exists or self._lock.locked():
             return False
@@ -153,7 +153,7 @@ class ContractTopic(Generic[T]):
             if not error.unknown_topic:
                 raise
             records, self.exists, self.position = (), False, 0
-        # By offset: what was written later may have an earlier time, by another operator's clock.
+        # Sort by offset, not by time: another operator's clock may differ.
         stored = sorted(records, key=lambda record: record.offset())
         size = sum(len(record.value() or b"") for record in stored)
         self._set_records(await parsed_off_loop(lambda: self.parse(stored), size))
@@ -217,7 +217,7 @@ class ContractTopic(Generic[T]):
 
 
 class SharedContractTopic(ContractTopic[SharedEgress]):
-    """The contract topic of one Broker's shared dispatchers, by consumer group."""
+    """The contract topic of one Broker's shared dispatchers: one record per consumer group."""
 
     def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
         super().__init__(topic, kafka, deciding.read_shared_egresses, known=known)
@@ -226,22 +226,22 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         self.numbers: dict[str, int] = {}
         """The shard number of each group, including groups that have no record yet."""
         self.leaving: dict[str, tuple[str, int]] = {}
-        """Groups whose record was removed: their shard, and the position at which it has read
-        that."""
+        """Groups whose record was removed: their shard, and the topic position after the
+        removal."""
 
     def snapshot(self) -> deciding.SharedContract:
         """The contract as an immutable value for decisions."""
         return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
     def members(self, number: int) -> int:
-        """Number of groups in this shard, including those about to be written."""
+        """Return the number of groups in this shard, including those about to be written."""
         return sum(each == number for each in self.numbers.values())
 
     async def withdraw(self, group: str) -> None:
         """Remove a group's record; returns when every process of its shard has stopped delivering
         it.
 
-        Raises `LogError`, and `NotReady` while one hasn't.
+        Raises `LogError`, and `NotReady` while a process still delivers it.
         """
         await self.load()
         if (record := self.records.get(group)) is not None:

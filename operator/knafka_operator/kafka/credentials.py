@@ -1,12 +1,12 @@
-"""Credentials: which Secret goes with which Kafka, and whether a Broker's pods may mount it. Pure.
+"""Credentials: selects the Secret for a Kafka, and checks that a Broker's pods may mount it. Pure.
 
     ConfigMap of the Broker, ConfigMap of the installation -> one ConfigMap, and its Secret
     Broker, Secret -> what its pods mount
-    KafkaChannel, ConfigMap of all channels -> its Secret; with that, its ConfigMap
+    KafkaChannel, ConfigMap of all channels -> its Secret; from both, its ConfigMap
 
-Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
-that another one names. And to their namespace: a Broker may use a Secret of its own namespace, or
-the ones that the installation offers. Every other Secret is refused before it is read.
+Credentials belong to their servers: a Secret from one ConfigMap is never sent to servers from
+another one. They also belong to their namespace: a Broker may use a Secret of its own namespace, or
+one that the installation offers. Every other Secret is refused before it is read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, KNAFKA_PREFIX, Broker, ConfigMap
 
 KAFKA_SECRET: Final = f"{KNAFKA_PREFIX}kafka-secret"
-"""On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
-carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
+"""Annotation of a KafkaChannel: the Secret in the operator's namespace with the credentials of its
+Kafka; that Secret has the same key as a label (CHN-20). Without it: the Secret that the
+installation's ConfigMap names."""
 BROKER_CONFIG: Final = f"{KNAFKA_PREFIX}broker-config"
 """Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
@@ -39,9 +40,9 @@ class Configuration:
 
     config: ConfigMap
     secret: Identity | None
-    """The Secret for its servers; None: it names none."""
+    """The Secret for the configured servers; None: no Secret is needed."""
     is_installations: bool = False
-    """Whether a ConfigMap of the operator's namespace is what names that Secret."""
+    """Whether a ConfigMap in the operator's namespace names that Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Mount:
 
     name: str
     version: str
-    """The Secret's version; another version makes another Revision."""
+    """The Secret's resourceVersion; a new one creates a new Revision."""
     secret: Identity
     """The Secret that an administrator or the user has created, not the copy."""
     projected: services.Manifest | None = None
@@ -63,10 +64,9 @@ def check_config_map_reference(
     broker: Broker,
     installation: Identity,
 ) -> None:
-    """Refuse a ConfigMap of the operator's namespace, `own`, that the administrator hasn't labelled
-    as one for Brokers: Brokers must not choose others, such as the one of all channels.
-
-    Raises `NotReady`, the same one whether there is such a ConfigMap or not.
+    """Refuse the ConfigMap `broker_config` of the operator's namespace unless an administrator has
+    labelled it for Brokers: Brokers mustn't use others, such as the channels' ConfigMap. Raises the
+    same `NotReady` whether or not the ConfigMap exists.
     """
     if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
         return
@@ -88,10 +88,9 @@ def merged_configuration(
     base: ConfigMap | None,
     default: Identity,
 ) -> Configuration:
-    """Merge what `spec.config` refers to over the installation's own, which is `default`.
-
-    Raises `NotReady` if there is no ConfigMap `reference`, `InvalidDocument` if none says where
-    Kafka is.
+    """Merge the ConfigMap of `spec.config` over the installation's, whose identity is `default`.
+    Raises `NotReady` if the ConfigMap `reference` doesn't exist, `InvalidDocument` if neither names
+    Kafka's servers.
     """
     if reference is not None and own is None and reference != default:
         raise NotReady(
@@ -105,7 +104,8 @@ def merged_configuration(
             f"data.{desired.BOOTSTRAP_SERVERS}",
             f"missing: ConfigMap {where[0]}/{where[1]} says where Kafka is (host:port)",
         )
-    # The ConfigMap that names the servers decides their Secret: they never get another's.
+    # The ConfigMap that names the servers also decides their Secret: they never get another one's
+    # credentials.
     names_servers = own is not None and desired.BOOTSTRAP_SERVERS in own.data
     names_secret = own is not None and desired.SECRET in own.data
     is_own = (names_servers or names_secret) and reference != default
@@ -135,7 +135,7 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
 
 
 def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
-    """How the Broker's pods get this Secret, which `check_secret` must have accepted."""
+    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted."""
     metadata = secret["metadata"]
     version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
@@ -147,8 +147,8 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 def channel_secret(
     named: str | None, installation: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """The Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None: there
-    is none. Raises `NotReady` for one that isn't in `namespace`, the operator's."""
+    """Return the Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None:
+    there is none. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
     data = {} if installation is None else installation.data
     name = named or data.get(desired.SECRET, "").strip()
     if not name:
@@ -163,8 +163,8 @@ def channel_secret(
 def check_channel_secret(
     named: str | None, secret: Mapping[str, Any] | None, of: Identity
 ) -> Mapping[str, Any]:
-    """Check that a channel may use the Secret named `of`; returns it. Raises `NotReady` if it
-    doesn't exist, or if the channel names it and it isn't labelled for channels."""
+    """Check that a channel may use the Secret with this `identity`; returns it. Raises `NotReady`
+    if it doesn't exist, or if the channel names it and it isn't labelled for channels."""
     if secret is None:
         raise NotReady("SecretNotFound", f"Secret {of} does not exist")
     labels = secret["metadata"].get("labels") or {}
@@ -180,9 +180,9 @@ def channel_config(
     installation: ConfigMap | None,
     default: Identity,
 ) -> ConfigMap:
-    """A KafkaChannel's configuration: the installation's ConfigMap, whose name is `default`. If the
-    channel names a Secret with bootstrap servers, they replace the ConfigMap's servers, and are
-    removed from `values`, the Secret's.
+    """Return a KafkaChannel's configuration: the installation's ConfigMap, whose identity is
+    `default`. Bootstrap servers in a Secret that the channel names replace the ConfigMap's servers,
+    and are removed from `values`, the Secret's.
 
     Raises `InvalidDocument` if no bootstrap servers are configured.
     """
@@ -196,7 +196,8 @@ def channel_config(
 
 
 def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
-    """The copy of a Secret in the Broker's namespace; `data` is base64, as the API returns it."""
+    """Return the copy of a Secret for the Broker's namespace; `data` is base64, as the API returns
+    it."""
     labels = {services.BROKER_LABEL: names.child(broker.metadata.name, "")}
     return {
         "apiVersion": "v1",

@@ -1,11 +1,11 @@
-"""Dead-letter topics: how a Trigger's is made, how long it keeps, and what of one that is there is
-ours to alter. Pure.
+"""Dead-letter topics: decides a Trigger's dead-letter topic's settings and retention, and whether
+Knafka may alter an existing one. Pure.
 
     annotation of the Trigger, else of its Broker, else the ConfigMap's key, else 30 days
 
-The dispatcher makes it with the first dead letter. Kafka keeps no owner with a topic: one that is
-as dispatchers make them is taken for ours, and from then on its id is in the Trigger's status,
-with the retention that we have given it. What somebody else has made or set is never altered.
+The dispatcher creates the topic with the first dead letter. Kafka records no owner of a topic: a
+topic with the settings that dispatchers use counts as ours, and from then on the Trigger's status
+keeps its id and the retention that we set. A topic or retention by somebody else is never altered.
 
 Not here: looking at the topics of a Kafka (`dispatchers.dead_letter_monitor`).
 """
@@ -27,12 +27,12 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, annotation_path
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
 """Key of `status.annotations`: the Trigger's dead-letter topic."""
 RETENTION_ANNOTATION: Final = f"{KNAFKA_PREFIX}dead-letter-retention"
-"""On a Trigger, or on its Broker for all that declare none; in a Trigger's status what its topic
-has been given, as Kafka's `retention.ms`."""
+"""Annotation of a Trigger, or of its Broker for Triggers without one; in a Trigger's status, the
+`retention.ms` that its topic got."""
 RETENTION_KEY: Final = "dead.letter.topic.retention"
-"""In a Broker's ConfigMap."""
+"""Key of a Broker's ConfigMap: the default retention."""
 TOPIC_ID: Final = f"{KNAFKA_PREFIX}dead-letter-topic-id"
-"""Key of a Trigger's `status.annotations`: Kafka's id of the topic that is ours to alter."""
+"""Key of a Trigger's `status.annotations`: Kafka's id of the topic that Knafka may alter."""
 
 FOR_EVER: Final = "forever"
 DEFAULT_RETENTION: Final = 30 * 86_400.0
@@ -41,7 +41,8 @@ MIN_RETENTION: Final = 60.0
 MAX_RETENTION: Final = 36_500 * 86_400.0
 
 PARTITIONS: Final = 1
-"""Dead letters are few, and each partition of a thousand Triggers costs Kafka something."""
+"""One partition, as dead letters are few, and partitions for a thousand Triggers cost Kafka
+resources."""
 FAILURE_ATTRIBUTES_BYTES: Final = 16_384
 """Bytes by which a dead letter may exceed its event: the attributes that describe its failure."""
 MAX_INT: Final = 2**31 - 1
@@ -77,8 +78,8 @@ def check_retention_annotation(annotations: Mapping[str, str]) -> None:
 
 
 def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Seconds of retention by the first of these annotations that declare it, else `default`; None:
-    for ever. Raises `InvalidDocument`."""
+    """Return the retention in seconds from the first of these annotations that declare it, else
+    `default`; None: for ever. Raises `InvalidDocument`."""
     path = annotation_path(RETENTION_ANNOTATION)
     for each in declared:
         if RETENTION_ANNOTATION in each:
@@ -89,16 +90,16 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
 def dead_letter_topic_settings(
     config: Mapping[str, str], replication: int, limit: int, kept: float | None
 ) -> TopicSettings:
-    """Settings of a new dead-letter topic: the `config` of the Broker's topic, but neither
-    compacted nor bounded in size, with the log's time, and with room for the largest event
-    (`limit`, bytes) and the description of its failure. It keeps records for `kept` seconds; None:
-    for ever."""
+    """Return the settings of a new dead-letter topic: the `config` of the Broker's topic, but
+    neither compacted nor limited in size, with the log's time, and with room for the largest event
+    (`limit`, bytes) and the description of its failure. It keeps records for `retention` seconds;
+    None: for ever."""
     room = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if kept is None else {RETENTION_MS: str(round(kept * 1000))}
     return TopicSettings(
         partitions=PARTITIONS,
         replication=replication,
-        # A sender's time may be one that Spark's Kafka source fails at, whichever topics it reads.
+        # The log's time, since Spark's Kafka source fails at some times that senders set.
         config={
             **config,
             TIMESTAMP_TYPE: LOG_TIME,
@@ -111,7 +112,7 @@ def dead_letter_topic_settings(
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A Trigger's claim to its dead-letter topic, as its status keeps it."""
+    """A Trigger's claim to its dead-letter topic, kept in its status."""
 
     id: str
     """Kafka's id of the topic that Knafka may alter."""
@@ -125,20 +126,20 @@ class Ownership:
         return cls(id_, given) if id_ and given else None
 
     def annotations(self) -> dict[str, str]:
-        """The annotations of a status that keep the claim."""
+        """Return the annotations of a status that keep the claim."""
         return {TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedTopic:
-    """An existing dead-letter topic: whether Knafka may alter it, and what is to be altered."""
+    """An existing dead-letter topic: whether Knafka may alter it, and which settings it alters."""
 
     retention: float | None
-    """Seconds for which the topic keeps a record; None: for ever, or not known."""
+    """Seconds for which the topic keeps a record; None: for ever, or unknown."""
     owned: Ownership | None
     """None: somebody else made the topic or set its retention."""
     alter: Mapping[str, str]
-    """Topic settings to be altered; empty: none."""
+    """Topic settings to alter; empty: none."""
     would_expire: bool = False
     """Whether the topic keeps records for ever and isn't altered, since the new retention would
     delete its oldest dead letter at once."""
@@ -147,8 +148,8 @@ class JudgedTopic:
 def judge_topic(
     wanted: TopicSettings, found: TopicDescription, known: Ownership | None, oldest_age: float
 ) -> JudgedTopic:
-    """Judge whether Knafka may alter an existing topic, and what of it. `known` is what the
-    Trigger's status keeps, `oldest_age` the age of the topic's oldest record in seconds."""
+    """Decide whether Knafka may alter an existing topic, and which settings. `claim` is the claim
+    in the Trigger's status, `oldest_age` the age of the topic's oldest record in seconds."""
     has, asked = found.config.get(RETENTION_MS, ""), wanted.config[RETENTION_MS]
     if known is not None and known.id == found.id:
         ours = has in (known.retention, asked)
@@ -165,7 +166,7 @@ def judge_topic(
 
 
 def unaltered_topic(found: TopicDescription) -> JudgedTopic:
-    """The judgement that leaves a topic as it is."""
+    """Return the judgement that leaves a topic unchanged."""
     return JudgedTopic(_retention_seconds(found.config.get(RETENTION_MS, "")), None, {})
 
 

@@ -1,10 +1,10 @@
-"""Desired: the topics and contract entries that follow from declared Brokers and Triggers.
+"""Desired: builds topics and contract entries from declared Brokers and Triggers.
 
     Broker, ConfigMap, Defaults -> Topic, Ingress
     Trigger, Broker, Topic, resolved sinks -> Egress
 
-Pure. Not here: resolving references, which is done before (`Sink`), and checking a topic's owner,
-which is done when the topic is created, since names that only differ in a dash can collide.
+Pure. Not here: resolving references to addresses (`Sink`), and checking a topic's owner, which
+happens when the topic is created, since different objects can get the same name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.topics import REPLICATION, Topic
 
 MAX_REPLICATION: Final = 32_767
-"""Largest replication factor, which Kafka keeps in 16 bits."""
+"""Largest replication factor; Kafka stores it in 16 bits."""
 
 DEFAULT_DELIVERY: Final = Delivery(
     retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2
@@ -73,7 +73,7 @@ DEFAULT_DELIVERY: Final = Delivery(
 
 MIN_IN_SYNC: Final = "min.insync.replicas"
 LOG_TIME: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
-"""Topic setting by which records have the log's time, and not a sender's."""
+"""Topic setting that gives records the log's time instead of a sender's."""
 
 ORDERS: Final[Mapping[str, Order]] = {
     "ordered": Order.PARTITION,
@@ -93,15 +93,15 @@ SECRET: Final = "auth.secret.ref.name"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values for Brokers and Triggers that declare none themselves."""
+    """Default values for Brokers and Triggers."""
 
     kafka: Kafka
     partitions: int = 10
     replication: int = 3
     declares_replication: bool = False
-    """Whether somebody has declared `replication`, so that it isn't only the built-in default."""
+    """Whether `replication` was declared, and isn't the built-in default."""
     max_replication: int = MAX_REPLICATION
-    """Upper limit of any topic's replication factor; 1 where Kafka is a single node."""
+    """Upper limit of any topic's replication factor; 1 for a Kafka with a single node."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
     delivery: Delivery = DEFAULT_DELIVERY
     """Delivery of Triggers if neither they nor their Broker declare one."""
@@ -119,7 +119,7 @@ class SensorActions:
 
     @property
     def filters(self) -> tuple[Filter, ...]:
-        """The filter that passes only this trigger's firings."""
+        """Return the filter that passes only this trigger's firings."""
         return (Exact(exact={records.TRIGGER: self.trigger}),)
 
 
@@ -128,11 +128,11 @@ class NamesOfOthers:
     """The set of topic or group names that belong to other objects; supports only `in`."""
 
     uids: Mapping[str, str]
-    """UID of the object that has each name."""
+    """UID of the object that has claimed each name."""
     uid: str
     """UID of the object whose own names are not in the set."""
     applications: Container[str] = frozenset()
-    """Names of applications, which no object has."""
+    """Names that applications use."""
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
@@ -141,7 +141,7 @@ class NamesOfOthers:
 
 
 def config_reference(broker: Broker) -> tuple[str, str] | None:
-    """Namespace and name of the Broker's ConfigMap; None if it declares none."""
+    """Return namespace and name of the Broker's ConfigMap; None if it declares none."""
     reference = broker.spec.config
     if reference is None:
         return None
@@ -154,7 +154,8 @@ def config_reference(broker: Broker) -> tuple[str, str] | None:
 
 
 def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaults:
-    """Merge a Broker's ConfigMap, its `bootstrap.servers` included, over the defaults.
+    """Return the defaults with a Broker's ConfigMap merged over them, including its
+    `bootstrap.servers`.
 
     Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode,
     which has a Kafka of its own, passes the ConfigMap to `broker_topic` only.
@@ -181,8 +182,8 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
 
 
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
-    """Namespace and name of the Secret for Kafka, which is in the namespace of the ConfigMap that
-    names it; None: the ConfigMap names none."""
+    """Return namespace and name of the Secret for Kafka, which is in the namespace of the ConfigMap
+    that names it; None: the ConfigMap names none."""
     name = "" if config is None else config.data.get(SECRET, "").strip()
     return (config.metadata.namespace, name) if config is not None and name else None
 
@@ -194,11 +195,11 @@ def broker_topic(
     taken: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
-    """The declared topic of a Broker. Its name is that of its external topic, else the one in its
-    status, else the one that the template gives.
+    """Return the desired topic of a Broker. Its name is that of its external topic, else the one in
+    its status, else the one from the name template.
 
-    `taken` has the names of other Brokers' topics. Whether the Broker may use an external topic is
-    checked in `brokers.external_topics`. Raises `NameTaken` and `InvalidDocument`.
+    `names_of_others` has the names of other Brokers' topics. Whether the Broker may use an external
+    topic is checked in `brokers.external_topics`. Raises `NameTaken` and `InvalidDocument`.
     """
     wanted = defaults_with_config(config, defaults)
     annotations = broker.metadata.annotations
@@ -208,8 +209,8 @@ def broker_topic(
         name = external
     else:
         path = "metadata.name"
-        # Of two names it keeps the one it got (KN-BRK-19). No other: one that is there was external
-        # before, or was written by somebody who may write the status.
+        # The Broker keeps its name if the template changes (KN-BRK-19). Any other name in the
+        # status was an external topic, or was written by somebody else.
         name = kept_or_new_name(NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, taken, naming)
     if not names.is_topic(name):
         raise InvalidDocument(
@@ -230,8 +231,8 @@ def broker_topic(
 def kept_or_new_name(
     kind: NameKind, owner: Resource, key: str, taken: Container[str], naming: Naming
 ) -> str:
-    """The name of an object's topic or group: the one in its status under `key`, if naming rules
-    allow it for the object, else a new one. Raises `NameTaken` if another object has it."""
+    """Return the name of an object's topic or group: the one in its status under `key`, if naming
+    rules allow it for the object, else a new one. Raises `NameTaken` if another object has it."""
     metadata = owner.metadata
     mine = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     kept = owner.status.annotations.get(key)
@@ -253,8 +254,8 @@ def kept_or_new_name(
 
 
 def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
-    """Topic settings so that an acknowledged record is on two of three replicas and has the log's
-    time; declared settings take precedence."""
+    """Return topic settings with which an acknowledged record is on two of three replicas and has
+    the log's time; declared settings take precedence."""
     return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_TIME, **config}
 
 
@@ -265,22 +266,22 @@ def broker_ingress(
     defaults: Defaults,
     hosts: tuple[str, ...] = (),
 ) -> Ingress:
-    """The entry of a Broker or KafkaChannel in its receiver's contract. `hosts` are a channel's own
-    host names, `config` are the topic's settings as Kafka describes it."""
+    """Return the entry of a Broker or KafkaChannel in its receiver's contract. `hosts` are a
+    channel's own host names, `config` are the topic's settings in Kafka."""
     return Ingress(
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
         kind="KafkaChannel" if family_of(broker.kind) is CHANNELS else "Broker",
         hosts=hosts,
         topic=topic.name,
-        # A receiver has no consumer: what is set of one makes no new Revision of it.
+        # A receiver has no consumer, so consumer settings needn't change its entry.
         kafka=defaults.kafka.model_copy(update={"consumer": {}}),
         **ingress_limits(config),
     )
 
 
 def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
-    """The Ingress fields with the topic's size limits; `config` are the topic's settings in
+    """Return the Ingress fields with the topic's size limits; `config` are the topic's settings in
     Kafka."""
     limit = config.get("max.message.bytes", "")
     if not limit.isdecimal():
@@ -300,12 +301,11 @@ def trigger_egress(
     sender: str | None = None,
     naming: Naming = DEFAULT_NAMING,
 ) -> Egress:
-    """The Egress of one Trigger, Subscription or KafkaSource: what its dispatcher is told.
-
-    `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
-    Triggers; `reply` is where a Subscription's replies go; `sender` is the service account whose
-    tokens go to destinations with an audience, None: no tokens are shown here, to nobody. Raises
-    `InvalidDocument` for an annotation that says nothing usable, and `NameTaken`.
+    """Return the Egress of one Trigger, Subscription or KafkaSource, the contract of its
+    dispatcher. `dead_letter_sink` is the resolved `dead_letter_destination`; `taken` are the groups
+    of other Triggers; `reply` is the destination of a Subscription's replies; `sender` is the
+    service account whose tokens are sent to destinations with an audience, None: no tokens are
+    sent. Raises `InvalidDocument` for an invalid annotation, and `NameTaken`.
     """
     if sender is None:
         subscriber = _without_audience(subscriber)
@@ -318,7 +318,7 @@ def trigger_egress(
     def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
         return dead_letter_topics.dead_letter_topic_settings(
             topic.config,
-            # How many replicas an external topic has isn't known here.
+            # The replication of an external topic isn't known here: -1 is Kafka's default.
             -1 if topic.external else topic.replication,
             max_record_bytes(topic),
             dead_letter_topics.effective_retention(defaults.dead_letter_retention, *declared),
@@ -339,7 +339,7 @@ def trigger_egress(
         reply=reply,
         dead_letter_topic=names.dead_letter_topic(*of_broker, name),
         dead_letter_settings=own,
-        # Dispatchers of an earlier release, which read the same contract, know no such field.
+        # None if possible, as dispatchers of an earlier release don't know this field.
         broker_dead_letter_settings=None if brokers == own else brokers,
         kafka=kafka_settings.with_annotation_settings(defaults.kafka, of_trigger),
         subscriber=subscriber,
@@ -352,7 +352,7 @@ def trigger_egress(
         rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
         at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
     ).model_copy(update=dict(family.egress_fields(trigger)))
-    # Where nobody wants a token there is nobody to show one as.
+    # Without a destination that requires a token, no service account is needed.
     return egress.model_copy(update={"service_account": sender}) if egress.wants_tokens else egress
 
 
@@ -364,21 +364,22 @@ def _consumer_group(trigger: Trigger, broker: Broker, taken: Container[str], nam
     if family_of(trigger.kind) is CHANNELS:
         of = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
         return names.subscription_group(*of)
-    # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
+    # The Trigger keeps its name if the template changes (KN-BRK-19), but no foreign name from its
+    # status.
     return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
-    """The dead letter sink of a Trigger; its Broker's only if the Trigger declares no delivery."""
+    """Return the dead letter sink of a Trigger; its Broker's only if the Trigger declares no
+    delivery."""
     spec = _effective_delivery(trigger, broker)
     return None if spec is None else spec.dead_letter_sink
 
 
 def replay_egress(egress: Egress) -> Egress:
-    """The Egress of a Trigger's replayer, which delivers replayed dead letters.
-
-    They have the Trigger's subscriber, retries and dead-letter topic. But they have passed its
-    filters before, and come from a topic of their own.
+    """Return the Egress of a Trigger's replayer, which delivers replayed dead letters: with the
+    Trigger's subscriber, retries and dead-letter topic, but without its filters, which they have
+    passed before, and from the replay topic.
     """
     replays = replay_topic(egress)
     return egress.model_copy(
@@ -396,20 +397,20 @@ def replay_egress(egress: Egress) -> Egress:
 
 
 def replay_topic(egress: Egress) -> str:
-    """The topic that a Trigger's dead letters are replayed from."""
+    """Return the topic from which a Trigger's dead letters are replayed."""
     broker = family_of(egress.kind).own_name(egress.broker)
     return names.replay_topic(egress.namespace, broker, egress.trigger)
 
 
 def max_record_bytes(topic: Topic) -> int:
-    """Bytes of a topic's largest record, as declared, else Kafka's default."""
+    """Return the most bytes of a record in a topic, as declared, else Kafka's default."""
     limit = topic.config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
 
 def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
-    """The Trigger's delivery spec if it sets any option, else its Broker's; None: neither sets any
-    (KN-BRK-15)."""
+    """Return the Trigger's delivery spec if it sets any option, else its Broker's; None: neither
+    sets any (KN-BRK-15)."""
     for spec in (trigger.spec.delivery, broker.spec.delivery):
         if spec.is_set:
             return spec
@@ -421,8 +422,8 @@ def _delivery_options(spec: DeliverySpec) -> Delivery:
 
 
 def declared_order(trigger: Trigger) -> str:
-    """A Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions, else
-    `key`."""
+    """Return a Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions,
+    else `key`."""
     default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
     return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
 

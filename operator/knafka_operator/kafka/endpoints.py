@@ -1,8 +1,8 @@
-"""Endpoints: whether the token endpoint that a user's Secret names may be asked, by its addresses.
+"""Endpoints: refuses a token endpoint in a user's Secret that resolves to the pod or the node.
 
-librdkafka resolves the name again when it asks, and follows no redirection. So this keeps out what
-always leads to the pod or the node, and not a name that changes in between: for that, bound where
-the operator may connect to with a NetworkPolicy.
+librdkafka resolves the name again when it connects, and follows no redirection. So this check stops
+names that always lead to the pod or the node, but not a name whose address changes in between:
+against those, restrict the operator's connections with a NetworkPolicy.
 
 Not here: what is wrong with the name as it is written (`installation.kafka_trust`).
 """
@@ -19,7 +19,7 @@ from knafka_operator.installation.kafka_trust import endpoint_host, refused_endp
 from knafka_operator.installation.settings import Settings
 
 RESOLVE_TIMEOUT: Final = 5.0
-"""Seconds to resolve a name; after that librdkafka reports the problem."""
+"""Seconds to resolve a name; a slower name is accepted here, and librdkafka reports the problem."""
 
 
 async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:

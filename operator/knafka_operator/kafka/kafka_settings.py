@@ -1,4 +1,5 @@
-"""Kafka settings: what Brokers, channels and Triggers declare of clients, topic and start. Pure.
+"""Kafka settings: reads settings of clients, topics and delivery from ConfigMaps and annotations.
+Pure.
 
     a Broker's ConfigMap     producer.NAME, consumer.NAME, default.topic.config.cleanup.policy
     a channel's annotations  knafka.dev/producer.NAME, knafka.dev/consumer.NAME,
@@ -7,8 +8,8 @@
                              knafka.dev/start-position, knafka.dev/delivery-semantics,
                              knafka.dev/rate-limit
 
-Each check raises `InvalidDocument` with the key. Not here: which names there are, and why others
-are refused (`knafka.core.kafka_settings.client_settings`).
+Each check raises `InvalidDocument` with the key. Not here: the allowed client settings
+(`knafka.core.kafka_settings.client_settings`).
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def with_config_settings(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
-    """Merge the client settings in a ConfigMap's `data` over those of `kafka`."""
+    """Return `kafka` with the client settings in a ConfigMap's `data` merged over its own."""
     return _with_client_settings(kafka, client_settings.given(data, "", "data."))
 
 
 def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
-    """Merge the client settings in annotations of a Trigger or KafkaChannel over those of `kafka`,
-    its Broker's or the installation's."""
+    """Return `kafka`, the Broker's or the installation's, with the client settings in annotations
+    of a Trigger or KafkaChannel merged over its own."""
     return _with_client_settings(
         kafka, client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
     )
 
 
 def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """The topic settings that a KafkaChannel's annotations declare."""
+    """Return the topic settings that a KafkaChannel's annotations declare."""
     config = {
         key.removeprefix(TOPIC_PREFIX): value.strip()
         for key, value in annotations.items()
@@ -87,11 +88,10 @@ def check_trigger_settings(annotations: Mapping[str, str]) -> None:
 
 
 def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
-    """The isolation that a Trigger's annotations declare or require; None: neither.
-
-    A shared dispatcher has one reader and one writer with the Broker's settings, and delivers at
-    least once. So a Trigger with client settings of its own, with at-most-once semantics or with a
-    rate limit requires a dispatcher of its own.
+    """Return the isolation that a Trigger's annotations declare or require; None: neither. A shared
+    dispatcher has one reader and one writer with the Broker's settings, and delivers at least once.
+    So a Trigger with client settings, at-most-once semantics or a rate limit requires its own
+    dispatcher.
     """
     declared = declared_isolation(annotations)
     given = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
@@ -124,7 +124,7 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
 
 
 def at_most_once(annotations: Mapping[str, str]) -> bool:
-    """Whether a Trigger's annotation asks for at-most-once delivery (BUS-5)."""
+    """Whether a Trigger's annotation declares at-most-once delivery (BUS-5)."""
     declared = annotations.get(SEMANTICS, AT_LEAST_ONCE)
     if declared not in (AT_LEAST_ONCE, AT_MOST_ONCE):
         raise InvalidDocument(
@@ -135,7 +135,7 @@ def at_most_once(annotations: Mapping[str, str]) -> bool:
 
 
 def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
-    """The rate limit of a Trigger's delivery attempts (BUS-S13); None: it declares none."""
+    """Return the rate limit of a Trigger's delivery attempts (BUS-S13); None: it declares none."""
     declared = annotations.get(RATE_LIMIT)
     if declared is None:
         return None
@@ -170,8 +170,8 @@ def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
 
 
 def start_position(annotations: Mapping[str, str]) -> Start:
-    """The position at which a new Trigger's group begins: `latest`, `earliest`, or milliseconds
-    since 1970."""
+    """Return the position at which a new Trigger's group begins: `latest`, `earliest`, or
+    milliseconds since 1970."""
     declared = annotations.get(START, LATEST)
     if declared == "earliest":
         return "earliest"
@@ -192,10 +192,8 @@ def start_position(annotations: Mapping[str, str]) -> Start:
 
 
 def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse a changed start position of a Trigger whose group has begun, as it would have no
-    effect.
-
-    Removing the annotation is allowed.
+    """Refuse a changed start position of a Trigger whose group has offsets already, as it would
+    have no effect. Removing the annotation is allowed.
     """
     status = (old.get("status") or {}).get("annotations") or {}
     old_start, new_start = (

@@ -1,7 +1,8 @@
-"""Kafka servers: which ones the operator connects to, where an installation says so. Pure.
+"""Kafka servers: checks that an installation allows the servers that the operator connects to.
+Pure.
 
-Whoever may write a ConfigMap or Secret names servers, and the operator is a client of each: with
-its own network, and with as much memory as their answers need.
+Anyone who may write a ConfigMap or Secret can name servers to which the operator connects, from its
+own network and with its own memory.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ _SERVER = re.compile(r"[a-z0-9._:\[\]-]+").fullmatch
 
 
 def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:
-    """Raise `NotReady` unless each of the servers is allowed.
-
-    A pattern is for `host:port`, with `*` for any characters, in lower case. What has a protocol in
-    front is what librdkafka takes it for, a server.
+    """Raise `NotReady` unless each of the servers matches a pattern in `allowed`. A pattern is for
+    `host:port`, with `*` for any characters, in lower case. A protocol in front of a server is
+    ignored, as librdkafka does.
     """
     if set(allowed) == set(ANY_SERVER):
         return

@@ -1,11 +1,10 @@
-"""Shards: which Triggers of a Broker share which dispatcher. Pure.
+"""Shards: assigns Triggers of a Broker to shared dispatchers. Pure.
 
-    annotations -> Isolation; shared -> the number of a shard: where its record is, else the lowest
+    annotations -> Isolation; shared -> a shard's number: the one with its record, else the lowest
     with room
 
-Where a Trigger is delivered is one fact: it has a record in its Broker's contract topic, then that
-shard delivers it, or it has none, then its own Service does
-(docs/decisions/0019-contract-topic.md).
+The Broker's contract topic alone determines where a Trigger is delivered: by the shard in its
+record, or without a record by its own Service (docs/decisions/0019-contract-topic.md).
 
 Not here: a shard's Service (`functions.services`), and reading and writing the topic
 (`kafka.contracts`).
@@ -32,17 +31,17 @@ from knafka_operator.model.resources import Broker, Trigger
 from knafka_operator.model.topics import Topic
 
 CONTRACT_TOPIC_KEY: Final = "knafka.dev/contract-topic"
-"""Key of a Broker's `status.annotations`: written before the topic is made, so that an operator
-that finds no such key need not ask Kafka."""
+"""Key of a Broker's `status.annotations`: the contract topic's name, written before the topic is
+created, so that an operator that finds no such key needn't read Kafka."""
 
 DISPATCHER_KEY: Final = "knafka.dev/dispatcher"
-"""Key of a Trigger's `status.annotations`: the Service that delivers it. That of its own stands
-there before the Service is made, and until it is deleted."""
+"""Key of a Trigger's `status.annotations`: the Service that delivers it. Its own Service is
+recorded before it is created, and until it is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlacement:
-    """One of a Broker's shards."""
+    """One of a Broker's shards, with its number."""
 
     number: int
     shard: Shard
@@ -63,8 +62,8 @@ class SharedContract:
 
 
 def effective_isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation:
-    """A Trigger's isolation: its own, else its Broker's, else `default`, the installation's. Raises
-    `InvalidDocument`."""
+    """Return a Trigger's isolation: its own, else its Broker's, else `default`, the installation's.
+    Raises `InvalidDocument`."""
     own = kafka_settings.required_isolation(trigger.metadata.annotations)
     return own or declared_isolation(broker.metadata.annotations) or default
 
@@ -77,10 +76,9 @@ def automatic_isolation(
     has_record: bool,
     has_own: bool,
 ) -> Isolation:
-    """The isolation of an `auto` Trigger, by the first of these that is known.
-
-    Its min-scale (`drains_always`: own); what its activity `needed`; how it is `delivered` now; its
-    record in the contract (shared) or its own Service (own). A new Trigger is shared.
+    """Return the isolation of an `auto` Trigger, by the first of these that is known: its min-scale
+    (`drains_always`: own); what its activity `needed`; how it is `delivered` now; its record in the
+    contract (shared) or its own Service (own). A new Trigger is shared.
     """
     if drains_always:
         return Isolation.OWN
@@ -89,7 +87,8 @@ def automatic_isolation(
 
 
 def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
-    """The shard number of a group: the one it has, else the lowest shard with fewer than `size`."""
+    """Return the shard number of a group: its present one, else the lowest with fewer than `size`
+    groups."""
     if group in numbers:
         return numbers[group]
     members = Counter(numbers.values())
@@ -97,7 +96,7 @@ def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
 
 
 def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement:
-    """Number and contract of one of a Broker's shards."""
+    """Return number and contract of one of a Broker's shards."""
     of = _name_parts(broker)
     shard = Shard(
         group=names.shard_group(*of, number),
@@ -108,13 +107,15 @@ def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement
 
 
 def _name_parts(broker: Broker) -> tuple[str, str]:
-    """Namespace and internal name of a Broker, from which names of contract and shards are made."""
+    """Return namespace and internal name of a Broker, from which names of contract and shards are
+    built."""
     metadata = broker.metadata
     return metadata.namespace, family_of(broker.kind).own_name(metadata.name)
 
 
 def contract_topic(broker: Broker, topic: Topic) -> Topic:
-    """The declared contract topic of a Broker's shared dispatchers, as durable as its own topic.
+    """Return the desired contract topic of a Broker's shared dispatchers, as durable as the
+    Broker's own topic.
 
     It has one partition, which orders its records, and keeps the last record of each group.
     """
@@ -148,7 +149,7 @@ def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
 def shard_numbers(
     namespace: str, broker: str, records: Mapping[str, SharedEgress]
 ) -> dict[str, int]:
-    """The shard number of each group with a record."""
+    """Return the shard number of each group with a record."""
     wanted = {each.shard for each in records.values()}
     numbers: dict[str, int] = {}
     for number in range(MAX_SHARDS):
@@ -160,4 +161,4 @@ def shard_numbers(
 
 
 MAX_SHARDS: Final = 10_000
-"""More than any Broker has: where the search for a shard's number ends."""
+"""Upper limit of the search for a shard's number; no Broker has as many shards."""

@@ -1,4 +1,4 @@
-"""Topics: the one of a Broker or KafkaChannel, made where it isn't there.
+"""Topics: creates the topic of a Broker or KafkaChannel if it doesn't exist.
 
 Not here: whose it is, and how it should be (`kafka.topics`, `kafka.desired`).
 """
@@ -42,8 +42,8 @@ async def ensure_own_topic(
     kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
 ) -> TopicDescription:
     """Create a topic unless it exists; returns its description. Raises `LogError`, and
-    `TopicRefused` if it can't be described, or if somebody else has created it meanwhile and it has
-    records."""
+    `TopicRefused` if the topic isn't found afterwards, or if it existed with records and not
+    `may_be_used`."""
     topics = kafka.topics
     is_new = await ensure_topic(kafka, wanted)
     if not (is_new or may_be_used) and await has_records(topics, wanted.name):
@@ -63,8 +63,8 @@ async def has_records(topics: LogAdmin, name: str) -> bool:
 async def topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
-    """The description of a topic if it was created for an object that is being deleted; None: it
-    must not be deleted. Raises `LogError`."""
+    """Return the description of a topic if it was created for an object that is being deleted;
+    None: it must not be deleted. Raises `LogError`."""
     found = await topics.describe_topic(name)
     used = found is not None and not known_id and await has_records(topics, name)
     if may_delete_topic(found, known_id, used=used, claimed=claimed):
@@ -77,7 +77,8 @@ async def topic_to_delete(
 async def delete_broker_dead_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
     """Delete the topic with a Broker's own dead letters, records that hold no event
     (docs/decisions/0031). Raises `LogError`."""
-    # Its name is nobody else's. Most Brokers have none: then no right to delete it is needed.
+    # The name is this Broker's alone. Most Brokers have no such topic: then no right to delete it
+    # is needed.
     name = names.broker_dead_letter_topic(namespace, broker)
     if await topics.describe_topic(name) is not None:
         await topics.delete_topic(name)

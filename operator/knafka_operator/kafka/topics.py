@@ -1,14 +1,13 @@
-"""Topics: who owns a Broker's topic, and what of it has drifted from what is declared.
+"""Topics: decides who owns a Broker's topic, and reports differences between the topic and its
+declaration.
 
-Kafka keeps no owner with a topic, but gives each an id of its own. So a Broker's status keeps the
-name of its topic and that id; the name alone, with an empty id, says: we saw that there was no such
-topic and are about to make it. A topic that is neither was made by somebody else.
+Kafka records no owner of a topic, but gives each topic an id. So a Broker's status keeps the name
+and the id of its topic; a name with an empty id means that the topic didn't exist and is about to
+be created. Any other topic was created by somebody else. Others may write an empty id into a
+status, too. So with an empty id a topic is only accepted as just created if it never had records,
+and no other status names it. The id is written as soon as the topic is created.
 
-Who may write a status may write an empty id there, too. So by that alone a topic is only taken for
-the one that was just made if nothing was ever written to it, and no other status names it. The id
-is written as soon as the topic is made.
-
-Not here: changing a topic that exists. Drift is reported, never repaired by losing data.
+Not here: changing an existing topic; differences are reported, as repairing them could lose data.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from knafka_operator.model.topics import REPLICATION, Topic, TopicRefused
 
 TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
 TOPIC_ID: Final = "knafka.dev/topic-id"
-"""Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
+"""Key of a Broker's `status.annotations`: Kafka's id of the Broker's own topic."""
 
 
 def topic_effects(
@@ -44,12 +43,13 @@ def topic_effects(
     recorded: Mapping[str, str] | None = None,
     may_be_used: bool = False,
 ) -> tuple[Annotate | CreateTopic, ...]:
-    """The effects that record and create a Broker's topic; empty if it exists and is its own.
+    """Return the effects that record and create a Broker's topic; empty if it exists and is its
+    own.
 
-    `found` is the topic in Kafka, `annotations` are those of the Broker's status. A new topic must
-    be within `maxima`; `others` is the number of partitions of the namespace's other topics.
-    `disputed`: the topic has records or another object's status names it, so that an empty id
-    doesn't prove ownership. `recorded` are annotations to write with the topic's name.
+    `existing` is the topic in Kafka, `annotations` are those of the Broker's status. A new topic
+    must be within `maxima`; `other_partitions` is the number of partitions of the namespace's other
+    topics. `disputed`: the topic has records or another object's status names it, so that an empty
+    id doesn't prove ownership. `recorded` are annotations to write with the topic's name.
     `may_be_used`: a topic that somebody else creates meanwhile may have records. Raises
     `TopicRefused`.
     """
@@ -76,7 +76,7 @@ def topic_effects(
         return ()
     if found is None:
         _check_new_topic(wanted, maxima, others)
-    # Also of one that is there without an id: making it again writes that down.
+    # Also for an existing topic without an id in the status: the effect records the id.
     making = CreateTopic(wanted, TOPIC_STATUS, TOPIC_ID, may_be_used)
     if known_id is not None:
         return (making,)
@@ -136,13 +136,13 @@ def _check_new_topic(topic: Topic, maxima: Maxima, others: int) -> None:
 def _known_id(
     wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
-    """The id in the status if it belongs to this topic; empty: it was about to be created; None:
-    the status doesn't name the topic."""
+    """Return the id in the status if it belongs to this topic; empty: the topic was about to be
+    created; None: the status doesn't name the topic."""
     known = annotations.get(TOPIC_ID)
     if annotations.get(TOPIC_STATUS) in (None, wanted.name):
         return known
-    # It had another one. The id says whether this is its own nevertheless, from before it named an
-    # external one; an empty id belongs to that other name.
+    # The status names another topic. The id shows whether this topic is the Broker's own
+    # nevertheless, from before it named an external topic; an empty id belongs to the other name.
     return known if found is not None and found.id == known else None
 
 
@@ -157,12 +157,14 @@ def may_delete_topic(
 
 
 def as_declared_condition(topic: Topic, found: TopicDescription) -> Condition:
-    """The condition `TopicAsDeclared`: a warning if the topic differs from its declaration."""
+    """Return the condition `TopicAsDeclared`: a warning if the topic differs from its
+    declaration."""
     return all_as_declared_condition([(topic, found)])
 
 
 def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
-    """The condition `TopicAsDeclared` of several topics: a warning if one of them differs."""
+    """Return the condition `TopicAsDeclared` of several topics: a warning if one of them
+    differs."""
     drifted = [
         f"topic {topic.name} is left as it is: {'; '.join(different)}"
         for topic, found in topics
@@ -176,8 +178,8 @@ def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) 
 
 
 def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
-    """The differences between a topic and its declaration, a sentence each; empty for an external
-    topic."""
+    """Return the differences between a topic and its declaration, a sentence each; empty for an
+    external topic."""
     if wanted.external:
         return ()
     counts = (
@@ -189,7 +191,7 @@ def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
         *(
             f"{key}: {found.config.get(key, 'not set')}, declared {value}"
             for key, value in sorted(wanted.config.items())
-            # A topic that was made before Knafka set whose time counts goes on as it is.
+            # Topics from before Knafka set this option may lack it.
             if found.config.get(key, value if key in desired.LOG_TIME else None) != value
         ),
     ]
@@ -198,7 +200,7 @@ def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
 def topic_annotations(
     topic: Topic, found: TopicDescription, defaults: Defaults
 ) -> Mapping[str, str]:
-    """The annotations of a Broker's status that record its topic (KN-BRK-19)."""
+    """Return the annotations of a Broker's status that record its topic (KN-BRK-19)."""
     return {
         TOPIC_STATUS: topic.name,
         desired.PARTITIONS: str(found.partitions),

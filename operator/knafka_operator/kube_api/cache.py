@@ -1,17 +1,18 @@
-"""Cache: `Cluster` in front of the API server, which is asked only for what watches don't know.
+"""Cache: a `Cluster` that answers from watched objects, and requests only unwatched ones from the
+API server.
 
-    whole objects are watched       a look costs no request
-    their metadata is watched       a request for each version of an object that is looked at
-    nothing is watched              a request for each look
+    whole objects are watched       a read costs no request their metadata is watched       a
+    request for each version of an object that is read nothing is watched              a request for
+    each read
 
-It writes only what differs: an apply whose manifest was applied before (an annotation has its
-digest) and is still there as a whole, or a status that reads so already, is no request.
+It writes only differences: no request is made for an apply whose manifest was applied before (an
+annotation has its digest) and is still stored unchanged, or for a status that is stored already.
 
-It also knows who looked at what: `tracking` notes what a reconciliation gets, and when one of those
-objects changes, `changed` is called with every object whose reconciliation got it. Belongs to one
-event loop.
+It also tracks readers: `tracking` records the objects that a reconciliation reads; when one of them
+changes, `changed` is called for each object whose reconciliation read it. Belongs to one event
+loop.
 
-Not here: watching (`watches`), and what follows from a change (`controller`).
+Not here: watching (`watches`), and reacting to a change (`controller`).
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ Reference: TypeAlias = tuple[str, str, str, str]
 
 
 class CachedApi(Cluster, Protocol):
-    """The API that the cache is in front of; implemented by `ApiCluster`."""
+    """The API client that the cache wraps; implemented by `ApiCluster`."""
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """`write_status` that gives the object as it is stored then; None: it is gone."""
+        """Write a status as `write_status` does; return the stored object, None: it is gone."""
         ...
 
 
@@ -63,7 +64,7 @@ class _WatchedObjects:
     """UIDs of recently deleted objects, so that a late answer brings none of them back."""
 
     def current(self, identity: Identity) -> Document | None:
-        """The object as stored now; None: not known."""
+        """Return the cached object if it is current; None: not known."""
         document = self.documents.get(identity)
         if document is None or not self.synced:
             return None
@@ -102,7 +103,7 @@ class CachedCluster:
         """Called with apiVersion and kind of an object that a reconciliation has read, if that kind
         isn't watched."""
 
-    # -- what watches hear
+    # -- changes from watches
 
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
@@ -133,7 +134,7 @@ class CachedCluster:
         self._watched_objects(selection).synced = synced
 
     def forget_all(self) -> None:
-        """Drop everything, as nothing is watched any more."""
+        """Drop all objects and references, as nothing is watched any more."""
         self._watched.clear()
         self._references.clear()
         self._referrers.clear()
@@ -147,7 +148,7 @@ class CachedCluster:
         return found
 
     def _current(self, reference: Reference) -> Document | None:
-        """The object as stored now; None: not known."""
+        """Return the cached object if it is current; None: not known."""
         of_kind = self._watched.get(reference[:2], ())
         return next(filter(None, (each.current(reference[2:]) for each in of_kind)), None)
 
@@ -158,7 +159,7 @@ class CachedCluster:
             if each.synced and each.selection.matches(document) and not is_gone:
                 each.keep(_without_managed_fields(document))
 
-    # -- who looks at what
+    # -- tracking readers
 
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
@@ -169,7 +170,7 @@ class CachedCluster:
         try:
             yield
         except BaseException:
-            found |= self._references.get(key, set())  # it did not get to all it looks at
+            found |= self._references.get(key, set())  # not everything was read
             raise
         finally:
             self._tracked.reset(token)
@@ -199,7 +200,7 @@ class CachedCluster:
                 each.documents.pop(reference[2:], None)
 
     def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
-        """The cached objects of a selection in a namespace."""
+        """Return the cached objects of a selection in a namespace."""
         return [each for each in self._watched_objects(selection).versions if each[0] == namespace]
 
     def notify_readers(self, reference: Reference) -> None:
@@ -210,7 +211,7 @@ class CachedCluster:
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """As `Cluster.get`, from watched objects if possible."""
+        """Return an object as `Cluster.get` does, from watched objects if possible."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None:
@@ -240,15 +241,16 @@ class CachedCluster:
         return await self._api.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
-        """As `Cluster.apply`; makes no request if the stored object has it all."""
+        """Apply a manifest as `Cluster.apply` does; make no request if the stored object has
+        everything."""
         metadata = manifest["metadata"]
-        if "data" not in manifest:  # a digest of a Secret's would be one of a password
+        if "data" not in manifest:  # a Secret gets no digest, as that would be one of a password
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
             annotations = {**_annotations(manifest), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
         there = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
-        # The digest says that nothing is there that was wanted once and isn't any more, the rest
-        # that nobody has changed anything by hand.
+        # An equal digest means that no field was removed from the manifest; the comparison, that
+        # nobody has changed the object by hand.
         if (
             there
             and contains(there, manifest)
@@ -260,7 +262,8 @@ class CachedCluster:
         return stored
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """As `Cluster.write_status`; makes no request if nothing would change."""
+        """Write a status as `Cluster.write_status` does; make no request if nothing would
+        change."""
         there = self._current((document["apiVersion"], document["kind"], *_identity(document)))
         if there is not None and changes_nothing(there.get("status") or {}, status):
             return
@@ -275,7 +278,8 @@ class CachedCluster:
 
 
 def contains(there: Any, wanted: Any) -> bool:
-    """Whether a stored value contains everything that is wanted; additional keys are allowed."""
+    """Whether a stored value contains the desired value; additional keys of mappings are
+    allowed."""
     if isinstance(wanted, Mapping):
         return isinstance(there, Mapping) and all(
             key in there and contains(there[key], value) for key, value in wanted.items()
@@ -305,7 +309,7 @@ def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
 
 
 def _without_managed_fields(document: Document) -> Document:
-    """A document without `managedFields`, which nobody reads."""
+    """Return a document without `managedFields`, which no code reads."""
     metadata = document["metadata"]
     if "managedFields" not in metadata:
         return document
@@ -326,8 +330,8 @@ def _version(document: Document) -> str:
 
 
 def _is_older(document: Document, than: Document) -> bool:
-    """Whether a document is an older version of the same object, by resourceVersion, which the API
-    server counts up (KEP-5504). An object recreated under the name is another one."""
+    """Whether a document is an older version of the same object, by resourceVersion, which
+    increases (KEP-5504). An object recreated under the name is another object."""
     this, that = document["metadata"], than["metadata"]
     if this.get("uid") != that.get("uid"):
         return False

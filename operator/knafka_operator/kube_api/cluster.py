@@ -1,9 +1,9 @@
-"""The API server: `Cluster` on the official client, and what watches need beside it.
+"""API server: implements `Cluster` on the official client, with lists and watches.
 
-Its calls block, so they run in threads of their own. Documents are decoded JSON as it comes:
-turning each into the client's own objects and back takes far longer than the request.
+The client's calls block, so they run in threads. Documents are plain decoded JSON: converting them
+to the client's own objects and back takes far longer than the request.
 
-Not here: what is kept of the answers (`cache`), and following changes (`watches`).
+Not here: keeping objects in memory (`cache`), and following changes (`watches`).
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ MANAGER: Final = "knafka-operator"
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
 THREADS: Final = 32
-"""Requests at a time: twice as many as the work queue has places."""
+"""Most concurrent requests: twice as many as the work queue has places."""
 MAX_REQUESTS_PER_NAMESPACE: Final = 8
-"""Requests at a time for objects of one namespace, whose admission webhook may hold all of them."""
+"""Most concurrent requests for objects of one namespace, whose admission webhook may delay all of
+them."""
 CONNECTIONS: Final = 64
-"""Connections that are kept open: one for each thread and each watch."""
+"""Most open connections: one for each thread and each watch."""
 PAGE_SIZE: Final = 250
-"""Objects in one answer to a list that is followed by a watch: decoding it keeps the event loop
-waiting for some 10 ms."""
+"""Objects per page of a list that precedes a watch; decoding a page blocks the event loop for some
+10 ms."""
 CONNECT_TIMEOUT: Final = 5.0
 
 _METADATA: Final = ";g=meta.k8s.io;v=v1,application/json"
-"""End of an Accept header that asks for objects' metadata only."""
+"""End of an Accept header that requests only metadata of objects."""
 
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
@@ -102,7 +103,8 @@ class ApiCluster:
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
-        """Connect with the pod's service account, else by KUBECONFIG; raises `ClusterError`."""
+        """Connect with the pod's service account, or outside a cluster with KUBECONFIG; raises
+        `ClusterError`."""
         try:
             if "KUBERNETES_SERVICE_HOST" in os.environ:
                 kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
@@ -248,7 +250,7 @@ class ApiCluster:
                 self._kind(api_version, kind).delete(
                     name=name,
                     namespace=namespace,
-                    # Else its pods would run on; so it is there until the last of them has ended.
+                    # A Job stays until its last pod has ended; otherwise the pods would go on.
                     propagation_policy="Foreground" if kind == "Job" else None,
                     _request_timeout=REQUEST_TIMEOUT,
                 )
@@ -258,10 +260,8 @@ class ApiCluster:
         await self._in_thread(namespace, f"delete {kind} {namespace}/{name}", ask)
 
     def list_page(self, selection: WatchSelection, after: str | None) -> Document:
-        """One page of a list, `PAGE_SIZE` objects; blocks. `after` is the `continue` of the one
-        before.
-
-        Raises what the client raises.
+        """Return one page of a list, `PAGE_SIZE` objects; blocks. `after` is the `continue` token
+        of the previous page. Raises the client's errors.
         """
         return _decoded_answer(
             self._kind(selection.api_version, selection.kind).get(
@@ -276,7 +276,7 @@ class ApiCluster:
     def open_watch(
         self, selection: WatchSelection, version: str, seconds: int, silence: float
     ) -> Any:
-        """Open a watch from a resourceVersion on; blocks.
+        """Open a watch that starts after a resourceVersion; blocks.
 
         Returns a `urllib3` response with a line of JSON for each event, which the API server ends
         after `seconds`; a read may take `silence` seconds. Raises what the client raises.
@@ -361,7 +361,7 @@ def _is_legal_name(namespace: str, name: str) -> bool:
 
 
 def _server_message(error: DynamicApiError) -> str:
-    """The API server's error message, without headers."""
+    """Return the API server's error message, without headers."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, TypeError, KeyError):

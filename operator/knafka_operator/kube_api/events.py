@@ -1,6 +1,7 @@
-"""Events: what `kubectl describe` shows below an object. Posted in passing; nothing depends on one.
+"""Events: posts Kubernetes Events, which `kubectl describe` shows below an object. Errors are only
+logged.
 
-Not here: when there is something to say (`controller`).
+Not here: when to post an Event (`controller`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 COMPONENT: Final = "knafka-operator"
 MAX_MESSAGE: Final = 1000
-"""Characters; the API server takes 1,024."""
+"""Most characters of a message; the API server accepts 1,024."""
 MAX_WAITING: Final = 100
 """Most Events being posted at a time; further ones are dropped."""
 

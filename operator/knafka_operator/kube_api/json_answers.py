@@ -1,8 +1,8 @@
-"""JSON answers: what the API server says, decoded, however deep one object is.
+"""JSON answers: decodes the API server's responses, even if an object is nested very deeply.
 
-The API server stores objects whose fields lie ten thousand levels deep, where a schema leaves them
-free; Python's decoder gives up after about a thousand, and with it whoever lists all objects. So
-what lies deeper than anybody reads is null here: its object is judged without it.
+The API server stores objects with ten thousand levels, where a schema leaves fields free; Python's
+decoder fails after about a thousand, and with it a list of all objects. So values deeper than any
+code reads are replaced by null.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 MAX_DEPTH: Final = 100
-"""Levels that are kept where there are more than the decoder takes, which is 200: whoever compares,
-copies or writes a document takes a few frames for each."""
+"""Levels that are kept of a document with more than the decoder's limit of 200. Comparing, copying
+or writing a document takes a few stack frames for each level."""
 
 _PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
@@ -42,5 +42,5 @@ def without_deep_levels(text: bytes) -> bytes:
                 depth -= 1
                 if depth == MAX_DEPTH:
                     begin = part.end()
-    # Of what isn't closed the rest is missing, too, which the decoder refuses.
+    # An unclosed document stays unclosed, so that the decoder refuses it.
     return b"".join(kept) + (text[begin:] if depth <= MAX_DEPTH else b"")

@@ -1,13 +1,14 @@
-"""Leadership: the Lease of coordination.k8s.io, held by one replica; `lease` says who may.
+"""Leadership: acquires, renews and releases the Lease (coordination.k8s.io) that only one replica
+holds.
 
-    acquire -> act -> release        lost -> the program begins anew at once
+    acquire -> act -> release        lost -> restart the program at once
 
-The Lease is renewed by a thread with an event loop of its own (`LeaseThread`), so that what keeps
-the operator's loop busy doesn't lose it. A replica that can't renew in time doesn't wind up: its
-program is replaced by itself (`exec`), so that nothing of it acts when another begins. Another
-thread sees to that (`Watchdog`), and where no Python runs any more, C ends the process.
+A thread with its own event loop renews the Lease (`LeaseThread`), so that a busy operator loop
+doesn't lose it. A replica that can't renew in time doesn't shut down gradually: the program
+restarts itself (`exec`), so that it has stopped acting when another replica begins. Another thread
+enforces that (`Watchdog`); if no Python code can run, a timer in C ends the process.
 
-Not here: what is done by who leads.
+Not here: the rules who may claim the Lease (`lease`), and the leader's work (`replica`).
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ log = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "knafka-operator"
 REQUEST_TIMEOUT: Final = (2.0, 3.5)
-"""Seconds to connect, and for one answer. An API server may take 3 s for each answer; of one that
-gives none, two tries fit in before the Lease is lost."""
+"""Seconds to connect, and for one response. An API server may take 3 s for each response; without
+responses, two attempts fit before the Lease is lost."""
 WATCHDOG_INTERVAL: Final = 0.1
 REARM_INTERVAL: Final = 1.0
 STUCK_TIMEOUT: Final = 2.0
-"""Seconds past the loss of the Lease at which C ends a process in which no Python runs."""
+"""Seconds after the loss of the Lease at which a timer in C ends a process in which no Python code
+runs."""
 LOG_TIMEOUT: Final = 0.5
-"""Seconds for the log to take the reason: whoever reads it may have stopped."""
+"""Seconds to log the reason; the reader of the log may have stopped."""
 STDERR: Final = 2
 LOST_EXIT_STATUS: Final = 3
-"""Exit status of a replica that lost the Lease and can't begin anew."""
+"""Exit status of a replica that lost the Lease and can't restart itself."""
 
 
 class LeaseStore(Protocol):
@@ -77,8 +79,8 @@ class Leadership:
         return self._election.leads(self._now())
 
     def seconds_left(self) -> float | None:
-        """Seconds for which this replica leads without another renewal; None: it doesn't lead.
-        For any thread."""
+        """Return the seconds for which this replica leads without another renewal; None: it doesn't
+        lead. For any thread."""
         until = self._election.until
         return None if until is None else max(0.0, until - self._now())
 
@@ -108,7 +110,7 @@ class Leadership:
         """Release the Lease, so that another replica can lead at once; call it when this replica
         has stopped acting. Raises `ClusterError`."""
         self._is_leaving = True
-        async with self._writing:  # A renewal under way would make ours the older version.
+        async with self._writing:  # A concurrent renewal would make our version outdated.
             if (released := self._election.lease_to_release()) is not None:
                 await self._write(released)
 
@@ -119,12 +121,12 @@ class Leadership:
                 return not self._is_leaving and await self._claim()
             except ClusterError as error:
                 log.warning("the Lease: %s", error)
-            except Exception:  # a bug: by the clock it is lost, and not for ever
+            except Exception:  # a bug: keep trying; leading ends by the clock
                 log.exception("the Lease")
             return False
 
     async def _claim(self) -> bool:
-        # Who leads knows what is stored, unless somebody else wrote it.
+        # The leader knows the stored version, unless somebody else wrote it.
         if self.leads() and await self._write(self._election.lease_to_claim()):
             return True
         self._election.observe(await self._leases.read(), self._now())
@@ -212,7 +214,7 @@ def restart_process() -> NoReturn:
     with suppress(OSError):
         for descriptor in os.listdir("/proc/self/fd"):
             if int(descriptor) > STDERR:
-                with suppress(OSError):  # that of this list is closed by now
+                with suppress(OSError):  # `listdir`'s own descriptor is closed by now
                     os.set_inheritable(int(descriptor), False)
     with suppress(OSError):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -230,7 +232,7 @@ class ApiLeaseStore:
 
     def __init__(self, namespace: str) -> None:
         configuration = kubernetes.client.Configuration.get_default_copy()
-        configuration.retries = False  # each would take as long again
+        configuration.retries = False  # each retry would take as long again
         client = kubernetes.client.ApiClient(configuration)
         self._api = kubernetes.client.CoordinationV1Api(client)
         self._namespace = namespace
@@ -270,7 +272,7 @@ class ApiLeaseStore:
 
 
 def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
-    """The manifest of a Lease; `now` is only informational."""
+    """Return the manifest of a Lease; `now` is only informational."""
     version = {"resourceVersion": lease.version} if lease.version else {}
     return {
         "apiVersion": "coordination.k8s.io/v1",

@@ -1,10 +1,12 @@
-"""Lease: which replica acts, decided by each for itself from what is stored. Pure: time comes in.
+"""Lease: each replica's rules for leading, from the stored Lease and the time. Pure: callers pass
+the time.
 
-    observe(what is stored) -> may_claim -> write it -> wrote -> leads until `RENEW_WITHIN` after
+    observe(stored Lease) -> may_claim -> write -> on_written -> leads for `RENEW_WITHIN` seconds
 
-Times are one process's monotonic clock. What another replica's clock says is never compared with
-ours: a holder is given up when what is stored has not changed for its duration, counted from when
-we saw it change. A write only succeeds on what was observed, so of two that claim one does.
+Times are by this process's monotonic clock, and never compared with another replica's clock: a
+holder counts as dead when the stored Lease has not changed for its duration, counted from when we
+saw the last change. A write only succeeds on the observed version, so of two concurrent claims one
+succeeds.
 
     the leader sends a renewal          | leads for RENEW_WITHIN     |
     the others see it, never earlier         | wait DURATION or more               |
@@ -18,18 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 DURATION: Final = 15.0
-"""Seconds without a renewal after which others may claim it. This, `RENEW_WITHIN` and `RENEW_EVERY`
-are Kubernetes' own for its controllers: an API server under load was away for longer than the 4.5 s
-that stood here, and each restart reads everything again."""
+"""Seconds without a renewal after which others may claim the Lease. `DURATION`, `RENEW_WITHIN` and
+`RENEW_EVERY` have the values of Kubernetes' own controllers: API servers under load fail for longer
+than 4.5 s, and each restart of the operator reads everything again."""
 RENEW_WITHIN: Final = 10.0
-"""Seconds after the last renewal was sent at which its holder stops: before `DURATION`, with room
-for clocks that don't run alike and for the stopping itself."""
+"""Seconds after sending the last renewal at which its holder stops acting: before `DURATION`, with
+a margin for clock drift and for stopping."""
 RENEW_EVERY: Final = 2.0
-"""Seconds from the sending of one renewal to that of the next."""
+"""Seconds between sending two renewals."""
 RENEW_AGAIN: Final = 0.2
-"""Seconds after a renewal that failed."""
+"""Seconds between a failed renewal and the next attempt."""
 RETRY_EVERY: Final = 1.0
-"""Seconds between two looks of a replica that doesn't lead, at most."""
+"""Most seconds between two reads of the Lease by a replica that doesn't lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,14 @@ class Lease:
     duration: float
     """Seconds, as its holder promised."""
     transitions: int
-    """How often its holder has changed."""
+    """How often the Lease's holder has changed."""
     version: str
     """The resourceVersion, which changes with each write."""
 
 
 class Election:
-    """One replica's view of the Lease. Any thread may ask `leads`; the rest belongs to one."""
+    """One replica's view of the Lease. Any thread may call `leads` and `until`; the rest belongs to
+    one thread."""
 
     def __init__(self, me: str) -> None:
         """`me` is this replica's identity, which no other running process has."""
@@ -62,11 +65,11 @@ class Election:
         return self._stored
 
     def observe(self, stored: Lease | None, now: float) -> None:
-        """Note the stored Lease, read at `now`; None: there is none."""
+        """Record the stored Lease, read at `now`; None: there is none."""
         if self._stored is None or stored is None or stored.version != self._stored.version:
             self._stored, self._changed = stored, now
         if stored is not None and stored.holder != self._me:
-            self._until = None  # whichever replica took it from us, and however
+            self._until = None  # another replica has taken the Lease
 
     def may_claim(self, now: float) -> bool:
         """Whether this replica may claim or renew the Lease."""
@@ -76,15 +79,15 @@ class Election:
         return now >= self._changed + stored.duration
 
     def seconds_to_retry(self, now: float) -> float:
-        """Seconds until a replica that doesn't lead reads the Lease again."""
+        """Return the seconds until a replica that doesn't lead reads the Lease again."""
         if self._stored is None:
             return RETRY_EVERY
         expires = self._changed + self._stored.duration - now
         return min(RETRY_EVERY, expires) if expires > 0 else RETRY_EVERY
 
     def lease_to_claim(self) -> Lease:
-        """The Lease to write as its holder; its version is the one to replace, empty if there is
-        none."""
+        """Return the Lease to write to become or stay its holder; its version is the one to
+        replace, empty if there is none."""
         stored = self._stored
         if stored is None:
             return Lease(self._me, DURATION, 0, "")
@@ -92,12 +95,12 @@ class Election:
         return replace(stored, holder=self._me, duration=DURATION, transitions=changes)
 
     def lease_to_release(self) -> Lease | None:
-        """The Lease to write to release it; None: another replica holds it."""
+        """Return the Lease to write to release it; None: this replica doesn't hold it."""
         stored = self._stored
         return None if stored is None or stored.holder != self._me else replace(stored, holder="")
 
     def on_written(self, stored: Lease, sent: float, now: float) -> None:
-        """Note that the Lease sent at `sent` was stored."""
+        """Record that the Lease sent at `sent` was stored."""
         self.observe(stored, now)
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 

@@ -1,16 +1,14 @@
-"""A cluster in memory: `Cluster` with what the API server promises of it.
+"""Memory cluster: a `Cluster` in memory that keeps the API server's promises.
 
-    resourceVersion   another one with every change; a write that changes nothing makes none
-    generation        counts the changes of a spec
-    apply             server-side apply by our one manager: what it names no more goes, what others
-                      wrote stays
-    delete            waits for finalizers; what the object owned goes with it
-    watch             what is there, then every change
-    refuse            has requests fail: refused, in conflict, or whatever a test wants
+    resourceVersion   changes with every change; a write without changes keeps it generation
+    counts the changes of a spec apply             server-side apply by our one manager: fields that
+    it no longer names are removed, others' fields stay delete            waits for finalizers;
+    deletes owned objects too watch             yields all existing objects, then every change
+    refuse makes requests fail with any error
 
-`MemoryServing` adds as much of Knative Serving as the operator sees. Both are for tests and the
-bench, and the local mode's cluster stands on the first; they pass the contract that the Kubernetes
-API passes (tests/contract/test_cluster_contract).
+`MemoryServing` imitates the part of Knative Serving that the operator uses. Both are for tests and
+the bench; the local mode's cluster is derived from `MemoryCluster`. They pass the same contract
+test as the Kubernetes API (tests/contract/test_cluster_contract).
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class MemoryCluster:
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
-        """What is stored; watches don't see what is changed here."""
+        """The stored objects; watches don't see changes made here."""
         self.requests: Counter[str] = Counter()
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []
@@ -69,7 +67,7 @@ class MemoryCluster:
         self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
         self._version = 0
 
-    # What the operator asks.
+    # The operator's requests, as in `Cluster`.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         await self._count_request("get", kind, name)
@@ -136,13 +134,13 @@ class MemoryCluster:
         finally:
             self._watches.remove(watch)
 
-    # What users and other controllers do.
+    # Changes by users and other controllers.
 
     def put(self, document: Document) -> dict[str, Any]:
         """Create or replace an object; its status stays, unless one is given.
 
-        Gives it as it is stored. Raises `Conflict` if it is given a `resourceVersion` that
-        isn't the stored one: somebody was faster.
+        Returns the stored object. Raises `Conflict` if `document` has a `resourceVersion` that
+        isn't the stored one.
         """
         before = self.objects.get(_key(document), {})
         had = before.get("metadata", {})
@@ -157,7 +155,7 @@ class MemoryCluster:
         return self._store(stored)
 
     def remove(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, or mark it as going while it has finalizers."""
+        """Delete an object, or only set its `deletionTimestamp` while it has finalizers."""
         found = self.objects.get((api_version, kind, namespace, name))
         if found is None:
             return
@@ -185,7 +183,7 @@ class MemoryCluster:
         *,
         error: Exception | None = None,
     ) -> None:
-        """Make such requests fail, with a `ClusterError` if no error is given.
+        """Make matching requests fail with `error`, by default a `ClusterError`.
 
         `verb` is a method of `Cluster`; no kind or name means every one.
         """
@@ -196,12 +194,12 @@ class MemoryCluster:
         self._refusals.clear()
 
     def of(self, kind: str) -> Iterator[Document]:
-        """The stored objects of a kind, of any apiVersion; callers must not change them."""
+        """Return the stored objects of a kind, of any apiVersion; callers must not change them."""
         return (each for key, each in self.objects.items() if key[1] == kind)
 
     async def _count_request(self, verb: str, kind: str, name: str) -> None:
         self.requests[verb] += 1
-        await asyncio.sleep(0)  # as others have their turn while a request is under way
+        await asyncio.sleep(0)  # let other tasks run, as during a real request
         for each in self._refusals:
             if (error := each.error_of(verb, kind, name)) is not None:
                 raise error
@@ -269,7 +267,7 @@ class MemoryServing(MemoryCluster):
     """A `MemoryCluster` that imitates Knative Serving: Services are Ready as soon as they are
     applied.
 
-    Another template is another Revision, and the last one that became Ready serves. Nothing runs.
+    Each new template creates a Revision, and the latest Ready one serves. No function runs.
     """
 
     def __init__(self) -> None:
@@ -278,7 +276,7 @@ class MemoryServing(MemoryCluster):
         """Names of Knative Services whose new Revisions never become Ready."""
 
     def services(self) -> set[str]:
-        """Names of the Knative Services that there are."""
+        """Return the names of the stored Knative Services."""
         return {key[3] for key in self.objects if key[:2] == (SERVING, "Service")}
 
     def become_ready(self, namespace: str, name: str) -> None:
@@ -295,7 +293,7 @@ class MemoryServing(MemoryCluster):
     def _serve(self, service: dict[str, Any]) -> None:
         template = (service.get("spec") or {}).get("template")
         if template is None:
-            return  # somebody's subscriber, whose status a test gives
+            return  # a subscriber's Service, whose status the test sets
         metadata = service["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         before = service.get("status") or {}
@@ -344,7 +342,7 @@ _IMMUTABLE: Final = frozenset((str, int, float, bool, type(None)))
 
 
 def _copied(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of decoded JSON; much faster than `copy.deepcopy`."""
+    """Return a copy of decoded JSON; much faster than `copy.deepcopy`."""
     return {
         key: inner if type(inner) in _IMMUTABLE else _copied_value(inner)
         for key, inner in document.items()
@@ -352,7 +350,7 @@ def _copied(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied_value(value: Any) -> Any:
-    # What is most of it comes first: to ask for an abstract class takes ten times as long.
+    # The most frequent types come first: a check for an abstract class takes ten times as long.
     if type(value) in _IMMUTABLE:
         return value
     if isinstance(value, list | tuple):
@@ -363,7 +361,7 @@ def _copied_value(value: Any) -> Any:
 
 
 def _leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The fields of a document; lists are fields as a whole."""
+    """Yield path and value of each field of a document; a list is one field."""
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
             yield from _leaves(inner, (*path, key))
@@ -380,7 +378,7 @@ def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _remove_field(document: dict[str, Any], path: Path) -> None:
-    """Take a field away, and the objects around it that are empty then."""
+    """Remove a field, and the objects around it that are empty then."""
     inner = document.get(path[0])
     if len(path) > 1 and isinstance(inner, dict):
         _remove_field(inner, path[1:])
@@ -389,7 +387,7 @@ def _remove_field(document: dict[str, Any], path: Path) -> None:
 
 
 def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply a JSON merge patch (RFC 7386)."""
+    """Return `before` with a JSON merge patch (RFC 7386) applied."""
     merged = dict(before)
     for key, value in patch.items():
         if value is None:

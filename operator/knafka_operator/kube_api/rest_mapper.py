@@ -1,12 +1,12 @@
-"""REST mapper: where the API server keeps the objects of a kind, asked by apiVersion and
-remembered, also that there is no such kind.
+"""REST mapper: finds the REST path of a kind in the API server, and caches the kinds of each
+apiVersion, including missing ones.
 
-The dynamic client's own discovery isn't used: it lets go of everything it knows for each kind that
-it doesn't find, isn't thread-safe, and takes `*` for all kinds. Here one apiVersion is asked by
-itself, so that what somebody misspelt costs nobody else a look-up, and is asked for more and more
-seldom. `forget` is called for a new CustomResourceDefinition.
+The dynamic client's own discovery isn't used: it drops its whole cache for each kind that it
+doesn't find, isn't thread-safe, and accepts `*` as a kind. Here each apiVersion is looked up
+separately, so that a misspelt kind costs no other look-ups, and is looked up less and less often.
+`forget` is called for a new CustomResourceDefinition.
 
-Not here: asking for objects.
+Not here: requests for objects (`cluster`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kubernetes.dynamic.exceptions import NotFoundError
 from kubernetes.dynamic.resource import Resource
 
 KINDS_KEPT: Final = 600.0
-"""Seconds for which the kinds of an apiVersion are believed to be as they were."""
+"""Seconds for which the kinds of an apiVersion are cached."""
 UNKNOWN_KEPT: Final = 15.0
 MAX_UNKNOWN_KEPT: Final = 300.0
-"""Seconds for which a kind that isn't there isn't asked for again: doubled each time that nothing
-is new, up to the second."""
+"""Seconds for which a missing kind isn't looked up again: the first, doubled after each look-up
+without a change, up to the maximum."""
 
 _API_VERSION = re.compile(
     r"(?:(?P<group>[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/)?(?P<version>[a-z][a-z0-9]{0,62})"
@@ -52,17 +52,16 @@ class RestMapper:
     def __init__(
         self, client: kubernetes.client.ApiClient, now: Callable[[], float] = time.monotonic
     ) -> None:
-        # Without the client's own discovery, which would ask for everything at once.
+        # Without the client's own discovery, which would request all kinds at once.
         self._client = kubernetes.dynamic.DynamicClient(client, discoverer=lambda *_: None)  # type: ignore[no-untyped-call]
         self._now = now
         self._lock = threading.Lock()
         self._listed: dict[str, _Listed] = {}
 
     def find(self, api_version: str, kind: str, timeout: float) -> Any:
-        """The `kubernetes.dynamic` resource of a kind; None: there is no such kind.
-
-        Blocks. Raises what the client raises if the API server doesn't answer within `timeout`
-        seconds, or refuses.
+        """Return the `kubernetes.dynamic` resource of a kind; None: there is no such kind. Blocks.
+        Raises the client's errors if the API server doesn't answer within `timeout` seconds, or
+        refuses.
         """
         version = _API_VERSION(api_version)
         if version is None or _KIND(kind) is None:
@@ -79,7 +78,7 @@ class RestMapper:
         if listed is not None and listed.kinds.keys() == kinds.keys():
             unknown = min(2 * listed.unknown, MAX_UNKNOWN_KEPT)
         with self._lock:
-            # Misspelt ones must not pile up.
+            # Drop outdated entries, so that misspelt kinds don't accumulate.
             self._listed = {
                 name: each
                 for name, each in self._listed.items()

@@ -1,13 +1,14 @@
-"""Watches: follow all objects of a selection, as the API server filters them.
+"""Watches: follows the changes of all objects of a selection, which the API server filters.
 
-    list (in pages) -> follow from there -> it ends, breaks or is too old -> follow again, or list
+    list (in pages) -> follow from its version -> end, failure or too old a version -> follow again,
+    or list
 
-One thread for each watch, since the client blocks; what it hears is handed to the event loop, in
-the order of the API server. What went while nobody followed is missing in the next list, and is
-reported as gone. Metadata is enough for what is read only when it is needed: ConfigMaps, Secrets,
-subscribers of any kind.
+One thread for each watch, since the client blocks; it passes changes to the event loop in the API
+server's order. An object that was deleted while the watch was interrupted is missing in the next
+list, and reported as gone. Only metadata is watched of objects that are read when needed:
+ConfigMaps, Secrets, subscribers of any kind.
 
-Not here: keeping objects (`cache`), and what follows from a change (`controller`).
+Not here: keeping objects (`cache`), and reacting to a change (`controller`).
 """
 
 from __future__ import annotations
@@ -30,21 +31,19 @@ from knafka_operator.model.cluster import Document
 log = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 240
-"""Seconds after which the API server ends a watch, a fifth more or less: some end each minute, not
-all at one time."""
+"""Seconds, ±20 %, after which the API server ends a watch, so that not all end at the same time."""
 SILENCE_TIMEOUT: Final = 330.0
-"""Seconds without a byte after which a connection is taken for dead; longer than it is
-`WATCH_SECONDS`."""
+"""Seconds without a byte after which a connection counts as dead; more than any watch lasts."""
 FIRST_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 30.0
-"""Seconds after a failure: the first, doubled each time, up to the last."""
+"""Seconds to wait after a failure: the first, doubled each time up to the maximum."""
 REFUSED_PAUSE: Final = 120.0
-"""Seconds after a refusal: a change of our role is not announced."""
+"""Seconds to wait after a refusal; a change of our role is not announced."""
 
 EXPIRED: Final = 410
-"""HTTP status if the resourceVersion is too old, so that everything is listed again."""
+"""HTTP status for a resourceVersion that is too old; then everything is listed again."""
 REFUSED: Final = frozenset({403, 405})
-"""HTTP statuses if watching is forbidden or impossible."""
+"""HTTP statuses for a watch that is forbidden or impossible."""
 
 _FAILURES: Final = (
     ApiException,
@@ -57,14 +56,14 @@ _FAILURES: Final = (
 )
 
 Identity = tuple[str, str]
-"""Namespace and name; the namespace of what has none is empty."""
+"""Namespace and name; the namespace of a cluster-scoped object is empty."""
 
 
 class WatchApi(Protocol):
     """Lists and watches objects; implemented by `ApiCluster`. Both methods block."""
 
     def list_page(self, selection: WatchSelection, after: str | None) -> Document:
-        """One page of a list; `after` is the `continue` of the page before."""
+        """Return one page of a list; `after` is the `continue` token of the previous page."""
         ...
 
     def open_watch(
@@ -82,7 +81,7 @@ class Listener(Protocol):
         ...
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Note whether all objects of a selection are known and changes are followed."""
+        """Handle whether all objects of a selection are known and changes are followed."""
         ...
 
 
@@ -112,7 +111,7 @@ class Watch:
         answer = self._open
         if answer is not None:
             try:
-                answer.shutdown()  # it ends a read in another thread
+                answer.shutdown()  # this ends a read in another thread
             except (OSError, RuntimeError, ValueError, AttributeError):
                 log.debug("the watch of %s was over", self.selection, exc_info=True)
 
@@ -127,7 +126,7 @@ class Watch:
             except _FAILURES as error:
                 version = "" if self._must_list(error) else version
                 self._pause_after(error)
-            except Exception:  # a watch that ended would be missed only when something changes
+            except Exception:  # any error: without this thread, changes would go unnoticed
                 version = ""
                 log.exception("watching %s", self.selection)
                 self._report_synced(False)
@@ -143,8 +142,8 @@ class Watch:
         if status == EXPIRED or self._closed.is_set():
             return
         pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 16), MAX_PAUSE)
-        # After the first failure it follows on a moment later; after more nobody knows what was
-        # missed, so that objects are asked for instead.
+        # After the first failure the watch continues a moment later; after more, changes may be
+        # missed, so that objects are read from the API server instead.
         if self._failures > 0 or status in REFUSED:
             self._report_synced(False)
         if status in REFUSED:
@@ -179,7 +178,7 @@ class Watch:
         self._failures = 0
         try:
             if self._closed.is_set():
-                return version  # before there was anything to shut down
+                return version  # `close` came before the response was set
             for line in _lines(answer):
                 event = decode_json(line)
                 document = event["object"]
@@ -201,8 +200,8 @@ class Watch:
         return version
 
     def _with_kind(self, document: Document) -> Document:
-        """Add apiVersion and kind, which lists lack, and remove `managedFields`, which nobody
-        reads."""
+        """Return the document with apiVersion and kind, which lists lack, and without
+        `managedFields`, which no code reads."""
         metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
         kind = {"apiVersion": self.selection.api_version, "kind": self.selection.kind}
         return {**document, **kind, "metadata": metadata}
@@ -234,7 +233,7 @@ class _WatchError(ValueError):
 
 
 def _lines(answer: Any) -> Any:
-    """The lines of a response as they come."""
+    """Yield the non-empty lines of a response as they arrive."""
     rest = b""
     for chunk in answer.stream(amt=None, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
@@ -242,7 +241,7 @@ def _lines(answer: Any) -> Any:
 
 
 def _identity_only(document: Document) -> Document:
-    """Type, identity and labels of an object, which are reported once it is gone."""
+    """Return type, identity and labels of an object, which are reported once it is gone."""
     metadata = document["metadata"]
     kept = {key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata}
     return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": kept}

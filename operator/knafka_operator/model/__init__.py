@@ -1,1 +1,1 @@
-"""What is declared, as values: resources, conditions, settings."""
+"""Model: declared resources, conditions and settings, as values."""

@@ -1,8 +1,8 @@
-"""Autoscaling: what a Trigger's annotations declare of how it scales, and whether it does.
+"""Autoscaling: reads a Trigger's annotations about scaling and pausing.
 
     autoscaling.eventing.knative.dev/   min-scale, max-scale, lag-threshold,
                                         activation-lag-threshold, polling-interval, cooldown-period
-    knafka.dev/paused                   no drains at all
+    knafka.dev/paused                   no drains
 
 Not here: how many drains follow from that (`scale.decide`).
 """
@@ -24,7 +24,7 @@ from knafka_operator.model.resources import (
 )
 
 KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
-"""Upstream's default class: scaling on lag by these annotations, which is what we do."""
+"""Upstream's default class: scale on lag by these annotations, as Knafka does."""
 DISABLED: Final = "disabled"
 
 _KEYS: Final[Mapping[str, tuple[str, int]]] = {
@@ -35,7 +35,7 @@ _KEYS: Final[Mapping[str, tuple[str, int]]] = {
     "polling-interval": ("polling_interval", 1),
     "cooldown-period": ("cooldown_period", 0),
 }
-"""By annotation: the field that it sets and its smallest allowed value."""
+"""The field that each annotation sets, and its smallest allowed value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,17 @@ class Autoscaling:
     min_scale: int = 0
     """Drains held even without lag."""
     max_scale: int = 50
-    """Drains at most; never more than partitions either."""
+    """Most drains; also limited by the number of partitions."""
     lag_threshold: int = 100
     """Records of lag for each drain."""
     activation_lag_threshold: int = 0
-    """Records of lag that don't wake a Trigger at zero."""
+    """Records of lag up to which a Trigger without drains isn't woken."""
     polling_interval: float = 10.0
-    """Seconds between two looks at the lag."""
+    """Seconds between two reads of the lag."""
     cooldown_period: float = 30.0
-    """Seconds without anything to do after which a drain ends."""
+    """Seconds without work after which a drain ends."""
     paused: bool = False
-    """Whether no drains are opened, whatever the other fields say."""
+    """Whether no drains are opened, regardless of the other fields."""
     may_rest: bool = True
     """Whether drains end while the Trigger's filter passes no events (`scale.filter_rest`)."""
 

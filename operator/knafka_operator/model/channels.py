@@ -1,6 +1,6 @@
 """Channels: KafkaChannel and Subscription as declared, as far as Knafka reads them.
 
-As strict as `resources`, and in upstream's words where upstream has some: `parse` either with
+Unknown fields are refused, as in `resources`, with upstream's messages if it has any; parse with
 `knafka.core.documents.parse`.
 
 Not here: defaults that a webhook writes into a document, and what may not change of it
@@ -33,22 +33,22 @@ KAFKA_CHANNEL_VERSIONS: Final = ("messaging.knative.dev/v1beta1", "messaging.kna
 KAFKA_CHANNEL: Final = "KafkaChannel"
 SUBSCRIPTION: Final = "Subscription"
 CHANNEL: Final = "Channel"
-"""Knative Eventing's kind, which makes a channel of another kind by a template."""
+"""Knative Eventing's kind, whose controller creates a channel of another kind from a template."""
 
 SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
 """Annotation of a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
 
 ENTRY: Final = "entryOf"
-"""In the metadata of a Subscription that is an entry: its channel. The API server has no such
-field, so no object has it."""
+"""Key in the metadata of a Subscription that stands for an entry: its channel. The API server has
+no such field, so no stored object has it."""
 SENDS_AS: Final = "entrySendsAs"
 """Key beside `ENTRY`: the service account that the entry names, if a stored Subscription has the
 entry's UID."""
 PROMISE: Final = f"{KNAFKA_PREFIX}subscriber."
-"""What keys of `status.annotations` begin with that say what an entry of `spec.subscribers` was
-promised; its UID follows. While there is one, the entry's consumer group keeps its offsets."""
+"""Prefix of keys of `status.annotations` with what an entry of `spec.subscribers` was promised; the
+entry's UID follows. While the annotation exists, the entry's consumer group keeps its offsets."""
 DECLARED: Final = f"{KNAFKA_PREFIX}declared-subscribers"
-"""Key of `status.annotations`: UIDs of the entries that we may have written."""
+"""Key of `status.annotations`: UIDs of the entries that Knafka may have written."""
 
 PARTITIONS: Final = 1
 REPLICATION: Final = 1
@@ -59,7 +59,7 @@ MAX_RETENTION: Final = 9e15
 """Seconds; Kafka counts milliseconds in 63 bits."""
 
 PEERS_CHANNEL_FINALIZER: Final = "kafkachannels.messaging.knative.dev"
-"""What eventing-kafka-broker puts on each KafkaChannel that it serves."""
+"""The finalizer that eventing-kafka-broker puts on each KafkaChannel that it serves."""
 
 _EMPTY: Final = ("channel", "subscriber", "reply")
 
@@ -74,11 +74,11 @@ class Auth(Observed):
 class Subscriber(Declared):
     """One Subscription as the server adds it to its channel (KN-CHN-05): all addresses resolved.
 
-    At least one of both URIs is there. Of `delivery`, a dead letter sink is a URI too.
+    At least one of the two URIs is set. The dead letter sink in `delivery` is a URI, too.
     """
 
     uid: str = ""
-    """The Subscription's."""
+    """UID of the Subscription."""
     generation: int = 0
     """The Subscription's generation when this entry was written."""
     name: str = ""
@@ -103,7 +103,7 @@ class Subscriber(Declared):
 class KafkaChannelSpec(Declared):
     num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] = PARTITIONS
     replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] = REPLICATION
-    # Empty where the channel is from before upstream had the field.
+    # Empty if the channel is older than this field of upstream's.
     retention_duration: Annotated[
         Duration,
         Field(ge=0, le=MAX_RETENTION),
@@ -133,13 +133,13 @@ class SubscriptionSpec(Declared):
     channel: ChannelReference
     subscriber: Destination
     reply: Destination | None = None
-    """None: what the subscriber answers is discarded (KN-SUB-02)."""
+    """None: the subscriber's replies are discarded (KN-SUB-02)."""
     delivery: DeliverySpec = DeliverySpec()
 
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, document: object) -> object:
-        """As upstream: an empty object counts as one that isn't there."""
+        """Drop empty objects, which count as missing, as upstream does."""
         if not isinstance(document, Mapping):
             return document
         return {

@@ -1,4 +1,4 @@
-"""Cluster: the Kubernetes API, as little of it as reconciling needs, as one Protocol.
+"""Cluster: the part of the Kubernetes API that reconciling needs, as one Protocol.
 
 Implementations: `kube_api.cluster` (the API server), `kube_api.cache` in front of it, and whatever
 keeps objects elsewhere (tests, the local mode). Documents are plain dictionaries, as decoded JSON;
@@ -23,11 +23,11 @@ class ClusterError(KnafkaError):
 
 
 class Rejected(ClusterError):
-    """The object is refused as it is, by the schema or by a webhook such as Knative's."""
+    """The object is invalid by its schema, or was refused by a webhook such as Knative's."""
 
 
 class Conflict(ClusterError):
-    """The object has changed since the version that was named."""
+    """The object has changed since the version in the request."""
 
 
 class NotAllowed(ClusterError):
@@ -36,10 +36,10 @@ class NotAllowed(ClusterError):
 
 
 class Cluster(Protocol):
-    """Every method raises `ClusterError`."""
+    """Reads and writes Kubernetes objects. Every method raises `ClusterError`."""
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """None: there is no such object, or no such kind."""
+        """Return an object; None: the object, or its kind, doesn't exist."""
         ...
 
     async def list(
@@ -49,7 +49,7 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """All objects of a kind with these labels, in one namespace or in all."""
+        """Return all objects of a kind with these labels, in one namespace or in all."""
         ...
 
     async def create(self, manifest: Document) -> bool:
@@ -57,7 +57,7 @@ class Cluster(Protocol):
         ...
 
     async def apply(self, manifest: Document) -> Document:
-        """Server-side apply, with us as the only manager; returns the stored object.
+        """Apply a manifest (server-side apply, with one field manager); returns the stored object.
 
         Raises `Conflict` if the manifest has a `resourceVersion` that isn't the stored one's.
         """

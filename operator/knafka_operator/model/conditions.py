@@ -1,4 +1,5 @@
-"""Conditions of a status, merged and summed up by Knative's rules (KN-CON).
+"""Conditions: merges an object's conditions into its status, and summarises them by Knative's rules
+(KN-CON).
 
     conditions decided now, conditions in the stored status -> the new list with its summary
 
@@ -19,8 +20,8 @@ SUCCEEDED: Final = "Succeeded"
 """Type of the summary for objects that run to an end, such as Jobs."""
 
 MAX_MESSAGE: Final = 4_096
-"""Longest message in characters. A message may quote others' answers, and the API server refuses a
-status that is too large."""
+"""Most characters of a message. A message may quote responses, and the API server refuses a status
+that is too large."""
 
 _CAMEL_CASE = re.compile(r"[A-Z][A-Za-z0-9]*").fullmatch
 _RFC3339 = re.compile(
@@ -35,7 +36,7 @@ class Status(StrEnum):
 
 
 class Severity(StrEnum):
-    """How serious a condition is that isn't True."""
+    """Severity of a condition that isn't True."""
 
     ERROR = ""
     """The object isn't Ready then."""
@@ -67,8 +68,8 @@ class Condition:
 
 
 def summary_condition(conditions: Sequence[Condition], of: str = READY) -> Condition:
-    """Sum conditions up as one of type `of` (KN-CON-02): as the first that is False, else as the
-    first that is Unknown, else True.
+    """Return the summary of type `of` (KN-CON-02): like the first condition that is False, else
+    like the first that is Unknown, else True.
 
     Only conditions of error severity count. The caller orders them: causes before consequences.
     """
@@ -78,7 +79,8 @@ def summary_condition(conditions: Sequence[Condition], of: str = READY) -> Condi
 
 
 def first_cause(conditions: Sequence[Condition]) -> Condition | None:
-    """The condition that `summary_condition` repeats; None: all of error severity are True."""
+    """Return the condition that `summary_condition` repeats; None: all of error severity are
+    True."""
     for status in (Status.FALSE, Status.UNKNOWN):
         for each in conditions:
             if each.severity is Severity.ERROR and each.status is status:
@@ -92,9 +94,9 @@ def merged_conditions(
     """Build `status.conditions` from the conditions decided `now` and their summary, sorted by
     type.
 
-    `previous` is the stored list, `at` the time (RFC 3339). `lastTransitionTime` becomes `at` only
-    where a condition's status has changed.
-    Raises `ValueError` for a type given twice, or for the summary's type in `now`.
+    `previous` is the stored list, `timestamp` the time (RFC 3339). `lastTransitionTime` becomes
+    `timestamp` only for a condition whose status has changed. Raises `ValueError` for a type given
+    twice, or for the summary's type in `now`.
     """
     if _RFC3339(at) is None:
         raise ValueError(f"{at!r} is no RFC 3339 time")
@@ -111,7 +113,7 @@ def merged_conditions(
 
 
 def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
-    """One condition as a dictionary for `status.conditions`, without its empty fields; no severity
+    """Return a condition as a dictionary for `status.conditions`, without empty fields; no severity
     means error."""
     fields = {
         "type": condition.type,

@@ -1,4 +1,5 @@
-"""EventPolicies: Knative Eventing's rules for who may send to which Brokers and KafkaChannels."""
+"""EventPolicies as declared: Knative Eventing's rules about who may send events to Brokers and
+KafkaChannels."""
 
 from __future__ import annotations
 
@@ -75,6 +76,6 @@ class EventPolicySpec(Observed):
 
 class EventPolicy(Resource):
     """An EventPolicy as declared. Its `spec` is parsed in `senders.event_policies`, since an
-    invalid policy must let nobody through."""
+    invalid policy must admit no sender."""
 
     spec: Any = None

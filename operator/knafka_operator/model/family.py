@@ -2,12 +2,12 @@
 
     Broker        <- Trigger         eventing.knative.dev
     KafkaChannel  <- Subscription    messaging.knative.dev
-    KafkaSource                      sources.knative.dev: what is read and who reads it, in one
+    KafkaSource                      sources.knative.dev: topics and their reader in one object
 
-But for its receiver, a KafkaChannel is treated as a Broker, a Subscription as a Trigger without
-filters whose replies go to an address, and a KafkaSource as a Trigger of topics that belong to no
-Broker. They are parsed as such, so that the same code reconciles all of them. The differences are
-here: kinds, names, and the namespace of functions.
+Except for its receiver, a KafkaChannel is treated as a Broker, a Subscription as a Trigger without
+filters whose replies go to an address, and a KafkaSource as a Trigger of topics without a Broker.
+They are parsed as such, so that the same code reconciles all of them. `Family` has the differences:
+kinds, names, and the namespace of functions.
 """
 
 from __future__ import annotations
@@ -63,46 +63,48 @@ class Family:
     read_trigger: Callable[[Document], Trigger]
     """Both raise `InvalidDocument`."""
     broker_of: Callable[[Document], Identity]
-    """The Broker or channel that a stored Trigger or Subscription refers to."""
+    """Returns the Broker or channel that a stored Trigger or Subscription refers to."""
     reply_of: Callable[[Document], Destination | None]
-    """The destination of a Trigger's replies; None: the Broker's topic. Only for documents that
-    `read_trigger` accepts."""
+    """Returns the destination of a Trigger's replies; None: the Broker's topic. Only for documents
+    that `read_trigger` accepts."""
     peers_finalizer: str
-    """What eventing-kafka-broker puts on the Brokers, channels or sources that it serves."""
+    """The finalizer that eventing-kafka-broker puts on the Brokers, channels or sources that it
+    serves."""
     infix: str = ""
     """A part of functions' names, so that families may have objects of the same name."""
     centralized: bool = False
     """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
     internal_name_of: Callable[[str], str] = str
-    """Gives the part of topic and group names that stands for a Broker; see `own_name`."""
+    """Returns the part of topic and group names that stands for a Broker; see `own_name`."""
     egress_fields: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
-    """Additional fields of a Trigger's Egress."""
+    """Returns additional fields of a Trigger's Egress."""
     credentials_volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
-    """The volume with a Trigger's credentials, if they aren't one Secret."""
+    """Returns the volume with a Trigger's credentials, if they aren't one Secret."""
     owns_group: bool = True
-    """Whether the consumer groups were made by Knafka, so that a new Trigger may delete
-    leftovers."""
+    """Whether Knafka creates the consumer groups, so that a new Trigger may delete leftover
+    offsets."""
 
     @property
     def short_name(self) -> str:
-        """The kind's name in reasons of conditions: `Broker`, `Channel` or `Source`."""
+        """Return the kind's name in reasons of conditions: `Broker`, `Channel` or `Source`."""
         return self.broker.removeprefix("Kafka")
 
     def own_name(self, broker: str) -> str:
-        """The part of internal topic and group names that identifies this Broker or channel."""
+        """Return the part of internal topic and group names that identifies this Broker or
+        channel."""
         return self.internal_name_of(broker)
 
     def function_name_prefix(self, owner: Identity) -> str:
-        """The prefix of the names of an object's functions: `NAME`, or `NAMESPACE.NAME` where they
-        are in the operator's namespace."""
+        """Return the prefix of the names of an object's functions: `NAME`, or `NAMESPACE.NAME` for
+        functions in the operator's namespace."""
         return f"{owner.namespace}.{owner.name}" if self.centralized else owner.name
 
     def label_value(self, owner: Identity) -> str:
-        """The label value that identifies an object; shortened if its name is too long."""
+        """Return the label value that identifies an object; shortened if its name is too long."""
         return names.child(self.function_name_prefix(owner), "")
 
     def trigger_id(self, trigger: Identity) -> str:
-        """The id by which the scaler knows a Trigger."""
+        """Return the id by which the scaler knows a Trigger."""
         return str(trigger) if self.trigger == "Trigger" else f"{self.trigger} {trigger}"
 
 
@@ -126,8 +128,8 @@ def is_of_kafka_channel(subscription: Document) -> bool:
 
 
 def without_subscribers(channel: Document) -> Document:
-    """A KafkaChannel without the entries of its Subscriptions, so that an invalid one doesn't keep
-    the channel from being parsed."""
+    """Return a KafkaChannel without the entries of its Subscriptions, so that an invalid entry
+    doesn't prevent parsing the channel."""
     spec = channel.get("spec")
     if not isinstance(spec, Mapping) or "subscribers" not in spec:
         return channel
@@ -149,7 +151,7 @@ def _as_broker(document: Document) -> Broker:
 
 
 def subscription_as_trigger(subscription: Subscription) -> Trigger:
-    """A Subscription read as a Trigger; its kind stays."""
+    """Return a Subscription as a Trigger; its kind stays."""
     declared = subscription.spec
     spec = TriggerSpec(
         broker=declared.channel.name, subscriber=declared.subscriber, delivery=declared.delivery
@@ -219,7 +221,7 @@ FAMILIES: Final = (BROKERS, CHANNELS, SOURCES)
 
 
 def family_of(kind: str) -> Family:
-    """The family of the kind Broker, Trigger, KafkaChannel, Subscription or KafkaSource."""
+    """Return the family of the kind Broker, Trigger, KafkaChannel, Subscription or KafkaSource."""
     if kind == SOURCES.trigger:
         return SOURCES
     return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS

@@ -13,13 +13,13 @@ EVENT_TYPES: Final = "eventtype-auto-create"
 
 
 def is_enabled(config: ConfigMap | None, name: str) -> bool:
-    """Whether a feature is on; `config` None: there is no such ConfigMap."""
+    """Whether a feature is on; `config` None: the ConfigMap doesn't exist."""
     return config is not None and config.data.get(name, "").strip().lower() == "enabled"
 
 
 def feature_value(config: ConfigMap | None, name: str, words: Sequence[str], default: str) -> str:
-    """The value of feature `name`, one of `words`, or `default` if it isn't set. Raises
-    `InvalidDocument` that names the ConfigMap."""
+    """Return the value of feature `name`, one of `words`, or `default` if it isn't set. Raises
+    `InvalidDocument` with the ConfigMap's name."""
     word = ("" if config is None else config.data.get(name, "")).strip().lower() or default
     if word not in words:
         assert config is not None

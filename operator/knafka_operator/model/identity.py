@@ -1,4 +1,4 @@
-"""Identity: which object of a kind is meant, wherever the operator keeps or looks up something."""
+"""Identity: namespace and name of an object, the key by which the operator stores and finds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Identity:
-        """The identity of a stored object."""
+        """Return the identity of a stored object."""
         metadata = document["metadata"]
         return cls(metadata["namespace"], metadata["name"])
 

@@ -1,4 +1,4 @@
-"""Isolation: whether a Trigger has a dispatcher of its own, or shares one with its neighbours.
+"""Isolation: whether a Trigger has its own dispatcher, or shares one with other Triggers.
 
 Not here: which shard it gets (`kafka.shards`), and which of the two an `auto` one needs
 (`dispatchers.activity`).
@@ -15,11 +15,12 @@ from knafka_operator.model.resources import ISOLATION, annotation_path
 
 class Isolation(StrEnum):
     OWN = "own"
-    """A Service of its own: nobody else's events are in its pods."""
+    """Its own Service: its pods handle no other Trigger's events."""
     SHARED = "shared"
     """A shard, with other Triggers of the same Broker (docs/decisions/0018)."""
     AUTO = "auto"
-    """Shared while it is quiet, its own while it is busy; never what a Trigger is delivered by."""
+    """Shared while it is quiet, its own while it is busy. Only declared: a running delivery is
+    `own` or `shared`."""
 
 
 def parse_isolation(text: str, path: str) -> Isolation:
@@ -32,7 +33,7 @@ def parse_isolation(text: str, path: str) -> Isolation:
 
 
 def declared_isolation(annotations: Mapping[str, str]) -> Isolation | None:
-    """The isolation that an object's annotations declare; None: they declare none. Raises
+    """Return the isolation that an object's annotations declare; None: they declare none. Raises
     `InvalidDocument`."""
     text = annotations.get(ISOLATION)
     return None if text is None else parse_isolation(text, annotation_path(ISOLATION))

@@ -1,8 +1,6 @@
-"""Maxima: how much one object, and all of a namespace together, may ask of an installation.
-
-They are the settings `KNAFKA_MAX_...`. What was granted before stays as it is.
-
-Not here: what a namespace may have in memory or objects; for that Kubernetes has ResourceQuotas.
+"""Maxima: limits what one object, and all objects of a namespace together, may declare. They are
+the settings `KNAFKA_MAX_...`. Amounts that were granted before stay. Not here: limits of memory and
+objects per namespace, which are Kubernetes' ResourceQuotas.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ class Maxima:
     namespace_min_scale: int = 200
     """Sum of min-scale in a namespace: pods that always run, with or without events."""
     job_timeout: float = 172_800.0
-    """Seconds that one Job may take, and so keep other Jobs from its tables; eight times the
-    default."""
+    """Most seconds of one Job, which keeps other Jobs from its tables; eight times the default."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Maxima:
-        """Raises `InvalidDocument` that names the variable."""
+        """Read the maxima from the variables `KNAFKA_MAX_…`. Raises `InvalidDocument` with the
+        variable's name."""
 
         given = {
             each.name: whole_number(environment[variable], variable, 1, LARGEST_INT32)
@@ -45,19 +43,19 @@ class Maxima:
         return cls(**given)
 
     def check_partitions(self, partitions: int, path: str) -> None:
-        """Raises `InvalidDocument`."""
+        """Refuse more partitions than the maximum; raises `InvalidDocument`."""
         _refuse_above(partitions, self.partitions, path, "KNAFKA_MAX_PARTITIONS")
 
     def check_replication(self, replication: int, path: str) -> None:
-        """Raises `InvalidDocument`."""
+        """Refuse more replicas than the maximum; raises `InvalidDocument`."""
         _refuse_above(replication, self.replication, path, "KNAFKA_MAX_REPLICATION")
 
     def check_scale(self, pods: int, path: str) -> None:
-        """Raises `InvalidDocument`."""
+        """Refuse more pods than the maximum; raises `InvalidDocument`."""
         _refuse_above(pods, self.scale, path, "KNAFKA_MAX_SCALE")
 
     def check_job_timeout(self, seconds: float, path: str) -> None:
-        """Raises `InvalidDocument`."""
+        """Refuse a longer Job timeout than the maximum; raises `InvalidDocument`."""
         _refuse_above(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
 
 

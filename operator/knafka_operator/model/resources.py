@@ -1,11 +1,9 @@
-"""Resources: the declared documents, as far as Knafka reads them.
+"""Resources: models of declared documents, as far as Knafka reads them.
 
-`parse_resource` turns decoded YAML or JSON into a Broker, a Trigger, a ConfigMap or a Knative
-Service, or says by path what is wrong with it, in upstream's words where upstream has some. It is
-as strict as `kubectl`: an unknown field of a spec is refused, what the API server adds to metadata
-and status is not.
-
-Not here: looking anything up. A reference stays a reference.
+`parse_resource` parses decoded YAML or JSON to a Broker, a Trigger, a ConfigMap or a Knative
+Service, or reports a problem with its path, with upstream's message if it has one. Like `kubectl`,
+it refuses unknown fields of a spec, but not what the API server adds to metadata and status. Not
+here: reading other objects; a reference stays a reference.
 """
 
 from __future__ import annotations
@@ -34,39 +32,42 @@ DELIVERY_ORDER: Final = "kafka.eventing.knative.dev/delivery.order"
 AUTOSCALING: Final = "autoscaling.eventing.knative.dev/"
 """Prefix of `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see `scaler`."""
 KNAFKA_PREFIX: Final = "knafka.dev/"
-"""Prefix of annotations that nobody else has; with `consumer.` or `producer.` before the name, of
-what a Trigger sets of its Kafka clients (`knafka.core.kafka_settings.client_settings`)."""
+"""Prefix of Knafka's own annotations; followed by `consumer.` or `producer.`, of Kafka client
+settings (`knafka.core.kafka_settings.client_settings`)."""
 FINALIZER: Final = f"{KNAFKA_PREFIX}finalizer"
 """The finalizer that the operator puts on every object it reconciles."""
 MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
-"""On a Trigger: attempts under way at once in one dispatcher. Ours, so in our domain."""
+"""Annotation of a Trigger: most concurrent attempts in one dispatcher."""
 PAUSED: Final = "knafka.dev/paused"
-"""On a Trigger: `true` has nothing delivered until it is `false` or gone; its events wait."""
+"""Annotation of a Trigger: `true` stops delivery until it is `false` or removed; events wait in
+Kafka."""
 START: Final = "knafka.dev/start-position"
-"""On a Trigger: where it begins when it is new; in its status, where it began."""
+"""Annotation of a Trigger: the start position of a new Trigger; in its status, where it began."""
 SEMANTICS: Final = "knafka.dev/delivery-semantics"
-"""On a Trigger: `at-least-once`, or `at-most-once` (BUS-5)."""
+"""Annotation of a Trigger: `at-least-once`, or `at-most-once` (BUS-5)."""
 RATE_LIMIT: Final = "knafka.dev/rate-limit"
-"""On a Trigger: attempts that its subscriber gets at most, as `10/Second` (BUS-S13)."""
+"""Annotation of a Trigger: the maximum rate of attempts at its subscriber, such as `10/Second`
+(BUS-S13)."""
 PAYLOAD: Final = "knafka.dev/payload"
-"""On a Trigger that a Sensor has made: `batch` sends an action's events in batched mode."""
+"""Annotation of a Sensor's Trigger: `batch` sends an action's events in batched mode."""
 BATCH: Final = "batch"
 ISOLATION: Final = "knafka.dev/isolation"
-"""On a Trigger, or on its Broker for all that declare none: `own`, `shared` or `auto`, see
-`isolation`."""
+"""Annotation of a Trigger, or of its Broker for Triggers without one: `own`, `shared` or `auto`,
+see `isolation`."""
 LOCAL_COMMAND: Final = "local.knafka.dev/command"
-"""On a Knative Service: what the local mode runs in place of its image."""
+"""Annotation of a Knative Service: the command that the local mode runs instead of its image."""
 
 TOPIC_STATUS: Final = "default.topic"
 GROUP_STATUS: Final = "group.id"
-"""Keys of `status.annotations`: the names chosen once, read back for life (KN-BRK-19)."""
+"""Keys of `status.annotations`: names of topic and group, which are chosen once and never change
+(KN-BRK-19)."""
 
 PEERS_FINALIZER: Final = "brokers.eventing.knative.dev"
-"""What eventing-kafka-broker puts on each Broker that it serves: the claim by which two
-implementations with one class know whose a Broker is."""
+"""The finalizer that eventing-kafka-broker puts on each Broker that it serves; it shows which of
+two implementations with the same class serves the Broker."""
 
 BROKER_CLASSES: Final = frozenset({"Kafka", "kafka"})
-"""Classes that are ours: upstream's spelling and the mission's. Case matters, as upstream."""
+"""Broker classes that Knafka serves; case matters, as upstream."""
 
 MAX_NAME: Final = 253
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?").fullmatch
@@ -110,7 +111,7 @@ class Metadata(Observed):
     name: Annotated[str, AfterValidator(_checked_name)]
     namespace: Annotated[Namespace, BeforeValidator(lambda value: value or "default")] = "default"
     uid: str = ""
-    """Empty for a document that never was in a cluster."""
+    """Empty for a document that was never stored in a cluster."""
     annotations: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
     generation: int = 0
@@ -194,7 +195,7 @@ class Destination(Declared):
 
 
 class DeliverySpec(Declared, Delivery):
-    """Declared delivery options; which were declared matters, `retry: 0` too (KN-BRK-15)."""
+    """Declared delivery options; an explicit `retry: 0` counts as declared (KN-BRK-15)."""
 
     dead_letter_sink: Destination | None = None
 
@@ -308,12 +309,14 @@ class Service(Resource):
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """Annotations of the Service and of its template; the template's take precedence."""
+        """Return the annotations of the Service and of its template; the template's take
+        precedence."""
         return {**self.metadata.annotations, **self.spec.template.metadata.annotations}
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Environment variables of its containers; those with a `valueFrom` are empty."""
+        """Return the environment variables of the Service's containers; those with a `valueFrom`
+        are empty."""
         return {
             each.name: each.value
             for container in self.spec.template.spec.containers
@@ -343,13 +346,13 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
 
 
 def finalizers_of(document: Mapping[str, Any]) -> list[str]:
-    """An object's finalizers, in their order."""
+    """Return an object's finalizers, in their order."""
     return list(document["metadata"].get("finalizers") or ())
 
 
 def is_claimed_by_peer(document: Mapping[str, Any], finalizer: str = PEERS_FINALIZER) -> bool:
-    """Whether eventing-kafka-broker, which puts this finalizer on what it serves, serves an object
-    and Knafka doesn't; without `finalizer` a Broker, whatever its class."""
+    """Whether an object has the `finalizer` of eventing-kafka-broker, by default that of Brokers,
+    and not Knafka's, so that the former serves it."""
     finalizers = finalizers_of(document)
     return finalizer in finalizers and FINALIZER not in finalizers
 
@@ -357,14 +360,14 @@ def is_claimed_by_peer(document: Mapping[str, Any], finalizer: str = PEERS_FINAL
 def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:
     """Whether the Broker's class is one of `classes` (KN-BRK-04).
 
-    A Broker that names none has the class `""`: in a cluster that is for the default class to
-    settle, where there is only one implementation `classes` may hold it.
+    A Broker without a class has the class `""`: in a cluster the default class is added to it, and
+    with a single implementation `classes` may include `""`.
     """
     return broker.metadata.annotations.get(BROKER_CLASS, "") in classes
 
 
 def annotation_path(key: str) -> str:
-    """The path of an annotation in an `InvalidDocument`."""
+    """Return the path of an annotation for an `InvalidDocument`."""
     return f"metadata.annotations.{key}"
 
 

@@ -1,9 +1,9 @@
 """Sensors as declared, as far as Knafka reads them: Argo's vocabulary, on a Broker or a
 KafkaChannel (BUS-S1).
 
-As strict as `resources`; `parse` one with `knafka.core.documents.parse`. The delivery settings of a
-Sensor's trigger become those of its Knative Trigger (`delivery_of`), so what a Knative Trigger
-can't do is refused here.
+Unknown fields are refused, as in `resources`; parse with `knafka.core.documents.parse`. The
+delivery settings of a Sensor's trigger become those of its Knative Trigger (`delivery_of`), so
+settings that a Knative Trigger can't have are refused here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ KNAFKA: Final = "knafka.dev/v1alpha1"
 """The apiVersion of Knafka's own kinds."""
 SENSOR: Final = "Sensor"
 SENSOR_NAME_KEY: Final = f"{KNAFKA_PREFIX}sensor"
-"""On a Trigger or Subscription that delivers a Sensor's actions: the Sensor's name. A label, too,
-of what is made for it."""
+"""Annotation of a Trigger or Subscription that delivers a Sensor's actions: the Sensor's name. Also
+a label of objects created for a Sensor."""
 
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
@@ -56,7 +56,8 @@ TOPICS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def go_seconds(text: str) -> float | None:
-    """Seconds of a duration in Go's form, such as `1m30s`; None if the text isn't one."""
+    """Return the seconds of a duration in Go's form, such as `1m30s`; None if the text isn't
+    one."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
@@ -73,17 +74,17 @@ GoDuration: TypeAlias = Annotated[str, AfterValidator(_duration)]
 
 
 class RetryStrategy(Declared):
-    """A trigger's retries, in Argo's words (BUS-S13)."""
+    """A trigger's retries, with Argo's field names (BUS-S13)."""
 
     steps: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
-    """Attempts, the first one included."""
+    """Number of attempts, including the first."""
     duration: GoDuration = "1s"
     """The first wait."""
     factor: Literal[1, 2] = 1
-    """2: each wait is twice the one before; 1: each is longer by the first one, where Argo's are
-    equal, as a Trigger's delivery has nothing else."""
+    """2: each wait is twice the previous one; 1: each is longer by the first wait, unlike Argo's
+    equal waits, which a Trigger's delivery can't express."""
     jitter: Literal[0] = 0
-    """Waits are what is declared."""
+    """Only 0: waits are never random."""
 
 
 class DeadLetterTrigger(Declared):
@@ -98,9 +99,10 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
     subscriber: Destination
     reply: Destination | None = None
-    """Where its replies go, on a KafkaChannel; None: nowhere. On a Broker they go to that."""
+    """Destination of replies, only on a KafkaChannel; None: replies are discarded. On a Broker
+    replies go to the Broker."""
     delivery: DeliverySpec = DeliverySpec()
-    """Delivery options in a Trigger's words (KN-DLV)."""
+    """Delivery options, as in a Trigger (KN-DLV)."""
     payload: Literal["event", "batch"] = "event"
     """`event`: one event with the events as its data; `batch`: the events in batched mode."""
     retry_strategy: RetryStrategy | None = None
@@ -120,8 +122,9 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
 
 def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The `spec.delivery` of the Trigger made for a Sensor's trigger: the `delivery` of the stored
-    trigger `declared`, with its retries and dead-letter trigger translated from Argo's words."""
+    """Return the `spec.delivery` of the Trigger for a Sensor's trigger: the `delivery` of the
+    stored trigger `declared`, with retries and dead-letter trigger translated from Argo's
+    fields."""
     delivery = dict(declared.get("delivery") or {})
     if (retries := trigger.retry_strategy) is not None:
         seconds = f"{go_seconds(retries.duration) or 0.0:.9f}".rstrip("0").rstrip(".")
@@ -139,7 +142,8 @@ class SensorSpec(Conditions, Declared):
     channel: NonEmpty | None = None
     """The bus in place of a Broker: a KafkaChannel of the Sensor's namespace."""
     grace: Grace | None = None
-    """Seconds by which the time of an event may be before that of one which was read already."""
+    """Seconds by which an event's time may be earlier than that of an event that was read before
+    it."""
     triggers: tuple[TriggerOfSensor, ...]
 
     @model_validator(mode="before")
@@ -176,7 +180,8 @@ class SensorSpec(Conditions, Declared):
 
 
 def _objects_in(document: object, name: str) -> list[Mapping[str, Any]]:
-    """The objects in the list `name` of a document; other elements and other types are left out."""
+    """Return the mappings in the list `name` of a document; other elements and other types are left
+    out."""
     declared = document.get(name) if isinstance(document, Mapping) else None
     entries = declared if isinstance(declared, list | tuple) else ()
     return [each for each in entries if isinstance(each, Mapping)]
@@ -205,7 +210,7 @@ class Bus(NamedTuple):
 
 
 def bus_of(sensor: Mapping[str, Any]) -> Bus:
-    """The bus of a Sensor's document, which is not parsed and may lack defaults."""
+    """Return the bus of a Sensor's document, which is not parsed and may lack defaults."""
     spec, namespace = sensor.get("spec") or {}, sensor["metadata"]["namespace"]
     if channel := spec.get("channel"):
         return Bus(CHANNELS, Identity(namespace, str(channel)))

@@ -44,8 +44,8 @@ PEERS_SOURCE_FINALIZER: Final = "kafkasources.sources.knative.dev"
 """What eventing-kafka-broker puts on each KafkaSource that it serves."""
 
 _OTHERS_TOPICS: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
-"""What the names of topics begin with whose events are their namespace's: a dispatcher may reach a
-Kafka that nobody else there does. Brokers' events are for Triggers."""
+"""Prefixes of topics that a source may not read: a dispatcher may have access to a Kafka that the
+user hasn't, and Brokers' and channels' events belong to their namespaces."""
 _OF_SUBSCRIPTION = re.compile(r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 """Matches group names made by `names.subscription_group`."""
 
@@ -59,7 +59,7 @@ class SecretKey(Observed):
 
 
 class SecretValue(Observed):
-    """A value that a key of a Secret in the source's namespace has."""
+    """A value from a key of a Secret in the source's namespace."""
 
     secret_key_ref: SecretKey | None = None
 
@@ -77,7 +77,7 @@ class Sasl(Declared):
     user: SecretValue = SecretValue()
     password: SecretValue = SecretValue()
     type: SecretValue = SecretValue()
-    """Its mechanism; PLAIN if there is none."""
+    """The SASL mechanism; PLAIN if it is not set."""
 
     @model_validator(mode="after")
     def _can_work(self) -> Self:
@@ -120,7 +120,7 @@ class Credential(NamedTuple):
 
     name: str
     path: str
-    """Of the field that names it."""
+    """Path of the field that names the Secret."""
     secret: str
     key: str
 
@@ -170,7 +170,7 @@ _Texts: TypeAlias = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
 
 class KafkaSourceSpec(Declared):
     topics: Annotated[_Texts, AfterValidator(_checked_topics)]
-    """Each once."""
+    """The topics, without duplicates."""
     bootstrap_servers: _Texts
     net: Net = Net()
     consumer_group: Annotated[str, AfterValidator(_checked_group)] = ""
@@ -183,7 +183,7 @@ class KafkaSourceSpec(Declared):
     )
     delivery: DeliverySpec = DeliverySpec()
     consumers: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = None
-    """Dispatchers at most; 0 pauses it, None: as many as a Trigger may have."""
+    """Most dispatchers; 0 pauses the source, None: as many as a Trigger may have."""
     ce_overrides: CloudEventOverrides = CloudEventOverrides()
     sink: Destination
 
@@ -205,7 +205,7 @@ class SourceTrigger(Trigger):
     source: KafkaSource
 
     def egress_fields(self) -> Mapping[str, Any]:
-        """The fields of the source's Egress that other Triggers don't have."""
+        """Return the fields of the source's Egress that other Triggers don't have."""
         spec, metadata = self.source.spec, self.metadata
         source = f"/apis/v1/namespaces/{metadata.namespace}/kafkasources/{metadata.name}"
         conversion = {
@@ -218,13 +218,13 @@ class SourceTrigger(Trigger):
             "group": consumer_group_of(self.source),
             "more_topics": spec.topics[1:],
             "conversion": parse(Conversion, conversion),
-            # Its topics are somebody's, and who else reads them isn't known.
+            # The topics are the user's, and their other readers aren't known.
             "shares_topic": False,
         }
 
     def credentials_volume(self) -> Mapping[str, Any] | None:
-        """The volume that mounts the source's credentials as files, named as in a Secret for Kafka;
-        None: it needs none."""
+        """Return the volume that mounts the source's credentials as files, named as in a Secret for
+        Kafka; None: none is needed."""
         found = list(required_credentials(self.source.spec.net))
         if not found:
             return None
@@ -243,7 +243,7 @@ def _volume_item(credential: Credential) -> Mapping[str, str]:
 
 
 def consumer_group_of(source: KafkaSource) -> str:
-    """The consumer group that reads the source's topics."""
+    """Return the consumer group that reads the source's topics."""
     return source.spec.consumer_group or f"{names.SOURCES}{source.metadata.uid}"
 
 
@@ -260,7 +260,8 @@ def required_credentials(net: Net) -> Iterator[Credential]:
 
 
 def security_protocol(net: Net) -> str | None:
-    """Kafka's `security.protocol` for a source's connection; None: plaintext without SASL."""
+    """Return Kafka's `security.protocol` for a source's connection; None: plaintext without
+    SASL."""
     channel = "SSL" if net.tls.enable else "PLAINTEXT"
     if net.sasl.enable:
         return f"SASL_{channel}"

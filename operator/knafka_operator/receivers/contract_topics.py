@@ -1,8 +1,8 @@
-"""Receivers' contracts: which topic has what a receiver accepts, and how that is made. Pure.
+"""Receivers' contracts: builds the configuration and the contract topic of receivers. Pure.
 
-    all objects of one kind that reach Kafka with one Secret -> one topic, an entry for each
+    all objects of one kind that use the same Kafka Secret -> one topic, with an entry for each
 
-Not here: what an entry is (`desired.broker_ingress`).
+Not here: the content of an entry (`desired.broker_ingress`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.topics import Topic
 
 COMPACTED: Final = {CLEANUP: "compact"}
-"""Setting of a contract's topic: the last record of each entry is kept for ever."""
+"""Setting of a contract's topic, so that the last record of each entry is kept for ever."""
 ACCEPTED: Final = "knafka.dev/accepted"
-"""Key of `status.annotations`: the entry that all replicas have read, by `entry_digest`. Kept
-there, since an operator that starts should not ask them all, nor wait for what was waited for."""
+"""Key of `status.annotations`: the `entry_digest` of the entry that all replicas have read. Kept in
+the status, so that a starting operator needn't ask all replicas again."""
 
 
 def contract_for_secret(
@@ -33,11 +33,11 @@ def contract_for_secret(
     settings: Settings,
     path: str | None = None,
 ) -> Receiver:
-    """The configuration of a receiver that reaches this Kafka with this Secret; `path` is that of
-    the only Ingress that it serves, None: it serves all. The contract topic is named after the
-    Secret."""
+    """Return the configuration of a receiver that reaches this Kafka with this Secret; `path` is
+    the path of the only Ingress that it serves, None: it serves all. The contract topic is named
+    after the Secret."""
     namespace, name = (settings.namespace, None) if secret is None else secret
-    # Two clusters with one Kafka must not serve, or withdraw, each other's.
+    # Two clusters with one Kafka mustn't serve or remove each other's entries.
     parts = (of, name, settings.installation[:8])
     topic = names.contract_topic(namespace, "-".join(each for each in parts if each))
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
@@ -46,8 +46,8 @@ def contract_for_secret(
 def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bool:
     """Whether a contract topic is named after a Secret of this namespace.
 
-    The name comes from a status, where anybody may write any name, so its digest is checked. False
-    for names so long that they were shortened.
+    The name comes from a status, which others may write, so its digest is checked. False for names
+    that were shortened.
     """
     installation = settings.installation[:8]
     prefix, ending = (
@@ -68,12 +68,13 @@ def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
 
 
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
-    """The declared topic of a receiver's contract; it has one partition, which orders its
+    """Return the desired topic of a receiver's contract; it has one partition, which orders its
     records."""
     replication = min(defaults.replication, defaults.max_replication)
     if defaults.declares_replication:
         return _contract_topic(receiver, replication, None)
-    # It is no user's, so what nobody has declared is no reason to have none on a single node.
+    # The topic is Knafka's own, so an undeclared replication may be reduced to what Kafka's brokers
+    # allow.
     topic = _contract_topic(receiver, 1, None)
     for more in range(2, replication + 1):
         topic = _contract_topic(receiver, more, topic)
@@ -88,6 +89,6 @@ def _contract_topic(receiver: Receiver, replication: int, fewer: Topic | None) -
 
 
 def entry_digest(topic: str, ingress: Ingress) -> str:
-    """A digest that identifies an entry and the contract topic that holds it."""
+    """Return a digest that identifies an entry and the contract topic that holds it."""
     text = json.dumps([topic, documents.dump(ingress)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,14 +1,14 @@
-"""Direct: senders reach a receiver's pods past Knative's proxy (issue 37). Pure.
+"""Direct: decides whether senders reach a receiver's pods without Knative's proxy (issue 37). Pure.
 
-    a Broker's annotation knafka.dev/direct: "true" or "false"; without it, as the installation says
+    a Broker's annotation knafka.dev/direct: "true" or "false"; default: the installation's setting
     true    a Service of ours leads to the port of the receiver's pods; status.address names it once
-            it has answered; one pod always runs, and Knative scales by what the receiver shows it
-    false   Knative's way, from zero
+    it has answered; one pod always runs, and Knative scales by the load that the receiver reports
+    false   requests pass Knative's proxy, and the receiver scales from zero
 
-KafkaChannels share receivers, so the installation says how these are scaled. A channel's host leads
-to the pods then, unless its annotation is "false"; its address stays.
+KafkaChannels share receivers, so only the installation's setting applies to them. A channel's host
+then leads to the pods, unless its annotation is "false"; its address stays.
 
-Not here: how a receiver shows its load (`knafka.receiver.direct`).
+Not here: how a receiver reports its load (`knafka.receiver.direct`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_
 DIRECT: Final = f"{KNAFKA_PREFIX}direct"
 """Annotation of a Broker or KafkaChannel."""
 FUNCTION_PORT: Final = 8080
-"""Where Knative has functions listen."""
+"""The port at which functions listen on Knative."""
 HTTP_PORT: Final = {"name": "http", "port": 80, "targetPort": FUNCTION_PORT}
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
 def is_direct(broker: Resource, settings: Settings) -> bool:
-    """Whether a Broker's senders go past Knative's proxy.
+    """Whether a Broker's senders bypass Knative's proxy.
 
     Its annotation decides; without one, the installation's setting, except for a Broker that may
     scale to zero. Raises `InvalidDocument`.
@@ -48,7 +48,7 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
 
 
 def is_direct_channel(channel: Resource, settings: Settings) -> bool:
-    """Whether a KafkaChannel's senders go past Knative's proxy. Raises `InvalidDocument`."""
+    """Whether a KafkaChannel's senders bypass Knative's proxy. Raises `InvalidDocument`."""
     direct = _declared_direct(channel)
     if direct and not settings.direct:
         problem = "its receiver serves other channels, too: set the operator's KNAFKA_DIRECT"
@@ -57,7 +57,8 @@ def is_direct_channel(channel: Resource, settings: Settings) -> bool:
 
 
 def _declared_direct(resource: Resource) -> bool | None:
-    """The annotation's value; None if it isn't there. Raises `InvalidDocument`."""
+    """Return the value of the annotation `DIRECT`; None if it is missing. Raises
+    `InvalidDocument`."""
     if (word := resource.metadata.annotations.get(DIRECT)) is None:
         return None
     if (direct := _BOOLEANS.get(word.strip().lower())) is None:
@@ -67,25 +68,25 @@ def _declared_direct(resource: Resource) -> bool | None:
 
 
 def direct_service(broker: Resource) -> services.Manifest:
-    """The Service that leads to the port of the receiver's pods."""
+    """Return the manifest of the Service that leads to the receiver's pods directly."""
     return receiver_services.receiver_pods_service(broker, _direct_service_name(broker), HTTP_PORT)
 
 
 def direct_url(broker: Resource, settings: Settings) -> str:
-    """The URL of the Service that leads to a Broker's receiver directly, without a path."""
+    """Return the URL of the Service that leads to a Broker's receiver directly, without a path."""
     return services.service_url(_direct_service_name(broker), broker.metadata.namespace, settings)
 
 
 def channels_direct_service(receiver: str, settings: Settings) -> services.Manifest:
-    """The Service that leads to the pods of `receiver`, which KafkaChannels share. It is never
-    deleted, like that receiver."""
+    """Return the manifest of the Service that leads directly to the pods of `receiver`, which
+    KafkaChannels share. Like that receiver, it is never deleted."""
     return receiver_services.channels_receiver_pods_service(
         receiver, _channels_direct_service_name(receiver), HTTP_PORT, settings
     )
 
 
 def channels_direct_host(receiver: str, settings: Settings) -> str:
-    """The host of the Service that leads past Knative to a receiver's pods."""
+    """Return the host of the Service that leads directly to a shared receiver's pods."""
     return services.service_host(
         _channels_direct_service_name(receiver), settings.namespace, settings
     )

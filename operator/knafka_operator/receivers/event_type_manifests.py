@@ -1,7 +1,8 @@
-"""Event types: what receivers tell of new ones -> EventTypes, named and worded as upstream's. Pure.
+"""Event types: parses receivers' reports of new event types, and builds EventTypes like upstream's.
+Pure.
 
-Whoever may have pods in a namespace can have one stand in for a receiver, so what is told is read
-as anything that comes from outside.
+Anyone who may create pods in a namespace can impersonate a receiver, so reports are checked as any
+external input.
 
 Not here: asking receivers, and how many are made at a time (`receivers.event_types`).
 """
@@ -19,10 +20,10 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import MAX_NAME
 
 EVENT_TYPE_VERSION: Final = "eventing.knative.dev/v1beta2"
-"""What eventing-kafka-broker makes; Knative Eventing serves it beside its newer ones."""
+"""The version that eventing-kafka-broker creates; Knative Eventing also serves newer ones."""
 EVENT_TYPE: Final = "EventType"
 MAX_TEXT: Final = 512
-"""Bytes of a type, a source or a schema."""
+"""Most characters of a type, a source or a schema."""
 DESCRIPTION: Final = "Event Type auto-created by controller"
 
 
@@ -63,14 +64,15 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def event_type_name(owner: Identity, told: ReportedType) -> str:
-    """The name of an EventType, the same as upstream's, so that existing ones are recognised."""
+    """Return the name of an EventType, the same as upstream's, so that existing ones are
+    recognised."""
     text = f"{told.type}{told.source}{owner.namespace}{owner.name}"
     suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return f"et-{owner.name}-{suffix}".lower()[:MAX_NAME]
 
 
 def event_type(owner: Document, told: ReportedType) -> Mapping[str, Any]:
-    """The manifest of an EventType, which its Broker or KafkaChannel owns."""
+    """Return the manifest of an EventType, which its Broker or KafkaChannel owns."""
     identity = Identity.of(owner)
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
     spec = {

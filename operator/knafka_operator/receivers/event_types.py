@@ -1,10 +1,10 @@
-"""Event types: EventTypes of what Brokers and KafkaChannels take, where Knative Eventing's feature
-`eventtype-auto-create` is on.
+"""Event types: creates EventTypes for the events that Brokers and KafkaChannels accept, if Knative
+Eventing's feature `eventtype-auto-create` is on.
 
-    every so often: pods of receivers --asked what is new--> EventTypes that aren't there are made
+    every 30 s: ask receivers' pods for new types --> create the EventTypes that don't exist
 
-Nobody is woken for it: a receiver without a pod has nothing new. Bounded in number for each Broker
-or KafkaChannel, and in rate for each of them and for all.
+Sleeping receivers aren't woken: without a pod they have no new types. The number per Broker or
+KafkaChannel is limited, and so is the rate per Broker or KafkaChannel and in all.
 
 Not here: what a receiver keeps (`knafka.receiver.event_types`), and what an EventType says
 (`receivers.event_type_manifests`).
@@ -48,9 +48,9 @@ from knafka_operator.senders.observe import makes_event_types
 log = logging.getLogger(__name__)
 
 EVENT_TYPES_INTERVAL: Final = 30.0
-"""Seconds between two rounds; a receiver reports a new type for the length of four."""
+"""Seconds between two rounds; a receiver reports a new type for four rounds."""
 MAX_TYPES: Final = 1_000
-"""Most EventTypes of one Broker or KafkaChannel, including those that others have created."""
+"""Most EventTypes of one Broker or KafkaChannel, including foreign ones."""
 MAX_PER_OWNER: Final = 20
 """Most EventTypes created for one Broker or KafkaChannel in a round."""
 MAX_PER_ROUND: Final = 200
@@ -91,7 +91,7 @@ class EventTypes:
         await self._create_types(new)
 
     async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
-        """The types that running receivers report, by the receiver's Service."""
+        """Ask the running receivers for their types; returns these by the receiver's Service."""
         addresses: dict[Identity, list[str]] = defaultdict(list)
         namespace = self.settings.namespace if self.states.family.centralized else None
         labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
@@ -113,7 +113,7 @@ class EventTypes:
         return dict(zip(addresses, answers, strict=True))
 
     def _owner(self, service: Identity, path: str) -> Identity | None:
-        """The Broker or KafkaChannel at a path; None: it isn't served by this receiver."""
+        """Return the Broker or KafkaChannel at a path; None: this receiver doesn't serve it."""
         owner = identity_at_path(path)
         record = self.states.brokers.get(owner)
         if record is None or record.state is None:
@@ -125,11 +125,11 @@ class EventTypes:
 
     async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:
         left, owners = MAX_PER_ROUND, list(new)
-        random.shuffle(owners)  # else the same ones would always be last
+        random.shuffle(owners)  # else the same owners would always be last
         for owner in owners:
             try:
                 left -= await self._create_types_of(owner, new[owner], min(left, MAX_PER_OWNER))
-            except ClusterError as error:  # what refuses one namespace's is no other's trouble
+            except ClusterError as error:  # an error in one namespace doesn't stop the others
                 log.warning("EventTypes of %s %s: %s", self.states.family.broker, owner, error)
             if left <= 0:
                 return
@@ -158,7 +158,7 @@ class EventTypes:
                 break
             try:
                 await self.cluster.create(deciding.event_type(document, each))
-            except Rejected as error:  # it would be again
+            except Rejected as error:  # it would be rejected again
                 log.info("%s", error)
             names.add(name)
             made += 1
@@ -203,7 +203,7 @@ async def _ask(
 ) -> list[ReportedType]:
     try:
         answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
-        # None: one of before the feature was on.
+        # None: the pod started before the feature was on.
         return [] if answer is None else deciding.reported_types(answer)
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return []

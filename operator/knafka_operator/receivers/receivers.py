@@ -1,9 +1,10 @@
-"""Receivers: those that follow a contract's topic. Many KafkaChannels share one, each Broker has
-its own; the contract is one for all that reach Kafka with one Secret (CHN-11, CHN-23).
+"""Receivers: publishes the entries of Brokers and channels in contract topics, which receivers
+follow. Many KafkaChannels share one receiver, each Broker has its own; all that use one Kafka
+Secret share a contract (CHN-11, CHN-23).
 
-    channel    contract (read once) -> topic -> Service (applied once for all) -> record, and
-               awaited at every replica
-    Broker     contract (read once) -> topic -> record -> its own Service, and awaited there
+    channel    contract (read once) -> topic -> Service (applied once for all) -> record -> wait for
+    every replica Broker     contract (read once) -> topic -> record -> its own Service -> wait for
+    it
 
 Not here: what an entry is (`channels.decide`, `brokers.decide`), a Broker's Service
 (`brokers.kind`), and the topic's reading and writing (`kafka.contracts`).
@@ -44,7 +45,7 @@ from knafka_operator.scale.http_sessions import checked_session
 log = logging.getLogger(__name__)
 
 APPLY_AGAIN: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again, as all its channels ask for it."""
+"""Seconds before a Service that isn't Ready is applied again; all its channels request that."""
 READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to read an entry; after that its object isn't Ready."""
 REPLICA_POLL_INTERVAL: Final = 0.1
@@ -56,13 +57,13 @@ POSITION_BYTES: Final = 256
 """Most bytes of a pod's answer at `/contract`: a position, as JSON."""
 
 ReplicaPositions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
-"""Namespace and name of a receiver's Service -> by replica that takes requests, the position to
-which it has read its contract; None: it doesn't answer."""
+"""Namespace and name of a receiver's Service -> for each replica that takes requests, the position
+to which it has read its contract (None: no answer)."""
 
 
 @dataclass(eq=False)
 class ReceiverRecord:
-    """What is kept in memory of one receiver."""
+    """What the operator keeps in memory about one receiver."""
 
     service: Identity
     contract: ContractTopic[Ingress]
@@ -93,7 +94,7 @@ class ReceiverRecord:
         self.written[path] = self.contract.position
 
     def has_read(self, path: str) -> bool:
-        """Whether every replica is known to have read the last write of a path."""
+        """Whether every replica has confirmed that it has read the last write of a path."""
         return self.read >= self.written.get(path, self.contract.position)
 
     def was_read(self, path: str, document: Document) -> bool:
@@ -107,7 +108,8 @@ class ReceiverRecord:
         return bool(annotations.get(deciding.ACCEPTED) == digest)
 
     def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
-        """The entry at a path, None if there is none, and whether every replica has read it."""
+        """Return the entry at a path (None: there is none), and whether every replica has read
+        it."""
         ingress = self.contract.records.get(path)
         accepted = self.has_read(path) or self.was_read(path, document)
         return ingress, ingress is not None and accepted
@@ -122,7 +124,7 @@ class ReceiverRecord:
 
 @dataclass(eq=False)
 class Receivers:
-    """The receivers of one family, by their Services, and their contracts."""
+    """Manages the receivers of one family, and their contracts."""
 
     settings: Settings
     cluster: Cluster
@@ -136,14 +138,14 @@ class Receivers:
     async def receiver_at(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
-        """The record of a receiver, created if needed, with its contract loaded; raises
+        """Return the record of a receiver, created if needed, and load its contract; raises
         `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
             contract = self.contracts[key] = ContractTopic(
                 topic, kafka, read_ingresses, known=False
             )
-        contract.kafka = kafka  # another one after its Secret was changed
+        contract.kafka = kafka  # the client changes with its Secret
         record = self.records.get(service)
         if record is None or record.contract is not contract:
             self.forget(service)
@@ -183,7 +185,7 @@ class Receivers:
                 if each != asking:
                     self.enqueue((family.broker, *each))
         record.reset_if_reread()
-        # Where it isn't known who writes there they may be another installation's.
+        # Without an installation's name, the entries may be another installation's.
         for path in list(contract.records) if self.settings.installation else ():
             identity = identity_at_path(path)
             if identity in self.states.brokers:
@@ -259,22 +261,23 @@ class Receivers:
         end, record.looked = record.contract.position, _now()
         found = await self.positions(*record.service)
         if any(at is not None and at > record.contract.position for at in found.values()):
-            # Of the topic before this one, or of another one after it: what there is is asked.
+            # A position beyond the end means that the topic was recreated: check the contract's
+            # topic again.
             found = {
                 identity: at if at and at <= record.contract.position else None
                 for identity, at in found.items()
             }
             record.contract.checked_at = -math.inf
-        # To the end that there is by now: whichever waits next need not ask.
-        # What was read before stays read: a replica that starts later begins with all.
+        # Compare with the current end, so that the next waiter needs no request. Positions never go
+        # back: a replica that starts later begins with all records.
         positions = (0 if at is None else at for at in found.values())
         record.read = max(record.read, min(positions, default=end))
         record.replicas = found
 
 
 async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
-    """Make sure that an existing contract topic is compacted. One that somebody else created may
-    delete old records, and a receiver that starts later would serve nothing."""
+    """Set an existing contract topic to be compacted. A topic created by somebody else may delete
+    old records, and a receiver that starts later would serve nothing."""
     topics = contract.kafka.topics
     found = await topics.describe_topic(contract.topic) if contract.exists else None
     if found is None or "compact" in found.config.get(CLEANUP, ""):
@@ -291,7 +294,7 @@ async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
 
 
 def identity_at_path(path: str) -> Identity:
-    """The Broker or channel whose entry has this path."""
+    """Return the Broker or channel whose entry has this path."""
     namespace, _, name = path[1:].partition("/")
     return Identity(namespace, name)
 
@@ -357,12 +360,12 @@ async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[
 
 
 def url_host(address: str) -> str:
-    """An IP address as a URL has it."""
+    """Return an IP address as a URL's host: IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address
 
 
 def takes_requests(pod: Document) -> bool:
-    """Whether a receiver's pod is Ready, and so may get requests, also while it terminates."""
+    """Whether a receiver's pod is Ready and may get requests, even while it terminates."""
     status = pod.get("status") or {}
     ready = any(
         each["type"] == "Ready" and each["status"] == "True"

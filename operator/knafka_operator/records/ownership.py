@@ -1,16 +1,16 @@
-"""Ownership: whose a topic or a group is that a status names, or the statuses of two objects.
+"""Ownership: decides which object owns the topic or group that one or more statuses name.
 
-Names join with dashes, so `a` with `b-c` and `a-b` with `c` can have the same ones. In memory the
-first that is heard of has a name, and after a restart that may be one into whose status somebody
-only wrote it. So where two claim a name Kafka is asked: for a topic's id, for a group's offsets on
-the object's own topic. And nothing is deleted that another status names, too.
+Names are joined with dashes, so `a` with `b-c` and `a-b` with `c` get the same name. In memory the
+first object seen claims a name; after a restart that may be an object into whose status somebody
+wrote a foreign name. So if two objects claim a name, Kafka decides: by a topic's id, or a group's
+offsets on the object's own topic. Nothing is deleted that another status also names.
 
-Of a Sensor, whatever its status says:
+A Sensor owns, whatever its status says:
 
-    topic   Kafka's id of it is the one that the status keeps; without one, nothing was ever written
-            to it, and no other Sensor's status names it
-    group   its name ends in a digest of the Sensor's, or it has offsets on the Sensor's own trigger
-            topic; an application's group of the usual name has none
+    a topic whose id in Kafka is the one in the status; without an id in the status, a topic that
+    never had records and that no other Sensor's status names a group whose name ends in the
+    Sensor's digest, or that has offsets on the Sensor's own trigger topic; an application's group
+    of the usual name has none
 
 KafkaChannels' and Subscriptions' names never collide. Not here: what is called how
 (`kafka.desired`, `sensors.topics`).
@@ -46,7 +46,7 @@ from knafka_operator.records.state import (
 
 @dataclass(eq=False, slots=True)
 class TopicOwnership:
-    """Judges whether the topic in a Broker's status is the Broker's own."""
+    """Decides whether the topic in a Broker's status is the Broker's own."""
 
     cluster: Cluster
     states: States
@@ -73,7 +73,7 @@ class TopicOwnership:
 
 @dataclass(eq=False, slots=True)
 class GroupOwnership:
-    """Judges whether the consumer group in a Trigger's status is the Trigger's own."""
+    """Decides whether the consumer group in a Trigger's status is the Trigger's own."""
 
     cluster: Cluster
     states: States
@@ -93,19 +93,19 @@ class GroupOwnership:
         try:
             is_own = await broker.kafka.topics.has_committed(group, broker.topic.name)
         except LogError:
-            is_own = True  # it goes on as it was: with another group it would miss events
+            is_own = True  # keep the group: with another one the Trigger would miss events
         if is_own:
             self.states.claim_group(record, group)
 
     async def foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
-        """The group name that an installation's template gives to a new Trigger, if a group of that
-        name exists without offsets on the Broker's topic: it is an application's and must not be
-        deleted. Empty with upstream's templates, whose names only Triggers have."""
+        """Return the group name that the installation's template gives to a new Trigger, if a group
+        of that name exists without offsets on the Broker's topic: it belongs to an application and
+        must not be deleted. Empty with upstream's template, whose names only Triggers have."""
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
         if status_annotations(document).get(GROUP_STATUS):
-            return frozenset()  # it was promised one, or somebody wrote that it was
+            return frozenset()  # the status names a group, whoever wrote it
         try:
             group = naming.name(kind, NamedObject.of(document))
             topics = broker.kafka.topics
@@ -113,14 +113,14 @@ class GroupOwnership:
                 return frozenset()
             own = await topics.has_committed(group, broker.topic.name)
         except (InvalidDocument, LogError):
-            return frozenset()  # what makes the group says why it can't
+            return frozenset()  # the effect that creates the group reports the error
         return frozenset() if own else frozenset({group})
 
     async def is_claimed(self, trigger: Identity, group: str) -> bool:
         """Whether another Trigger's status names this group, too. Raises `ClusterError`."""
         family = self.states.family
         if family is CHANNELS:
-            return False  # it has the Subscription's UID
+            return False  # a Subscription's group name contains its UID
         kind = family.trigger_version, family.trigger
         return await _is_claimed(self.cluster, kind, names.TRIGGERS, trigger, GROUP_STATUS, group)
 
@@ -131,8 +131,8 @@ async def _is_claimed(
     """Whether the status of another object of this kind names the topic or group `name` under
     `key`. Raises `ClusterError`.
 
-    Reads stored objects, since what is in memory depends on the order after a restart. Only few
-    objects can have an upstream name, which begins with `prefix`; any object can have others.
+    Reads stored objects, since the claims in memory depend on the order after a restart. Only a few
+    objects can have an upstream name, which begins with `prefix`; any object can have another name.
     """
     if not name.startswith(prefix):
         for each in await cluster.list(*kind):
@@ -149,13 +149,13 @@ async def _is_claimed(
 
 
 def status_annotations(document: Document) -> Mapping[str, str]:
-    """The annotations of an object's status."""
+    """Return the annotations of an object's status."""
     return (document.get("status") or {}).get("annotations") or {}
 
 
 @dataclass(eq=False, slots=True)
 class SensorOwnership:
-    """Judges whether topics and groups in Sensors' statuses are the Sensors' own."""
+    """Decides whether topics and groups in Sensors' statuses are the Sensors' own."""
 
     states: States
 
@@ -178,7 +178,7 @@ class SensorOwnership:
         """Whether the group in a Sensor's status is its own, and may be deleted; raises
         `LogError`."""
         if group != _usual_group(record):
-            return True  # nobody else's: its name ends in a digest of the Sensor's
+            return True  # no other owner is possible: the name ends in the Sensor's digest
         if self.is_claimed(record, group):
             return False
         return await _is_group_proved(kafka, group, status_annotations(record.document))
@@ -190,8 +190,8 @@ class SensorOwnership:
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Existing topics that the Sensor's status names without an id, and that have records or
-        are also named by another Sensor's status. Raises `LogError`."""
+        """Return the existing topics that the Sensor's status names without an id, and that have
+        records or are also named by another Sensor's status. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         asked = [
@@ -228,7 +228,7 @@ async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping
 
 
 def kept_names(document: Document) -> set[str]:
-    """The topics and group in a Sensor's status that can be its own by their names."""
+    """Return the topics and the group in a Sensor's status whose names can be its own."""
     annotations = status_annotations(document)
     identity, bus = Identity.of(document), bus_of(document)
     own_name = bus.family.own_name(bus.identity.name)

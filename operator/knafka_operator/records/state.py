@@ -1,10 +1,10 @@
-"""State: what the operator keeps in memory of Brokers, Triggers and Sensors.
+"""State: the operator's records in memory of Brokers, Triggers and Sensors.
 
-Each object has one record, and every name or reference under which it is found leads to its
-record's identity. An object that is gone takes its record and all of these with it: nothing here
-only grows.
+Each object has one record; indexes lead from names and references to the object's identity. A
+deleted object's record and index entries are removed with it, so memory doesn't only grow.
 
-Everything belongs to the event loop but `foreign_brokers`, which webhooks ask from their thread.
+Everything belongs to the event loop except `foreign_brokers`, which webhooks read from their
+thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Watched: TypeAlias = delivery.Watched[KafkaCluster]
 
 @dataclass(eq=False, slots=True)
 class BrokerRecord:
-    """What is kept in memory of one Broker or channel."""
+    """What the operator keeps in memory about one Broker or channel."""
 
     uid: str = ""
     state: BrokerState | None = None
@@ -52,47 +52,48 @@ class BrokerRecord:
     """Why the Broker may not use its external topic, so that its Triggers don't deliver; None: it
     may."""
     kafka: KafkaCluster | None = None
-    """The Kafka with its topic, as its ConfigMap and Secret may be deleted first."""
+    """The Kafka with the Broker's topic; kept because its ConfigMap and Secret may be deleted
+    first."""
     topics: set[str] = field(default_factory=set)
     """Topic names that the Broker has claimed."""
     has_contract: bool = False
-    """Whether its status names a contract topic, which exists or existed."""
+    """Whether the Broker's status names a contract topic, which exists or existed."""
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the contract topic is recorded and created."""
     contracts: dict[str, SharedContractTopic] = field(default_factory=dict)
-    """Its contracts by Kafka servers; mostly there is one."""
+    """The Broker's contracts by Kafka servers; mostly there is one."""
     urls: set[str] = field(default_factory=set)
-    """Keys of its shards in `States.urls`."""
+    """Keys of the Broker's shards in `States.urls`."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
     """Shards by number, whose Services were applied or found."""
     shards_listed: bool = False
-    """Whether the shards' Services of an earlier operator were looked for."""
+    """Whether the shards' Services that an earlier operator applied were listed."""
 
     def inputs_of_triggers(self) -> tuple[object, ...]:
-        """Everything of the record that its Triggers' decisions depend on."""
+        """Return everything in the record that its Triggers' decisions depend on."""
         problems = {number: str(each.problem) for number, each in self.shards.items()}
         return self.state, self.stopped, self.reconciled, problems
 
 
 @dataclass(eq=False, slots=True)
 class ShardRecord:
-    """What is kept in memory of a shard's Service."""
+    """What the operator keeps in memory about a shard's Service."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
     """The Service as last applied; None: not known."""
     problem: NotReady | None = None
-    """Why it isn't Ready."""
+    """Why the Service isn't Ready; None: it is Ready."""
     applied_at: float = -math.inf
     """When the Service was last applied, successfully or not, by the event loop's clock."""
     empty_since: float | None = None
     """Since when the shard has no Triggers, by the event loop's clock; None: it has some, or wasn't
-    looked at."""
+    checked."""
 
 
 @dataclass(eq=False, slots=True)
 class TriggerRecord:
-    """What is kept in memory of one Trigger, Subscription or KafkaSource."""
+    """What the operator keeps in memory about one Trigger, Subscription or KafkaSource."""
 
     document: Document | None = None
     """As it was last heard of."""
@@ -103,12 +104,12 @@ class TriggerRecord:
     replaced: bool = False
     """Whether pods of an older Revision may still drain by themselves."""
     kafka: KafkaCluster | None = None
-    """The Kafka with its group, as its Broker may be deleted first; a group that stayed would be
-    used by a later Trigger of that name."""
+    """The Kafka with the Trigger's group; kept because its Broker may be deleted first, and a later
+    Trigger of the same name would use a group that stayed."""
     groups: set[str] = field(default_factory=set)
     """Consumer group names that the Trigger has claimed."""
     references: set[Identity] = field(default_factory=set)
-    """Objects that it refers to as subscriber, reply or dead letter sink."""
+    """Objects that the Trigger refers to as subscriber, reply or dead letter sink."""
     published: tuple[object, float] = (None, -math.inf)
     """The published scaling state, and when it was published by the event loop's clock."""
     needed: Isolation | None = None
@@ -123,20 +124,21 @@ class TriggerRecord:
 
 @dataclass(eq=False, slots=True)
 class SensorRecord:
-    """What is kept in memory of one Sensor."""
+    """What the operator keeps in memory about one Sensor."""
 
     uid: str
     bus: Bus
     document: Document
     """As it was last heard of."""
     kafka: KafkaCluster | None = None
-    """The Kafka with its topics, as its bus may be deleted first."""
+    """The Kafka with the Sensor's topics; kept because its bus may be deleted first."""
     scaled: tuple[KafkaCluster, SensorContract] | None = None
-    """Kafka and contract with which it is scaled; None: it isn't scaled."""
+    """Kafka and contract with which the Sensor is scaled; None: it isn't scaled."""
     names: set[str] = field(default_factory=set)
     """Names of topics and consumer groups that the Sensor has claimed."""
     group_is_proved: bool = False
-    """Whether Kafka has proved that the group in its status is its own."""
+    """Whether the group in the Sensor's status has offsets in Kafka that prove it is the Sensor's
+    own."""
 
     @property
     def id(self) -> str:
@@ -161,8 +163,8 @@ class States:
         self.foreign_brokers: set[Identity] = set()
         """Brokers that other implementations serve."""
         self.declared: dict[tuple[str, str, str], Document] = {}
-        """Each Broker and Trigger as it was last heard of, without its status, by kind, namespace
-        and name."""
+        """The latest document of each Broker and Trigger from its watch, without its status, by
+        kind, namespace and name."""
         self.topics: dict[str, str] = {}
         """By topic name: UID of the Broker that has claimed it; external topics aren't claimed."""
         self.groups: dict[str, str] = {}
@@ -183,7 +185,7 @@ class States:
         shard by its group."""
 
     def ensure_broker(self, document: Document) -> BrokerRecord:
-        """The record of a Broker, created if there is none for its UID."""
+        """Return the record of a Broker, created if there is none for its UID."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.brokers.get(identity)
         if record is not None and record.uid not in ("", uid):
@@ -191,18 +193,18 @@ class States:
             record = None
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
-            if not self.family.centralized:  # else it has no receiver of its own
+            if not self.family.centralized:  # a channel has no receiver of its own
                 self.brokers_by_label[_receiver_label(identity)] = identity
         record.has_contract = record.has_contract or has_contract(document)
         return record
 
     def broker_state(self, identity: Identity) -> BrokerState | None:
-        """The state of a Broker; None: it has no topic yet."""
+        """Return the state of a Broker; None: it has no topic yet."""
         record = self.brokers.get(identity)
         return None if record is None else record.state
 
     def track_receiver_pod(self, pod: Document, *, gone: bool) -> BrokerState | None:
-        """Note that a receiver's pod exists or, with `gone`, was deleted; returns its Broker's
+        """Record that a receiver's pod exists or, with `gone`, was deleted; returns its Broker's
         state, None if that isn't known."""
         metadata = pod["metadata"]
         label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER_LABEL, "")
@@ -214,8 +216,8 @@ class States:
         return None if broker is None else self.broker_state(broker)
 
     def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
-        """Brokers' own topics in a Kafka to which nobody writes, as the Broker has no receiver
-        pod."""
+        """Return the Brokers' own topics in a Kafka that get no events now, as the Broker has no
+        receiver pod."""
         if not self.receivers_known:
             return set()
         return {
@@ -250,8 +252,8 @@ class States:
                 self.urls.pop(shard, None)
 
     def ensure_trigger(self, document: Document) -> TriggerRecord:
-        """The record of a Trigger, created if there is none; group names of an earlier object with
-        its name are released."""
+        """Return the record of a Trigger, created if needed; release the group names of an earlier
+        object of the same name."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.triggers.get(identity)
         if record is None:
@@ -262,7 +264,8 @@ class States:
         return record
 
     def store_trigger(self, document: Document) -> TriggerRecord:
-        """Update a Trigger's record by its stored document, and claim the group in its status."""
+        """Update a Trigger's record from its stored document, and claim the group in its status;
+        returns the record."""
         identity, record = Identity.of(document), self.ensure_trigger(document)
         self._unlist(identity, record)
         record.document, record.broker, record.gone = document, broker_of(document), False
@@ -273,7 +276,7 @@ class States:
         return record
 
     def triggers_of(self, broker: Identity) -> list[Identity]:
-        """The Triggers of a Broker."""
+        """Return the Triggers of a Broker."""
         return list(self.triggers_by_broker.get(broker, ()))
 
     def claim_group(self, record: TriggerRecord, group: str) -> None:
@@ -300,7 +303,7 @@ class States:
             record.references.clear()
 
     def mark_trigger_gone(self, identity: Identity) -> None:
-        """Note that a Trigger was deleted; its record stays until its drains have ended."""
+        """Record that a Trigger was deleted; its record stays until its drains have ended."""
         record = self.triggers.get(identity)
         if record is None:
             return
@@ -319,7 +322,8 @@ class States:
             self._release_groups(record)
 
     def ensure_sensor(self, document: Document, bus: Bus) -> SensorRecord:
-        """The record of a Sensor on this bus, created if there is none for its UID."""
+        """Return the record of a Sensor, created if there is none for its UID, and record that it
+        reads `bus`."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.sensors.get(identity)
         if record is None or record.uid != uid:
@@ -332,7 +336,7 @@ class States:
         return record
 
     def sensors_on(self, bus: Bus) -> list[Identity]:
-        """The Sensors that read a bus."""
+        """Return the Sensors that read a bus."""
         return list(self.sensors_by_bus.get(bus, ()))
 
     def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
@@ -359,7 +363,7 @@ class States:
             del self.sensors_by_bus[record.bus]
 
     def kafkas(self) -> set[KafkaCluster]:
-        """The KafkaClusters that any record uses."""
+        """Return the KafkaClusters that any record uses."""
         brokers, triggers = self.brokers.values(), self.triggers.values()
         states = (each.state for each in brokers)
         watched = (each.watched for each in triggers)
@@ -384,12 +388,12 @@ class States:
 
 
 def broker_of(trigger: Document) -> Identity:
-    """The Broker or channel that a stored Trigger or Subscription refers to."""
+    """Return the Broker or channel that a stored Trigger or Subscription refers to."""
     return family_of(trigger["kind"]).broker_of(trigger)
 
 
 def without_status(document: Document) -> Document:
-    """An object without its status and version, to compare what is declared."""
+    """Return an object without its status and version, to compare its declaration."""
     metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
     return {**document, "metadata": metadata, "status": None}
 
@@ -400,14 +404,15 @@ def has_contract(broker: Document) -> bool:
 
 
 def topic_in_status(broker: Document) -> str | None:
-    """The topic in a Broker's status, which may belong to somebody else; None: there is none."""
+    """Return the topic in a Broker's status, which may belong to another owner; None: there is
+    none."""
     topic = ((broker.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
 
 
 def group_in_status(trigger: Document, naming: Naming) -> str | None:
-    """The consumer group in a Trigger's status; None if there is none, or one that can't be its
-    own."""
+    """Return the consumer group in a Trigger's status; None if there is none, or one that can't be
+    the Trigger's own."""
     group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     if trigger["kind"] == CHANNELS.trigger:
         uid = trigger["metadata"].get("uid", "")

@@ -1,1 +1,2 @@
-"""What ties the operator to Kubernetes: watches, cache, API client, webhooks, Lease, metrics."""
+"""Runtime: connects the operator to Kubernetes by watches, cache, API client, webhooks, Lease and
+metrics."""

@@ -1,9 +1,9 @@
-"""The leading replica's controller: it hears of objects by watches, through the cache.
+"""Controller of the leading replica: gets changes of objects from watches, through the cache.
 
     watches -> cache, kinds -> work queue -> one object (`engine.controller`)
 
-Whatever an object's reconciliation looked at (ConfigMap, Secret, subscriber, its own Service) has
-it reconciled again when that changes: the cache knows who looked.
+An object is reconciled again when any object changes that its reconciliation has read (ConfigMap,
+Secret, subscriber, its own Service); the cache tracks the reads.
 
 Not here: what is done with one object (`engine.controller`), and how it is heard of
 (`kube_api.watches`).
@@ -52,13 +52,15 @@ from knafka_operator.runtime.tracing import FollowedTracing
 log = logging.getLogger(__name__)
 
 SYNC_TIMEOUT: Final = 15.0
-"""Seconds for which reconciling waits for all watches; later it asks the API server instead."""
+"""Seconds for which reconciliations wait for all watches; after that they start and read from the
+API server."""
 MAX_KINDS: Final = 32
-"""Most kinds of subscribers that are watched; objects of others are only re-read periodically."""
+"""Most kinds of subscribers that are watched; objects of further kinds are only re-read
+periodically."""
 
 
 class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
-    """What the controller asks of the API server; implemented by `ApiCluster`."""
+    """The API client that the controller needs; implemented by `ApiCluster`."""
 
     kinds: RestMapper
 
@@ -88,7 +90,7 @@ class _Store:
 
 
 class ClusterController(Controller):
-    """One term of a leader; made and run inside its event loop."""
+    """The controller of one term of leadership; created and run inside its event loop."""
 
     def __init__(
         self,
@@ -99,9 +101,9 @@ class ClusterController(Controller):
         keys: FunctionKeys | None = None,
         naming: FollowedNaming | None = None,
     ) -> None:
-        """`cluster` is what the operator, and the one beside it, ask, in front of `api`; `tracing`
-        and `naming` follow ConfigMaps. `keys`: of functions' tokens; None: functions answer
-        everybody."""
+        """`cluster` is the cache in front of `api` that all operators use; `tracing` and `naming`
+        follow ConfigMaps. `keys` has the keys of functions' tokens; None: functions require no
+        token."""
         self._events = Events(api, operator.settings.identity)
         failed, settings = operator.publishing.write_failure, operator.settings
         parts = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
@@ -201,12 +203,12 @@ class ClusterController(Controller):
             self._definitions.set_synced(synced)
             self._follow_policies()
         if selection is POLICIES and synced:
-            # While nobody follows them for a moment, what was heard of them holds.
+            # While the watch is interrupted, the policies in memory stay valid.
             self._operator.on_policies_known(True)
         if selection is PODS:
             self._operator.states.receivers_known = synced
         elif selection is CONFIG_MAPS and synced:
-            self._tracing.reread_soon()  # of one that went nobody hears later
+            self._tracing.reread_soon()  # no event reports a missed deletion
             self._naming.reread_soon()
             self._operator.trust_bundles.reread_soon()
         elif selection is SECRETS and synced and self._keys is not None:
@@ -231,8 +233,8 @@ class ClusterController(Controller):
             self._on_ending(pod)
 
     def _on_namespaces(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Enqueue all objects of a namespace that is being deleted. Kubernetes would delete them
-        only after all pods have ended, and functions' pods end with their objects."""
+        """Enqueue all objects of a namespace that is being deleted. Kubernetes deletes them only
+        after all pods have ended, but functions' pods end only with their objects."""
         for namespace in changed:
             metadata = namespace["metadata"]
             if "deletionTimestamp" in metadata and metadata["name"] not in self.ending_namespaces:
@@ -243,7 +245,7 @@ class ClusterController(Controller):
         self.ending_namespaces -= {namespace["metadata"]["name"] for namespace in gone}
 
     def _on_ending(self, pod: Document) -> None:
-        """Wake objects that have read the Service of a pod that ends."""
+        """Enqueue the objects that have read the Service of an ending pod."""
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.notify_readers((SERVING, "Service", metadata["namespace"], service))
@@ -258,10 +260,11 @@ class ClusterController(Controller):
                 self._operator.on_policies_known(True)
 
     def _watch_kind(self, api_version: str, kind: str) -> None:
-        """Watch a kind of which a reconciliation has read an object."""
+        """Watch a kind after a reconciliation has read one of its objects."""
         selection = WatchSelection(api_version, kind, metadata_only=True)
         watched = len(self._watches) - len(self._always)
-        # One that doesn't exist has no watch: its CustomResourceDefinition is heard of.
+        # A kind that doesn't exist can't be watched; the watch of CustomResourceDefinitions reports
+        # its creation.
         if (
             selection not in self._watches
             and watched < MAX_KINDS

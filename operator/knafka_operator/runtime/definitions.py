@@ -1,7 +1,7 @@
-"""Definitions: the CustomResourceDefinitions that there are, and what follows from a change.
+"""Definitions: tracks the CustomResourceDefinitions, and reacts to their changes.
 
-any     what is known of the kinds of its group is forgotten, and what failed is tried again
-Channel Knative Eventing is here, or isn't (`installation.handler`)
+any     look the kinds of its group up again, and retry failed objects Channel Knative Eventing is
+here, or isn't (`installation.handler`)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Definitions:
             each.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update the definitions that have changed or are gone; kinds of their groups are looked up
-        again, and failed objects retried."""
+        """Update the definitions that have changed or were deleted; look kinds of their groups up
+        again, and retry failed objects."""
         there = {each["metadata"]["name"] for each in changed}
         left = {each["metadata"]["name"] for each in gone}
         self._there = (self._there | there) - left

@@ -1,12 +1,12 @@
-"""The keys of function tokens: a Secret of the operator's namespace, made once and followed.
+"""Function keys: reads the keys of functions' tokens from a Secret in the operator's namespace,
+creates it if needed, and follows its changes.
 
     Secret knafka-function-keys: NAME: KEY, ...   the last name in the alphabet has the newest key
-    none there                                    one key, named by the day
-    a key comes or goes                           functions roll, a few at a time
-    the Secret goes while an operator runs        it is made again as it was
+    no key one key is created, named by the date a key is added or removed functions roll, a few at
+    a time the Secret is deleted it is recreated with the same keys
 
-While there are two keys functions accept tokens of both, and those that know one only are called
-with that one (docs/how-to/secure.md, decision 0038).
+While there are two keys, functions accept tokens of both; a function that knows only one key gets a
+token of that one (docs/how-to/secure.md, decision 0038).
 
 Not here: what a token is (`core.caller_tokens`).
 """
@@ -35,13 +35,14 @@ log = logging.getLogger(__name__)
 
 KEYS_SECRET: Final = "knafka-function-keys"
 MIN_KEY_LENGTH: Final = 32
-"""Characters: `openssl rand -hex 32` has 64. A token is only as hard to guess as its key."""
+"""Fewest characters of a key; `openssl rand -hex 32` writes 64. A token is only as hard to guess as
+its key."""
 ASK_AGAIN: Final = 1.0
-"""Seconds before an API server that doesn't answer is asked again."""
+"""Seconds before a failed request to the API server is repeated."""
 
 
 class FunctionKeys:
-    """Keeps `Settings.tokens` in step with the Secret."""
+    """Updates `Settings.tokens` from the Secret."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -51,8 +52,8 @@ class FunctionKeys:
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Read the keys, or create one if there is none, when a process or a term begins. Waits for
-        the API server, as without keys functions would answer everybody."""
+        """Read the keys, or create one if there is none; returns when that has succeeded. Retries
+        until the API server answers, as functions without keys would require no token."""
         while True:
             try:
                 await self._read()
@@ -68,11 +69,12 @@ class FunctionKeys:
             self.reread_soon()
 
     def reread_soon(self) -> None:
-        """Have the Secret read again, as it may have changed."""
+        """Request that the Secret is read again, as it may have changed."""
         self._changed.set()
 
     async def follow(self, operator: Operator, enqueue: Callable[[Key], None]) -> None:
-        """Roll all functions after each change of the keys, until cancelled."""
+        """Read the Secret after each of its changes, and enqueue all owners of functions if the
+        keys differ, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -101,7 +103,7 @@ class FunctionKeys:
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
-    """The newest keys, without too short ones."""
+    """Return the newest `MAX_VERIFIERS` keys, without too short ones, which are logged."""
     newest = sorted(values)[-MAX_VERIFIERS:]
     if short := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
         wanted = f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
@@ -122,7 +124,7 @@ def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
 
 
 def _function_owners(operator: Operator) -> Sequence[Key]:
-    """Keys of all objects that have functions."""
+    """Return the keys of all objects that have functions."""
     of_all = [each.states for each in operator.all_operators]
     owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
     owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]

@@ -1,8 +1,8 @@
-"""Metrics: what the operator knows, for Prometheus, and how it is, for the kubelet.
+"""Metrics: serves the operator's metrics to Prometheus, and its health probes to the kubelet.
 
     :9090/metrics    :8081/metrics    :8080/healthz    :8080/readyz
 
-Not here: keeping anything; the scaler's counts are asked when somebody asks us.
+Not here: counting; the scaler's counts are read for each request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ HEALTH_PORT: Final = 8080
 CHANNEL_PORT: Final = 8081
 """Where the metrics of eventing-kafka's KafkaChannels are scraped (DSP-15)."""
 EVERY_PRODUCER: Final = "all"
-"""The `producer` of what is counted by the ends of a topic, by all its writers."""
+"""The `producer` label of counts that are derived from a topic's ends, for all its writers
+together."""
 
 
 def operator_metrics(operator: Operator) -> Iterator[Metric]:
@@ -95,7 +96,7 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     yield from _scaling_metrics(scaled, watched)
     if operator.sensors is not None:
         yield from _sensor_metrics(operator.sensors)
-    # Insertion order, where a set of them has any.
+    # A dict, not a set, for a stable order.
     kafkas = dict.fromkeys(each.kafka for _, each, _ in watched)
     yield from _shard_metrics([shard for kafka in kafkas for shard in kafka.scaler.shards()])
     yield consumed(
@@ -272,7 +273,8 @@ class MetricsServer:
             if not scrapers.accept(bearer_of(request.raw_headers)):
                 challenge = {"www-authenticate": "Bearer"}
                 return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
-            # A thousand Triggers are 20,000 samples: written on a thread, others have their turn.
+            # A thousand Triggers have 20,000 samples: format them in a thread, so that the event
+            # loop goes on.
             found = [*operator_metrics(operator), _leader_metric(leads())]
             text = await asyncio.to_thread(prometheus_text, found)
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
@@ -287,7 +289,7 @@ class MetricsServer:
         app.router.add_get("/metrics", answer)
         app.router.add_get("/healthz", lives)
         app.router.add_get("/readyz", ready)
-        # Each connection that is kept has a task, for which kopf would wait when it ends.
+        # Keep no connection open: each has a task that shutdown would wait for.
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
         await runner.setup()
         for port in ports:

@@ -1,8 +1,10 @@
-"""Naming: ConfigMap config-kafka-features, read when a term begins and followed while it lasts.
+"""Naming: applies the name templates in ConfigMap config-kafka-features at the start of a term, and
+after each change.
 
-    config-kafka-features --change--> good: remembered in ConfigMap knafka-name-templates,
-                                            then in force for what has no name yet
-                                      bad:  a Warning; what was valid last stays in force
+    config-kafka-features --change--> valid: recorded in ConfigMap knafka-name-templates, then used
+    for new names
+                                      invalid: a Warning Event; the last valid template stays in
+                                      force
 
 Our own ConfigMap has, under the same keys, one template a line: first the one in force, then the
 earlier ones. They prove that a name in a status belongs to its object (`installation.naming`), so a
@@ -28,18 +30,18 @@ from knafka_operator.model.resources import CORE
 log = logging.getLogger(__name__)
 
 TEMPLATES_CONFIG_MAP: Final = "knafka-name-templates"
-"""The ConfigMap of the operator's namespace with the templates that are and were in force."""
+"""The ConfigMap in the operator's namespace with the current and earlier templates."""
 ASK_AGAIN: Final = 1.0
-"""Seconds before an API server that doesn't answer is asked again."""
+"""Seconds before a failed request to the API server is repeated."""
 WRITE_AGAIN: Final = 30.0
-"""Seconds before what could not be remembered is tried again."""
+"""Seconds before a failed write of the templates is repeated."""
 
 Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
 """Posts an Event: the object, its type, reason and message."""
 
 
 class FollowedNaming:
-    """Keeps `Settings.naming` in step with the ConfigMap."""
+    """Updates `Settings.naming` from the ConfigMap."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -48,10 +50,9 @@ class FollowedNaming:
         self._problems: Mapping[NameKind, str] = {}
 
     async def start(self) -> None:
-        """Put the templates in force when a term begins.
-
-        Waits for the API server: without the remembered templates, the operator would take names
-        in statuses for somebody else's.
+        """Load the recorded templates, and put the declared ones in force, when a term begins.
+        Retries until the API server answers: without the recorded templates, names in statuses
+        would look foreign.
         """
         while True:
             try:
@@ -67,16 +68,17 @@ class FollowedNaming:
         self.reread_soon()
 
     def on_config_map(self, document: Document) -> None:
-        """Look again if this ConfigMap, which was changed or deleted, is the followed one."""
+        """Request a new read if the ConfigMap, which was changed or deleted, is the one with the
+        templates."""
         if Identity.of(document) == self._settings.kafka_features_config:
             self.reread_soon()
 
     def reread_soon(self) -> None:
-        """Have the ConfigMap read again, as it may have changed."""
+        """Request that the ConfigMap is read again, as it may have changed."""
         self._changed.set()
 
     async def follow(self, post: Post) -> None:
-        """Put each change in force, until cancelled."""
+        """Apply each change of the ConfigMap, until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -86,11 +88,12 @@ class FollowedNaming:
                 log.warning("the templates of names stay as they are: %s", error)
                 await asyncio.sleep(WRITE_AGAIN)
                 self._changed.set()
-            except Exception:  # a bug, and no reason to follow no more
+            except Exception:  # a bug: go on following
                 log.exception("the templates of names")
 
     async def apply_config(self, post: Post) -> None:
-        """Put in force what the ConfigMap says, once it is remembered. Raises `ClusterError`."""
+        """Record the templates that the ConfigMap declares, then put them in force; post an Event
+        for each change and each new problem. Raises `ClusterError`."""
         identity, naming = self._settings.kafka_features_config, self._settings.naming
         config = await self._cluster.get(CORE, "ConfigMap", *identity)
         data = {} if config is None else config.get("data") or {}
@@ -123,7 +126,7 @@ class FollowedNaming:
         self._problems = problems
 
     async def _load_recorded(self) -> None:
-        """Read the remembered templates and put those in force that were so last.
+        """Read the recorded templates, and put the last current ones in force.
 
         Raises `ClusterError`.
         """
@@ -153,15 +156,15 @@ class FollowedNaming:
 
 
 def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
-    """The template that a ConfigMap declares, upstream's default where it declares none; raises
-    `InvalidDocument`."""
+    """Return the template that a ConfigMap declares for a kind of name, or upstream's default;
+    raises `InvalidDocument`."""
     text = data.get(kind.newer_key, data.get(kind.value))
     return DEFAULTS[kind] if text is None else normalized(kind, str(text))
 
 
 def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
-    """The remembered templates by kind, first the one in force; invalid ones are logged and left
-    out."""
+    """Return the recorded templates by kind, first the one in force; invalid ones are logged and
+    left out."""
     data = {} if record is None else record.get("data") or {}
     found = {}
     for kind in NameKind:

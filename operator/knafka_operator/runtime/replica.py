@@ -1,10 +1,12 @@
-"""Replica: one process of the operator from its start to its end. A launcher, so it may import all.
+"""Replica: runs one process of the operator from start to end. A launcher, so it may import every
+module.
 
     every replica    webhooks, metrics, connections to every Kafka: warm
-    the leader       resume what is delivered -> reconcile everything -> hang up -> release
+    the leader       resume deliveries -> reconcile everything -> close drain requests -> release
+    the Lease
 
-kopf serves the webhooks in a thread and an event loop of its own: when it ends, it treats all tasks
-of its loop as its own, and a webhook's answer must not wait for the leader's work.
+kopf serves the webhooks in a thread with its own event loop: at its end it cancels all tasks of its
+loop, and a webhook's answer must not wait for the leader's work.
 
 Not here: who leads (`kube_api.leadership`), and what is done (`controller`, `operator`).
 """
@@ -50,10 +52,12 @@ log = logging.getLogger("knafka")
 T = TypeVar("T")
 
 PREPARE_EVERY: Final = 300.0
-"""Seconds between two looks of a replica that waits at which KafkaClusters it would need."""
+"""Seconds between two rounds in which a waiting replica connects to the Kafkas that it would
+need."""
 MAX_READ_BYTES: Final = 128 * 1024 * 1024
-"""Most bytes of a topic that is read whole into memory: anybody with its Kafka can fill it. The
-contract of ten thousand Triggers has 20 MB, and several times as much before compaction."""
+"""Most bytes of a topic that is read into memory as a whole; anyone with access to its Kafka can
+fill it. The contract of ten thousand Triggers has 20 MB, and several times as much before
+compaction."""
 ASK_AGAIN: Final = 1.0
 WEBHOOKS_END: Final = 5.0
 
@@ -67,7 +71,7 @@ async def run(settings: Settings) -> None:
     api = await asyncio.to_thread(ApiCluster.from_environment)
     cluster = CachedCluster(api)
     leadership = Leadership(ApiLeaseStore(settings.namespace), Election(settings.identity))
-    # First of all: if nobody leads, the Lease's timeout begins here.
+    # First, as the Lease's timeout counts from the first read.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
@@ -75,7 +79,7 @@ async def run(settings: Settings) -> None:
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
     serving: Webhooks | None = None
-    # Serve probes before any request to the API server: one that is away must not restart the pod.
+    # Serve probes before any request to the API server: its failure must not restart the pod.
     http = await MetricsServer.start(
         operator, leadership.leads, lambda: serving is not None and serving.is_ready()
     )
@@ -90,8 +94,8 @@ async def run(settings: Settings) -> None:
     serving = await _start_webhooks(
         settings, api, operator, lambda: _set_from_thread(loop, stop), channels=settings.channels
     )
-    # What was imported stays. Each full collection would go through it, and keep everything from
-    # running for 50 ms.
+    # Exclude imported modules from garbage collection: each full collection would visit them, and
+    # block the process for 50 ms.
     gc.collect()
     gc.freeze()
     try:
@@ -142,18 +146,18 @@ async def _lead(
     keys, tracing, naming = followed
 
     async def act() -> None:
-        await keys.start()  # they may have changed while another one led, and drains want them
+        await keys.start()  # another leader may have changed the keys
         await naming.start()
         for each in operator.all_operators:
             await _resume(each)
-        await tracing.start()  # it may have changed while another one led
+        await tracing.start()  # tracing may have changed while another replica led
         await controller.run()
 
     acting, stopping = asyncio.create_task(act()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((acting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if acting.done():
-            acting.result()  # it ends by itself only for a bug
+            acting.result()  # the task ends by itself only after a bug
     finally:
         for each in (acting, stopping):
             each.cancel()
@@ -170,7 +174,7 @@ async def _release_lease(lease: LeaseThread) -> None:
 
 
 async def _resume(operator: Operator) -> None:
-    """Resume the delivery of all Triggers before anything else; waits for the API server."""
+    """Resume the delivery of all Triggers; retries until the API server answers."""
     began = time.monotonic()
     count = await _retry_until_answered("resuming what is delivered", operator.resume)
     kind = operator.family.trigger
@@ -178,7 +182,7 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat a request until the API server answers, and return its answer."""
+    """Repeat `ask` while it raises `ClusterError`; returns its result."""
     while True:
         try:
             return await ask()
@@ -188,7 +192,7 @@ async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T
 
 
 class Webhooks:
-    """Serves webhooks by kopf, in a thread of its own, and keeps them registered."""
+    """Runs kopf's webhook server in a thread, and keeps the webhooks registered."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Selections: what the controller follows, and what it reads of any object."""
+"""Selections: the objects that the controller watches, and whether with content or only
+metadata."""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ TRIGGERS: Final = WatchSelection(EVENTING, "Trigger")
 SENSORS: Final = WatchSelection(KNAFKA, SENSOR)
 OPERATIONS: Final = tuple(WatchSelection(KNAFKA, each) for each in operations.OPERATIONS)
 JOBS: Final = WatchSelection(BATCH, "Job", labels=ARCHIVE_LABEL)
-"""Of DeadLetterArchives and operations."""
+"""Jobs of DeadLetterArchives and operations."""
 FUNCTIONS: Final = WatchSelection(SERVING, "Service", labels=services.ROLE_LABEL)
-"""Our own Knative Services."""
+"""Knative Services of functions."""
 SUBSCRIBERS: Final = WatchSelection(
     SERVING, "Service", labels=f"!{services.ROLE_LABEL}", metadata_only=True
 )
-"""Everybody else's."""
+"""All other Knative Services, which may be subscribers."""
 PODS: Final = WatchSelection(CORE, "Pod", labels=services.ROLE_LABEL, metadata_only=True)
-"""Of our functions. A receiver that starts means that an event is on its way; a dispatcher of an
-older Revision that ends is waited for."""
+"""Pods of functions. A starting receiver announces an event; reconciliations wait for ending
+dispatchers of older Revisions."""
 NAMESPACES: Final = WatchSelection(CORE, "Namespace", metadata_only=True)
-"""Of one that is deleted, Kubernetes deletes the pods first and our objects half a minute later."""
+"""Watched because Kubernetes deletes the pods of a deleted namespace first, and our objects half a
+minute later."""
 CONFIG_MAPS: Final = WatchSelection(CORE, "ConfigMap", metadata_only=True)
 SECRETS: Final = WatchSelection(
     CORE,
@@ -45,12 +47,12 @@ SECRETS: Final = WatchSelection(
     ),
     metadata_only=True,
 )
-"""Those that may hold credentials for Kafka."""
+"""Secrets that may hold credentials for Kafka."""
 DEFINITIONS: Final = WatchSelection(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
 )
 POLICIES: Final = WatchSelection(POLICIES_VERSION, POLICY)
-"""Where Knative Eventing is, which has them."""
+"""Watched only if Knative Eventing, which defines them, is installed."""
 UNWATCHED: Final = frozenset(
     {
         (COORDINATION, "Lease"),
@@ -60,8 +62,8 @@ UNWATCHED: Final = frozenset(
         (SERVING, "Revision"),
     }
 )
-"""apiVersion and kind of what is asked for and nobody has to hear of, by an archive, for a Trigger
-that shows tokens, or for a function that isn't Ready, whose Service changes with its Revision. All
-of a cluster's Leases change all the time, and our role lists none of these."""
+"""Kinds that reconciliations read but needn't watch: for archives, for Triggers that send tokens,
+and for functions that aren't Ready (their Service changes with the Revision). Leases change all the
+time, and our role can't list any of these."""
 BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, NAMESPACES, CONFIG_MAPS, SECRETS, DEFINITIONS)
-"""What is followed beside the kinds that are reconciled."""
+"""Selections that are watched in addition to the reconciled kinds."""

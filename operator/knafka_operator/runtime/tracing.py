@@ -1,11 +1,13 @@
-"""Tracing: the ConfigMaps that say it, read at the start of a term and followed while it lasts.
+"""Tracing: applies the tracing settings of Knative's ConfigMaps to functions, at the start of a
+term and after each change.
 
-    config-tracing, config-observability --change--> read --good--> each Broker and Trigger in turn
-                                                          --bad---> a Warning; all stays as it is
+    config-tracing, config-observability --change--> read --valid--> each Broker and Trigger in turn
+                                                          --invalid--> a Warning Event; functions
+                                                          keep theirs
 
-A change is a new Revision of every function, and each starts a pod: so one owner of Services has
-its turn each `ROLL_OUT_SPACING` seconds. What can't be used leaves functions as they are, also over
-a start of ours.
+A change creates a new Revision of every function, which starts a pod, so one owner of Services is
+rolled every `ROLL_OUT_SPACING` seconds. Invalid settings leave functions as they are, even across a
+restart of the operator.
 
 Not here: what the ConfigMaps mean (`functions.tracing`).
 """
@@ -36,9 +38,9 @@ log = logging.getLogger(__name__)
 
 CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
 ROLL_OUT_SPACING: Final = 1.0
-"""Seconds from one owner's new Revision to the next one's: a thousand Triggers take 17 minutes."""
+"""Seconds between the new Revisions of two owners; a thousand Triggers take 17 minutes."""
 ASK_AGAIN: Final = 1.0
-"""Seconds before an API server that doesn't answer is asked again."""
+"""Seconds before a failed request to the API server is repeated."""
 
 Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
 """Posts an Event: the object, its type, reason and message."""
@@ -54,7 +56,7 @@ class Owners(Protocol):
 
 
 class FollowedTracing:
-    """Keeps `Settings.tracing`, the functions' tracing variables, in step with the ConfigMaps."""
+    """Updates `Settings.tracing`, the functions' tracing variables, from the ConfigMaps."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._settings = settings
@@ -80,7 +82,7 @@ class FollowedTracing:
             self.reread_soon()
 
     def reread_soon(self) -> None:
-        """Have both ConfigMaps read again, as one may have changed."""
+        """Request that both ConfigMaps are read again, as one may have changed."""
         self._changed.set()
 
     async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
@@ -94,7 +96,7 @@ class FollowedTracing:
                 log.warning("tracing: %s", error)
                 await asyncio.sleep(ASK_AGAIN)
                 self._changed.set()
-            except Exception:  # a bug, and no reason to follow no more
+            except Exception:  # a bug: go on following
                 log.exception("tracing")
             await self._roll_out(operator, enqueue)
 
@@ -136,7 +138,8 @@ class FollowedTracing:
             await asyncio.sleep(ROLL_OUT_SPACING)
 
     async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
-        """The tracing variables, and the ConfigMap that declares them; raises `InvalidDocument`."""
+        """Return the tracing variables, and the ConfigMap that declares them; raises
+        `InvalidDocument`."""
         found = {name: await self._get(name) for name in CONFIG_MAPS}
         data = {name: (each or {}).get("data") or {} for name, each in found.items()}
         settings = self._settings
@@ -146,7 +149,7 @@ class FollowedTracing:
         return wanted, found[OBSERVABILITY] or found[TRACING]
 
     async def _running_variables(self) -> Mapping[str, str]:
-        """The tracing variables of the first Service found; empty if there is none."""
+        """Return the tracing variables of the first Service found; empty if there is none."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
             for each in await self._cluster.list(SERVING, "Service", {services.ROLE_LABEL: role}):
                 return tracing_variables_of(each)
@@ -167,7 +170,7 @@ class FollowedTracing:
 
 
 def service_owners(states: States) -> list[Owner]:
-    """The owners of Services: Brokers, for receivers and shards, and Triggers that no shard
+    """Return the owners of Services: Brokers, for receivers and shards, and Triggers that no shard
     delivers."""
     family = states.family
     brokers = [(family.broker, *each) for each in states.brokers]
@@ -180,7 +183,7 @@ def service_owners(states: States) -> list[Owner]:
 
 
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
-    """The Triggers in a Broker's shards, whose reconciliation applies the shards."""
+    """Return the Triggers in a Broker's shards, whose reconciliation applies the shards."""
     kind, namespace, name = owner
     found: list[Owner] = []
     for states in (

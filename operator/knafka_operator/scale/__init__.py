@@ -1,1 +1,2 @@
-"""How many drains each Trigger has, and the clients of Kafka clusters that it asks."""
+"""Scaling: decides how many drains each Trigger and Sensor has, from the lags that Kafka
+reports."""

@@ -1,7 +1,7 @@
 """Answers: bounded reading of HTTP responses from functions and pods, which may be hostile.
 
-Whoever may have pods in a namespace can have one stand in for a function of ours. So nothing is
-decompressed, no redirect is followed, and an answer has a bound in bytes and in time.
+Anyone who may create pods in a namespace can impersonate a function there. So nothing is
+decompressed, no redirect is followed, and a response is limited in bytes and in time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import aiohttp
 from knafka_operator.installation.function_tokens import authorization
 
 BURST_SECONDS: Final = 20.0
-"""Seconds' worth of the allowed rate that may come at once, as first and last lines are long."""
+"""Burst above the allowed rate, in seconds' worth of that rate, as first and last lines are
+long."""
 
 
 class LinePace:
@@ -55,7 +56,7 @@ async def paced_lines(response: aiohttp.ClientResponse, pace: LinePace) -> Async
 
 
 async def first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
-    """Read at most `size` bytes of the body."""
+    """Read and return at most `size` bytes of the body."""
     text = b""
     while len(text) < size and (more := await response.content.read(size - len(text))):
         text += more
@@ -77,7 +78,8 @@ async def get_answer(
         ) as response:
             if response.status == 200:
                 return await first_bytes(response, size)
-            # 401: it may still know only the key of before a rotation, which a later token is for.
+            # 401: the function may know only the previous key of a rotation; a later token is
+            # signed with that.
             if response.status != 401:
                 return None
     return None

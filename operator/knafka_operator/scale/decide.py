@@ -1,6 +1,7 @@
-"""Scaling: how many drains a Trigger needs, from its lag, and what is known of it then. Pure.
+"""Scaling: decides how many drains a Trigger needs from its lag; also the scaler's status values.
+Pure.
 
-Not here: asking for the lag and holding the drains (`scale.scaler`).
+Not here: reading the lag, and holding drains (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Cause(StrEnum):
     NO_LAG = "no_lag"
     LAG = "lag"
     ACTIVATION = "activation_lag_threshold"
-    """There is too little lag to wake a Trigger without drains."""
+    """The lag is too small to wake a Trigger without drains."""
     MIN_SCALE = "min_scale"
     MAX_SCALE = "max_scale"
     PARTITIONS = "partitions"
@@ -37,23 +38,23 @@ class Cause(StrEnum):
     FILTERED_OUT = "filtered_out"
     """The Trigger's filter has passed no event lately."""
     LAG_UNKNOWN = "lag_unknown"
-    """Nothing was decided, as Kafka didn't tell the lag."""
+    """Nothing was decided, as the lag couldn't be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A decision: how many drains, and why."""
+    """A scaling decision: the number of drains, and the reason."""
 
     replicas: int
     reason: str
-    """The reason for people; shown in statuses and by `knafka up`."""
+    """The reason for users, shown in statuses and by `knafka up`."""
     cause: Cause = field(default=Cause.LAG, compare=False)
     """The reason for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerStatus:
-    """What the scaler knows of one Trigger."""
+    """The scaler's view of one Trigger or Sensor."""
 
     lag: int | None
     """Records; None: not known yet."""
@@ -62,8 +63,8 @@ class TriggerStatus:
     scale: Scale
     """The last decision."""
     counts: DrainProgress
-    """Sums over all its drains, ended and open. `unsettled`, `partitions` and `congestion` are
-    those of open drains only."""
+    """Sums over all drains of the Trigger, ended and open. `unsettled`, `partitions` and
+    `congestion` come from open drains only."""
     error: str | None
     """The last error that hasn't been followed by a success; None: there is none."""
     beyond_end: frozenset[int] = frozenset()
@@ -80,38 +81,37 @@ class ScalingCounts:
     decisions: Mapping[Cause, int]
     """Number of decisions by cause, including failed requests for the lag."""
     wakes: Mapping[Cause, int]
-    """Times that its own drains were opened while it had none, by cause."""
+    """How often the Trigger's own drains were opened while it had none, by cause."""
     lag_known: bool
-    """Whether the last question for its lag was answered."""
+    """Whether the last request for the lag was answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """What the scaler knows of one shard."""
+    """The scaler's view of one shard."""
 
     namespace: str
     broker: str
     kind: str
-    """Kind of its Triggers, as in `Egress.kind`."""
+    """Kind of the shard's Triggers, as in `Egress.kind`."""
     group: str
     triggers: int
     lag: int
-    """Records that its Triggers have not committed, where their lag is known."""
+    """Records that the shard's Triggers have not committed, as far as their lag is known."""
     wanted: int
-    """Requests that it needs: 0 or 1."""
+    """Requests that the shard needs: 0 or 1."""
     held: int
     wakes: Mapping[Cause, int]
-    """Times that its request was opened, by the cause of the decision."""
+    """How often the shard's request was opened, by the cause of the decision."""
 
 
 def decide_scale(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, *, shared: bool = False
 ) -> Scale:
-    """How many drains a Trigger needs now; `held` are open already.
-
-    ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
-    `held` means only that those which end aren't opened again. None while it is paused, and one at
-    most in a shared dispatcher: what needs more is moved out of it.
+    """Decide how many drains a Trigger needs now; `held` are open already. The number is ceil(lag /
+    lag-threshold), within min-scale, max-scale and the number of partitions; 0 while it is paused,
+    and at most 1 in a shared dispatcher. If it is below `held`, drains that end aren't opened
+    again.
     """
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
@@ -146,26 +146,26 @@ def decide_scale(
 
 
 def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """A scale of one drain, in place of none, so that Kafka keeps the group's offsets."""
+    """Return a scale of one drain instead of none, so that Kafka keeps the group's offsets."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 
 
 def filtered_out(lag: int, seconds: float) -> Scale:
-    """A scale of no drains although events wait, as none has passed the filter lately; they are
-    read in `seconds`."""
+    """Return a scale of no drains although events wait, as none has passed the filter lately; they
+    are read in `seconds`."""
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     reason = f"{waiting}; its filter has passed none lately, these are read in {seconds:.0f} s"
     return Scale(0, reason, Cause.FILTERED_OUT)
 
 
 def due_now(scale: Scale) -> Scale:
-    """A scale of one drain, in place of none, for a Sensor whose timeout has come."""
+    """Return a scale of one drain instead of none, for a Sensor with a due timeout."""
     return Scale(1, f"{scale.reason}, but something is due", Cause.DUE)
 
 
 def expecting_event(*, shared: bool) -> Scale:
-    """A scale of one drain before there is any lag, as an event is on its way."""
+    """Return a scale of one drain before there is any lag, as an event is on its way."""
     return Scale(1, f"an event is on its way{_dispatcher_suffix(shared)}", Cause.PREWARM)
 
 

@@ -1,12 +1,12 @@
-"""Drains: dispatchers on Knative, asked over HTTP to drain for as long as they are wanted.
+"""Drains: holds HTTP requests open that make dispatchers on Knative drain.
 
-The request that is held open is what Knative scales on: one each, so one pod each. Its response
-streams progress, and its body stays open for the line that ends the drain; hanging up doesn't.
+Knative scales on the open requests: one request, so one pod. The response streams progress; the
+request's body stays open for the line that ends the drain. Closing the connection doesn't end it.
 
-Whoever owns a namespace may answer in a dispatcher's place. So a line has a bound, and so has the
-rate at which lines are read: a unit that says more waits, and costs the others nothing.
+The owner of a namespace can answer in a dispatcher's place. So the length of a line and the rate of
+reading lines are limited: a sender that exceeds them waits, and doesn't slow other units.
 
-Not here: how many, and trying again (`scaler`).
+Not here: the number of drains (`scaler`), and retries (`holds`).
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
 from knafka_operator.scale.progress_bounds import bounded_text, within_bounds
 
 SILENCE_TIMEOUT: Final = 120.0
-"""Seconds without a line of progress: long enough for a pod that must be scheduled first."""
+"""Seconds without a line of progress after which a request fails: long enough to schedule a pod."""
 CONNECT_TIMEOUT: Final = 10.0
 LINE_BYTES: Final = 64 * 1024
-"""The longest line of a Trigger's progress, which has some hundred bytes and the numbers of its
-partitions."""
+"""Most bytes of a line of a Trigger's progress; some hundred bytes and the partition numbers are
+usual."""
 SENSOR_LINE_BYTES: Final = 1024 * 1024
-"""The longest line of a Sensor's progress, with what each trigger holds in each partition."""
+"""Most bytes of a line of a Sensor's progress, with the events that each trigger holds in each
+partition."""
 TRIGGER_LINE_BYTES: Final = 4 * 1024
 """Most bytes that each Trigger adds to a shard's line; some hundred bytes are usual."""
 MAX_LINE_BYTES: Final = 8 * 1024 * 1024
-"""The longest line of a shard of any size."""
+"""Most bytes of a line of a shard of any size."""
 LINES_PER_SECOND: Final = 4.0
-"""Lines a second that are read. A dispatcher writes one, a shard one more for each change of its
-contract."""
+"""Most lines read per second. A dispatcher writes one per second, a shard one more for each change
+of its contract."""
 
 LONGEST_LINE_SECONDS: Final = 4.0
-"""Seconds in which the longest line may be read; usual lines are a hundredth of it."""
+"""Seconds in which the longest allowed line may be read; usual lines have a hundredth of its
+length."""
 
 Progress = TypeVar("Progress", DrainProgress, ShardProgress)
 
 
 class DrainRefused(KnafkaError):
-    """The error if a dispatcher, or a proxy in front of it, doesn't answer with progress."""
+    """Raised if a dispatcher, or a proxy in front of it, doesn't answer with progress."""
 
 
 class HttpDrains:
-    """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
-    function, by the scaler's id, and each shard's, by its group."""
+    """Implements `scaler.Drains` over HTTP."""
 
     def __init__(
         self,
@@ -68,7 +69,9 @@ class HttpDrains:
         shard_size: int = SHARD_SIZE,
         tokens: FunctionTokens | None = None,
     ) -> None:
-        """`tokens` are those that functions expect from the operator."""
+        """`urls` has the URL of each Trigger's dispatcher and each Sensor's function by the
+        scaler's id, and of each shard by its group. `tokens` has the tokens that functions accept
+        from the operator."""
         self._urls = urls
         self._tokens = tokens or FunctionTokens()
         self._shard_line = min(LINE_BYTES + shard_size * TRIGGER_LINE_BYTES, MAX_LINE_BYTES)
@@ -80,8 +83,8 @@ class HttpDrains:
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Hold one drain; yields its progress. Leaving the iterator hangs up. Raises `DrainRefused`
-        and what `aiohttp` raises."""
+        """Hold one drain; yields its progress. Closing the iterator closes the connection. Raises
+        `DrainRefused` and what `aiohttp` raises."""
         wanted = request.model_copy(update={"egress": documents.digest(egress)})
         return self._progress_lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
 
@@ -117,13 +120,14 @@ class HttpDrains:
                 url,
                 data=body(),
                 headers=headers | authorization(bearers.pop(0)),
-                read_bufsize=limit // 2,  # It reads on up to twice as much.
+                read_bufsize=limit // 2,  # aiohttp buffers up to twice as much.
                 allow_redirects=False,
             ) as response:
                 if response.status == 401 and bearers:
-                    continue  # it knows the key of before a rotation
+                    continue  # the function knows only the previous key of a rotation
                 if response.status != 200:
-                    # Not what it says: this comes to stand in a status, whoever answers there.
+                    # Don't quote the body: the message goes to a status, and anyone may have
+                    # answered.
                     raise DrainRefused(f"{url} answered {response.status}: see its log")
                 told = paced_lines(response, pace)
                 while (line := await _next_line(told, url, limit)) is not None:
@@ -153,7 +157,7 @@ class HttpDrains:
 
 
 async def _next_line(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """The next line; None at the end. Raises `DrainRefused` for a line that is too long."""
+    """Return the next line; None at the end. Raises `DrainRefused` for a line that is too long."""
     try:
         return await anext(told, None)
     except (ValueError, LineTooLong) as error:
@@ -163,7 +167,7 @@ async def _next_line(told: AsyncIterator[bytes], url: str, limit: int) -> bytes 
 
 
 def _parsed_progress(of: type[Progress], line: bytes) -> Progress:
-    """Parse and bound a line of progress; raises `InvalidDocument`."""
+    """Parse a line of progress, and cut a large one to its bounds; raises `InvalidDocument`."""
     told = documents.parse_json(of, line.decode("utf-8", "replace"))
     if len(line) < LARGE_DOCUMENT:
         return told

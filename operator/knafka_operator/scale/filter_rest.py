@@ -1,17 +1,18 @@
-"""The rest of a Trigger whose filter passes nothing of a busy topic.
+"""Filter rest: pauses the drains of a Trigger whose filter passes no event of a busy topic.
 
-    drains --nothing passes for cooldown-period, and it has caught up--> rests --its time--> drains
+    drains --nothing passes for cooldown-period, and caught up--> rests --rest is over--> drains
              --something passes--> drains until nothing does for cooldown-period
 
-What is read and filtered out is no work: its own dispatchers would never be idle for it. So they
-are ended, and what waits is looked through again after 10, 20, 40, then every 60 s. An event that
-does pass waits that long at most, as a first one after a quiet time waits for a start; none is
-missed, since the group's offsets are where the last drain has left them.
+A busy topic keeps a Trigger's own dispatchers running even if all events are filtered out. So they
+are ended, and the waiting events are filtered after 10, 20, 40, then every 60 s. An event that
+passes waits that long at most; none is missed, since the group's offsets stay where the last drain
+left them.
 
-A Sensor's actions never wait so: their topic is the Sensor's own, and little is filtered out there.
+Triggers of a Sensor's actions never rest: their topic is the Sensor's own, and few events are
+filtered out there.
 
-Not here: ending and opening the drains (`scaler`), Triggers in a shared dispatcher, which read what
-their neighbours read.
+Not here: ending and opening drains (`scaler`); Triggers in a shared dispatcher don't rest, as they
+share its reads.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from knafka_operator.model.autoscaling import Autoscaling
 LONGEST_REST: Final = 60.0
 """Longest rest in seconds."""
 SAME_DRAIN_SECONDS: Final = 5.0
-"""Seconds within which a new request continues the previous request's drain."""
+"""A request within this many seconds after another one continues its drain."""
 CAUGHT_UP_SECONDS: Final = 5.0
-"""A Trigger counts as caught up if its waiting events take at most so many seconds to filter."""
+"""A Trigger has caught up if its waiting events take at most this many seconds to filter."""
 
 
 class FilterRest:
@@ -52,23 +53,23 @@ class FilterRest:
         return now < self._until
 
     def seconds_left(self, now: float) -> float:
-        """Seconds until the rest is over."""
+        """Return the seconds until the rest is over."""
         return max(0.0, self._until - now)
 
     def on_begin(self, lag: int, now: float) -> None:
-        """Note that the first drain has begun, or continues by another request, with this lag."""
+        """Record that the first drain has begun, or continues with another request, at this lag."""
         if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._looked = now
         self._waited, self._filtered = lag, 0
 
     def on_request_end(self, now: float) -> None:
-        """Note that a drain request has ended."""
+        """Record that a drain request has ended."""
         self._over_at = now
 
     def on_progress(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
-        """Note a drain's progress; `before` is its previous progress. An event that passed ends the
-        rest."""
+        """Record a drain's progress; `before` is its previous progress. An event that passed ends
+        the rest."""
         passed = _passed_count(line) - (0 if before is None else _passed_count(before))
         if passed > 0 or line.unsettled or line.congestion:
             self.reset()

@@ -1,12 +1,12 @@
-"""Holds: the requests to drain that are kept open for one unit, and how each is held.
+"""Holds: keeps open the drain requests of one unit.
 
-    open --drain after drain, with pauses--> stop --> ending --> over
+    open --one drain after another, with pauses--> stop --> ending --> ended
 
-A unit has processes of its own: a Trigger, a shard of many, or a Sensor. A drain ends by itself
-when it has been idle. Requests hold it one after the other and share its budget; a drain that is
-not needed any more is ended when its budget is nearly spent.
+A unit has its own processes: a Trigger, a shard of many Triggers, or a Sensor. A drain ends by
+itself when it has been idle. Consecutive requests hold it and share its budget; a drain that is not
+needed any more is ended when its budget is nearly spent.
 
-Not here: how many there are to be (`lag_checks`), what lines of progress mean (`scaled_groups`,
+Not here: the number of holds (`lag_checks`), the meaning of progress (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -27,28 +27,29 @@ from knafka_operator.scale.decide import Cause
 from knafka_operator.scale.http_sessions import shown_error
 
 FIRST_BUDGET: Final = 25.0
-"""Seconds of a drain's first request, at most: so far below a Service's timeoutSeconds, which is
-also its pods' grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile."""
+"""Most seconds of a drain's first request: below a Service's timeoutSeconds, which is also its
+pods' grace period (`services.TIMEOUT_SECONDS`), by enough time to start a pod."""
 REQUEST_BUDGET: Final = 60.0
-"""Seconds of each further request, which a running pod takes."""
+"""Most seconds of each further request, which a running pod answers."""
 REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
 STOP_DECISION_SECONDS: Final = 5.0
-"""Seconds before a budget's end at which it is decided whether the drain is still wanted."""
+"""Seconds before a budget's end at which the holder decides whether the drain is still needed."""
 STOP_TIMEOUT: Final = 15.0
-"""Seconds for a drain that was asked to end; then its request is given up."""
+"""Seconds for a drain to end after its stop; then its request is cancelled."""
 UNHELD_END_SECONDS: Final = 8.0
-"""Seconds until a drain is over that nobody holds and whose Service has a newer Revision: 3 until
-its dispatcher asks for itself and is refused, 2 for attempts under way (`draining.lease`), and 3
-more."""
+"""Seconds until a drain without a request, whose Service has a newer Revision, has ended: 3 until
+its dispatcher sends its own request and is refused, 2 for attempts under way (`draining.lease`),
+and 3 more."""
 GRACE: Final = 60.0
-"""Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
+"""Seconds past its budget after which a request is cancelled; covers a cold start and a slow
+end."""
 MIN_BACKOFF: Final = 0.5
 MAX_BACKOFF: Final = 10.0
-"""Seconds between a drain that failed and the next: doubled each time, and short enough that a
-subscriber's recovery shows soon."""
+"""Seconds between a failed drain and the next: the minimum, doubled each time up to the maximum
+(0.5, 1, 2, 4, 8, 10), so that a subscriber's recovery is noticed soon."""
 
 Hold: TypeAlias = asyncio.Task[None]
-"""A task that holds one drain after another, with a pause after a failure."""
+"""A task that holds one drain after another, with a pause after each failure."""
 Line = TypeVar("Line", DrainProgress, ShardProgress)
 Told = TypeVar("Told", DrainProgress, ShardProgress, contravariant=True)
 Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
@@ -56,15 +57,14 @@ Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
 
 
 class Slots:
-    """Assigns slots, numbers of a Sensor's running drains, to requests; no two have the same.
+    """Assigns each drain request of a Sensor a slot, a number that no other request has.
 
-        give --the drain says which it has--> found --it is over--> free
+        assigned --the drain reports its slot--> confirmed --the request ends--> free
 
-    A drain's slot is in its transactional id, so a drain that begins in a slot ends the transaction
-    that the last one there has left open, and the last one itself if it goes on. If a drain is
-    killed, its request keeps the slot for the next drain. A request may reach a process whose drain
-    already has another slot: then the request takes that slot, and the request that had it gets the
-    slot that is left.
+    A drain's transactional id contains its slot, so a drain that begins in a slot aborts the
+    transaction that its predecessor left open, and fences a predecessor that still runs. If a drain
+    is killed, its request keeps the slot for the next drain. A request may reach a process whose
+    drain already has another slot: then the two requests swap their slots.
     """
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class Slots:
         return self._slots[request]
 
     def slot_of(self, request: Hashable) -> int | None:
-        """The slot of a request; None: it has none."""
+        """Return the slot of a request; None: it has none."""
         return self._slots.get(request)
 
     def note_slot(self, request: Hashable, slot: int) -> None:
-        """Note that the request's drain reports this slot; another request that has it gets the
-        slot of this one."""
+        """Record the slot that the request's drain reports; a request that had it gets this one's
+        slot."""
         mine = self._slots.get(request)
         if mine is None or mine == slot:
             return
@@ -98,38 +98,38 @@ class Slots:
 
 
 class Unit(Protocol[Told]):
-    """What requests are held for: a Trigger, a shard or a Sensor."""
+    """A Trigger, a shard or a Sensor, for which requests are held."""
 
     @property
     def wanted(self) -> int:
-        """Number of requests that the unit needs now."""
+        """Return the number of requests that the unit needs now."""
         ...
 
     @property
     def floor(self) -> int:
-        """Number of requests that the unit needs even if they end idle."""
+        """Return the number of requests that the unit needs even if they end idle."""
         ...
 
     @property
     def cooldown(self) -> float:
-        """Seconds without anything to do after which a drain ends."""
+        """Return the seconds without work after which a drain ends."""
         ...
 
     def on_open(self, hold: Hold) -> None:
-        """Note that a request has begun."""
+        """Handle the begin of a request."""
         ...
 
     def on_line(self, hold: Hold, line: Told) -> None:
-        """Note a line of progress."""
+        """Handle a line of progress."""
         ...
 
     def on_close(self, hold: Hold) -> None:
-        """Note that a request has ended, or was cancelled."""
+        """Handle the end or cancellation of a request."""
         ...
 
     def on_end(self, ended: Ended, last: Told | None, error: str | None) -> None:
-        """Note how a request ended, with its last line and an error for people. Not called if the
-        dispatcher's process ended by itself."""
+        """Handle the outcome of a request, with its last line and an error message for users. Not
+        called if the drain was stopped without our request."""
         ...
 
 
@@ -145,8 +145,9 @@ class Holds(Generic[Line]):
         slots: Slots | None = None,
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        """`asking` returns the function that sends the requests of a new hold. `on_over` is called
-        when a hold has ended. `slots` assigns a slot to each drain."""
+        """`asking` returns the function that sends the requests of a new hold. `budget` is in
+        seconds of one drain. `on_over` is called when a hold has ended. `slots` assigns a slot to
+        each drain."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
         self._asking: Callable[[], Ask[Line]] = asking
@@ -161,7 +162,7 @@ class Holds(Generic[Line]):
         """Times that a hold was opened while there was none, by cause."""
 
     def __len__(self) -> int:
-        """Number of holds that aren't ending."""
+        """Return the number of holds that aren't ending."""
         return len(self._open)
 
     @property
@@ -171,7 +172,7 @@ class Holds(Generic[Line]):
 
     @property
     def all(self) -> set[Hold]:
-        """All holds, including those that are ending."""
+        """Return all holds, including ending ones."""
         return self._ending | self._open.keys()
 
     def open(self, cause: Cause, others: Collection[int] = ()) -> None:
@@ -246,7 +247,7 @@ class Holds(Generic[Line]):
                 budget = min(longest, over_at - began)
                 ended = await self._request(hold, stop, ask, budget)
                 went_on_for = loop.time() - began
-                # One that ends sooner than it was to isn't asked again in a hot loop.
+                # A request that ends long before its budget isn't repeated at once.
                 spent = ended is not Ended.BUDGET or went_on_for < budget / 2
                 if spent or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
                     return ended
@@ -255,11 +256,13 @@ class Holds(Generic[Line]):
             deciding.cancel()
 
     async def _end_unheld(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> None:
-        """End a drain that has no request: send it one more, with `stop` set. Else it would go on
-        by the old contract, and skip events that only the new one accepts."""
+        """End a drain that has no open request: send another one with `stop` set. Otherwise the
+        drain would continue with the old contract, and skip events that only the new one
+        accepts."""
         ended = await self._request(hold, stop, ask, STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
-            # A newer Revision answers by now. The dispatcher asks it, too, and ends then.
+            # A newer Revision has answered. The old dispatcher's own request reaches that one too,
+            # is refused, and its drain ends.
             await asyncio.sleep(UNHELD_END_SECONDS)
 
     async def _request(
@@ -275,7 +278,8 @@ class Holds(Generic[Line]):
         reported."""
         needless = len(self._open) > self._unit.floor
         request = DrainRequest(
-            # A drain that min-scale requires doesn't end when idle: another would have to begin.
+            # A drain that min-scale requires doesn't end when idle, since another would have to
+            # begin.
             idle=self._unit.cooldown if needless else self._budget,
             budget=budget,
             slot=None if self._slots is None else self._slots.slot_of(hold),
@@ -287,13 +291,13 @@ class Holds(Generic[Line]):
             async with asyncio.timeout(budget + GRACE):
                 async for line in asking:
                     last = line
-                    # Unless a later line says so, the drain hasn't ended when this request does.
+                    # Unless a later line reports an end, the drain outlives this request.
                     if line.ended in (None, Ended.BUDGET):
                         self._unheld.add(hold)
                     else:
                         self._unheld.discard(hold)
                     self._unit.on_line(hold, line)
-        except Exception as error:  # Whatever it is, the status says so and it is tried again.
+        except Exception as error:  # any error goes to the status, and the drain is retried
             if not may_fail:
                 self._unit.on_end(Ended.FAILED, last, f"the drain failed: {error_text(error)}")
             return Ended.FAILED
@@ -326,7 +330,7 @@ class EndingHolds:
 
     @property
     def all(self) -> set[Hold]:
-        """All holds that are ending."""
+        """Return all ending holds."""
         return set[Hold]().union(*self._holds.values())
 
     def end(self, id_: str, holds: Holds[Any]) -> None:
@@ -369,14 +373,14 @@ async def cancel_holds(holds: Collection[Hold]) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """The message of an error, or its class name if it has none."""
+    """Return the message of an error, or its class name if it has none."""
     if isinstance(error, aiohttp.ClientError):
         return shown_error(error)
     return str(error) or type(error).__name__
 
 
 def _current_task() -> Hold:
-    """The task that runs now, which is a hold."""
+    """Return the running task, which is a hold."""
     task = asyncio.current_task()
     assert task is not None
     return task

@@ -1,8 +1,9 @@
-"""HTTP sessions: how the operator asks functions, whose names in the cluster others may redirect.
+"""HTTP sessions: opens sessions for requests to functions that refuse addresses of the operator's
+pod and node.
 
-A function's Service is in its owner's namespace, and so is what its name leads to: a Service of
-another type may lead anywhere. So a name that resolves to an address of the operator's own pod or
-node is not connected to, nor is a redirection followed.
+A function's Service is in its owner's namespace, and the owner may replace it by a Service that
+leads anywhere. So the operator doesn't connect to a name that resolves to its own pod or node, and
+follows no redirection.
 
 Not here: what is asked (`drains`, `functions.probe`, `receivers.receivers`).
 """
@@ -20,8 +21,7 @@ from knafka.core import addresses
 
 
 class CheckedResolver(AbstractResolver):
-    """Resolves names without addresses of the operator's pod or node; raises `OSError` if no
-    address is left."""
+    """Resolves names, leaving out addresses of the operator's pod and node."""
 
     def __init__(self) -> None:
         self._resolver = aiohttp.ThreadedResolver()
@@ -29,7 +29,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The allowed addresses of a host; raises `OSError` if there is none."""
+        """Return the allowed addresses of a host; raises `OSError` if there is none."""
         found = await self._resolver.resolve(host, port, family)
         allowed = [each for each in found if addresses.refusal(each["host"]) is None]
         if not allowed:
@@ -44,15 +44,15 @@ class CheckedResolver(AbstractResolver):
 
 
 def checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.ClientSession:
-    """A session for requests to functions, whose answers are read as they come, never
-    decompressed; `options` are those of its connector."""
+    """Return a session for requests to functions that refuses forbidden addresses and decompresses
+    no response. `options` are passed to its `TCPConnector`."""
     connector = aiohttp.TCPConnector(resolver=CheckedResolver(), **options)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
 
 def shown_error(error: Exception) -> str:
-    """A message about a failed request that quotes nothing of the answer, which other aiohttp
-    errors may."""
+    """Return a message about a failed request that quotes nothing of the response, as messages of
+    some aiohttp errors do."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error)
     return type(error).__name__

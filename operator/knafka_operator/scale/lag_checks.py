@@ -3,8 +3,8 @@
     topic     the lags of all its Triggers, in one request
     Sensor    the lag of its group in the bus and in its trigger topic, and its next timeout
 
-Each look has a task of its own, so that a slow answer delays no other look. Times are those of the
-event loop.
+Each check has its own task, so that a slow response delays no other check. Times are by the event
+loop's clock.
 
 A Sensor may have to fire without a new event, such as `a && !b` after ten minutes. The time of the
 next such firing is in the commit metadata of the Sensor's group, which is read with the lag. The
@@ -33,7 +33,7 @@ from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 CHECK_SPACING: Final = 0.25
 """Seconds between two checks of the same topic or Sensor, however often it is woken."""
 LAG_TIMEOUT: Final = 60.0
-"""Seconds after which a request for lags is given up; most end earlier by Kafka's own timeouts."""
+"""Seconds after which a request for lags is cancelled; most end earlier by Kafka's own timeouts."""
 
 
 class LagCheck:
@@ -44,7 +44,7 @@ class LagCheck:
         self.checked_at = -math.inf
         self.due = math.inf
         self.over = False
-        """Whether it has ended (`end`)."""
+        """Whether the checks have ended (`end`)."""
         self._changed = asyncio.Event()
         """Set when `due` became earlier, or the checks have ended."""
 
@@ -71,12 +71,12 @@ class LagCheck:
                 await self.check()
 
     async def check(self) -> None:
-        """Ask Kafka for the lag, decide how many drains there should be, and open missing ones."""
+        """Read the lag from Kafka, decide on the number of drains, and open missing ones."""
         raise NotImplementedError
 
 
 class LagChecks:
-    """Runs a task for each check, also for those that are added later."""
+    """Runs a task for each check, including checks that are added later."""
 
     def __init__(self) -> None:
         self._waiting: list[LagCheck] = []
@@ -89,7 +89,7 @@ class LagChecks:
         self._added.set()
 
     async def run(self, looks: Iterable[LagCheck]) -> None:
-        """Run these checks, and those that are added, until cancelled."""
+        """Run these checks, and checks that are added later, until cancelled."""
         self._waiting = list(looks)
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -109,9 +109,9 @@ class TopicLagCheck(LagCheck):
         self.triggers: dict[str, ScaledTrigger] = {}
 
     async def check(self) -> None:
-        """Ask Kafka for the lags of all Triggers in one request, and scale each of them."""
+        """Read the lags of all Triggers in one request, and scale each of them."""
         if not (triggers := self.triggers.values()):
-            return  # the last of them has gone since it was due
+            return  # the last Trigger was removed since the check was due
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the topic meanwhile may be missing in the answer.
         self.due = self.checked_at + min(each.autoscaling.polling_interval for each in triggers)
@@ -123,7 +123,7 @@ class TopicLagCheck(LagCheck):
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
                 lags = await self._lags([egress.group for _, egress in asked])
-        except Exception as error:  # Whatever it is, the other topics need their drains.
+        except Exception as error:  # any error: other topics still need their drains
             for trigger, _ in asked:
                 trigger.note_lag_error(error_text(error))
             return
@@ -205,13 +205,13 @@ class SensorLagCheck(LagCheck):
         self._now = now
 
     def on_over(self) -> None:
-        """Ask Kafka anew for the group's commits, as a drain has ended: `@due` may have changed
-        without any new record."""
+        """Check again with fresh commits of the group, as a drain has ended: `@due` may have
+        changed without a new record."""
         self.kafka.forget_group(self.scaled.sensor.group)
         self.check_soon()
 
     async def check(self) -> None:
-        """Ask for the Sensor's lags, and open as many drains as it needs."""
+        """Read the Sensor's lags, and open as many drains as it needs."""
         scaled, sensor = self.scaled, self.scaled.sensor
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the Sensor meanwhile may be missing in the answer.
@@ -222,7 +222,7 @@ class SensorLagCheck(LagCheck):
                 trigger = await self._lag(sensor.group, sensor.trigger_topic)
                 if self._is_as_it_was(sensor):
                     await self._apply(bus, trigger)
-        except Exception as error:  # Whatever it is, what was decided last holds.
+        except Exception as error:  # any error: keep the last decision
             scaled.lag_error = f"the lag is not known: {error_text(error)}"
 
     async def _lag(self, group: str, topic: str) -> Lag:
@@ -240,7 +240,7 @@ class SensorLagCheck(LagCheck):
             (at for each in trigger.metadata.values() if (at := records.due_in(each)) is not None),
             default=None,
         )
-        # A member without a partition of one topic has some of the other.
+        # A member may have partitions of only one of the two topics.
         partitions = max(len(bus.by_partition), len(trigger.by_partition))
         scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
         scale = decide_scale(scaled.lag, partitions, autoscaling, len(holds))
@@ -263,6 +263,7 @@ class SensorLagCheck(LagCheck):
         return self.scaled.id in self.ending or self.scaled.holds.is_ending
 
     def _until_due(self) -> float:
-        """Seconds until the Sensor's next firing without an event; infinite if there is none."""
+        """Return the seconds until the Sensor's next firing without an event; infinite if there is
+        none."""
         due = self.scaled.due
         return math.inf if due is None else due / 1000 - self._now()

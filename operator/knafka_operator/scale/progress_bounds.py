@@ -1,7 +1,7 @@
-"""Progress bounds: how much of what one dispatcher says is kept.
+"""Progress bounds: limits how much of a dispatcher's progress is kept in memory.
 
-A line is kept until the next one of its group, and reasons for dead letters for as long as the
-operator runs, each as a metric's label. What is beyond a bound no dispatcher of ours says.
+A line is kept until the next one of its group; reasons for dead letters are kept as long as the
+operator runs, each as a metric's label. No genuine dispatcher exceeds these bounds.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, Final
 from knafka.core.drain import DrainProgress
 
 MAX_REASONS: Final = 100
-"""Reasons for dead letters of one Trigger; further ones are counted as `OTHER_REASONS`."""
+"""Most reasons for dead letters of one Trigger; further ones are counted as `OTHER_REASONS`."""
 OTHER_REASONS: Final = "other"
 MAX_TEXT_LENGTH: Final = 2_000
-"""Characters of an error, or of a reason for waiting."""
+"""Most characters of an error, a reason or a congestion."""
 MAX_PARTITIONS: Final = 2_000
-"""Numbers of partitions of one line, which are only shown and counted."""
+"""Most partition numbers of one line; they are only shown and counted."""
 
 
 def within_bounds(progress: DrainProgress) -> DrainProgress:
-    """Progress with lists, texts and reasons cut to the bounds."""
+    """Return the progress with lists, texts and reasons cut to the bounds."""
     bounded: dict[str, Any] = {
         "dead_letters": bounded_reasons(progress.dead_letters),
         "partitions": progress.partitions[:MAX_PARTITIONS],
@@ -33,7 +33,8 @@ def within_bounds(progress: DrainProgress) -> DrainProgress:
 
 
 def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
-    """Counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as `other`."""
+    """Return counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as
+    `other`."""
     few: Counter[str] = Counter()
     for reason, count in letters.items():
         known = reason in few or len(few) < MAX_REASONS
@@ -42,7 +43,7 @@ def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
 
 
 def bounded_text(text: str | None) -> str | None:
-    """A text cut to `MAX_TEXT_LENGTH` characters."""
+    """Return the text cut to `MAX_TEXT_LENGTH` characters."""
     return (
         text if text is None or len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH - 1]}…"
     )

@@ -1,4 +1,4 @@
-"""Repeat: one periodic task that survives whatever goes wrong in it.
+"""Repeat: runs a periodic task that continues after any error.
 
 Not here: back-off for each object (`engine.work_queue`).
 """
@@ -17,10 +17,8 @@ log = logging.getLogger(__name__)
 async def run_repeatedly(
     what: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
 ) -> None:
-    """Call `run` every `every` seconds until cancelled, the first time after `first` seconds, if
-    given.
-
-    All errors are logged, and the loop goes on.
+    """Call `run` every `every` seconds until cancelled, the first time after `first` seconds
+    (default `every`). Errors are logged with `what`, and the loop continues.
     """
     pause = every if first is None else first
     while True:

@@ -1,9 +1,8 @@
 """Scaled groups: a Trigger's or a Sensor's drains, what they report, and the last decision.
 
-A Trigger has one consumer group, and so has a Sensor. A shard has many, each of which is a
-Trigger's.
+A Trigger or a Sensor has one consumer group; a shard has one for each of its Triggers.
 
-Not here: deciding (`lag_checks`), holding (`holds`), what a shard reports of a Trigger
+Not here: deciding (`lag_checks`), holding requests (`holds`), a shard's reports about a Trigger
 (`scaled_shard`).
 """
 
@@ -34,9 +33,9 @@ from knafka_operator.scale.holds import Hold, Holds, Slots
 from knafka_operator.scale.progress_bounds import MAX_REASONS, bounded_reasons
 
 KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
-"""Longest time (seconds) without a drain; then one is opened even if there is no lag. Kafka deletes
-the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and everything
-in its topic would be delivered again."""
+"""Longest time (seconds) without a drain; then one is opened even without lag. Kafka deletes the
+offsets of a group without members after offsets.retention.minutes (7 days), and all events in its
+topic would be delivered again."""
 
 SCALE_NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
 
@@ -45,7 +44,7 @@ LAG_INTERVAL: Final = 60.0
 shard's reports are enough in between, as a small lag need not be known to the second."""
 
 COMMITTED_WITHIN: Final = 3.0
-"""Seconds after which events that a dispatcher has reported as settled are committed, too."""
+"""Seconds within which a dispatcher commits events that it has reported as settled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,27 +58,27 @@ class ScaledGroup:
     lag: int | None = None
     scale: Scale = SCALE_NOT_KNOWN
     floor: int = 0
-    """Drains held even when they end idle."""
+    """Number of drains held even when they end idle."""
     open: dict[Hold, DrainProgress] = field(default_factory=dict)
     ended: DrainProgress = field(default_factory=DrainProgress)
-    """Counts of drains that have ended; for a Trigger, all that shards counted too."""
+    """Counts of drains that have ended; for a Trigger, including all counts of shards."""
     lag_error: str | None = None
     drain_error: str | None = None
     join_by: float = math.inf
-    """When it must be joined again, on the loop's clock."""
+    """When a drain must join the group again, by the event loop's clock."""
 
     @property
     def wanted(self) -> int:
-        """Drains that the last decision asks for."""
+        """Return the number of drains that the last decision requires."""
         return self.scale.replicas
 
     @property
     def cooldown(self) -> float:
-        """Seconds without work after which a drain ends."""
+        """Return the seconds without work after which a drain ends."""
         return self.autoscaling.cooldown_period
 
     def on_open(self, hold: Hold) -> None:
-        """Note that a request has begun."""
+        """Record that a request has begun."""
         self.open[hold] = DrainProgress()
 
     def on_close(self, hold: Hold) -> None:
@@ -87,26 +86,26 @@ class ScaledGroup:
         self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
-        """Note a request's error, or that the group was joined."""
+        """Record a request's error, or that the group was joined."""
         self.drain_error = error
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()
 
     def note_joined(self) -> None:
-        """Note that the group was joined; the next time is at random, so that groups spread."""
+        """Record that the group was joined; the next time is random, so that groups spread."""
         now = asyncio.get_running_loop().time()
         self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
 
 class SharedDrain(Protocol):
-    """A shard's drain, which many Triggers share, as one of them uses it (`ScaledShard`)."""
+    """A shard's drain from the view of one of its Triggers; implemented by `ScaledShard`."""
 
     holds: Holds[Any]
     shard: Shard
     error: str | None
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
-        """The current progress of a Trigger in the shard."""
+        """Return the current progress of a Trigger in the shard."""
         ...
 
 
@@ -116,42 +115,45 @@ class ScaledTrigger(ScaledGroup):
 
     egress: Egress
     own: Holds[DrainProgress] = field(init=False)
-    """Its own drains."""
+    """The Trigger's own drains."""
     declared: Shard | None = None
-    """The shard that it is assigned to; None: it has drains of its own."""
+    """The shard that the Trigger is assigned to; None: it has its own drains."""
     shard: SharedDrain | None = None
-    """The shard that drains it; None while its own drains end, or while it is paused."""
+    """The shard that drains the Trigger; None while its own drains end, or while it is paused."""
     settled: Mapping[int, int] = field(default_factory=dict)
-    """By partition, as of the last request for its lag (`Lag.settled`)."""
+    """Settled records by partition, as of the last request for the lag (`Lag.settled`)."""
     decisions: Counter[Cause] = field(default_factory=Counter)
     beyond_end: frozenset[int] = frozenset()
     ask_by: float = -math.inf
-    """When its lag must be asked for, while its shard drains; on the loop's clock."""
+    """When the lag must be read again while the Trigger's shard drains, by the event loop's
+    clock."""
     asked_at: float = -math.inf
-    """When the last request for its lag began, on the loop's clock."""
+    """When the last request for the lag began, by the event loop's clock."""
     settled_since: int = 0
-    """Events that its shard has reported as settled since that request."""
+    """Events that the shard has reported as settled since that request."""
     rests_since: float = math.inf
-    """Since when its shard has nothing unsettled for it and settles nothing; loop's clock."""
+    """Since when the shard has had no unsettled events of the Trigger and settled none, by the
+    event loop's clock."""
 
     rest: FilterRest = field(default_factory=FilterRest)
-    """Whether its own drains are kept closed, as its filter passes no event."""
+    """Decides whether the Trigger's own drains rest, as its filter passes no event."""
 
     @property
     def own_egress(self) -> Egress | None:
-        """The Egress by which dispatchers of its own drain that may run although no drain is held;
-        None if it has none: it is a shard's, or has min-scale, whose pods are waited for."""
+        """Return the Egress of the Trigger's own dispatchers, which may drain without a held
+        request; None if the Trigger is in a shard, or has min-scale, whose pods a reconciliation
+        waits for."""
         is_own = self.declared is None and not self.autoscaling.min_scale
         return self.egress if is_own else None
 
     @property
     def holds(self) -> Holds[Any]:
-        """The drains that deliver its events now: its own, or its shard's."""
+        """Return the drains that deliver the Trigger's events now: its own, or its shard's."""
         return self.own if self.shard is None else self.shard.holds
 
     @property
     def is_resting(self) -> bool:
-        """Whether waiting events open no drain, as its filter has lately passed none."""
+        """Whether waiting events open no drain, as the filter has lately passed none."""
         return self.declared is None and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
@@ -164,7 +166,7 @@ class ScaledTrigger(ScaledGroup):
         ScaledGroup.on_close(self, hold)
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
-        """Note a line of progress of an own drain."""
+        """Record a line of progress of an own drain."""
         self.rest.on_progress(self.open.get(hold), line, asyncio.get_running_loop().time())
         self.open[hold] = line
         if has_settled(line):
@@ -172,12 +174,13 @@ class ScaledTrigger(ScaledGroup):
 
     @property
     def needs_question(self) -> bool:
-        """Whether Kafka must be asked for its lag, because its shard's reports aren't enough."""
+        """Whether the lag must be read from Kafka, because the shard's reports aren't enough."""
         if self.shard is None or not self.shard.holds:
             return True
         if self.lag is None or self.lag > self.autoscaling.lag_threshold:
             return True
-        # It was scaled to zero for too little lag, and is drained with the shard's other Triggers.
+        # The Trigger was scaled to zero for too little lag, and is drained with the shard's other
+        # Triggers.
         goes_on = self.lag > 0 and self.scale.replicas == 0
         now = asyncio.get_running_loop().time()
         return goes_on or now >= self.ask_by or (self.lag > 0 and self._has_committed_since(now))
@@ -189,19 +192,21 @@ class ScaledTrigger(ScaledGroup):
         return self.asked_at < committed <= now
 
     def note_lag_known(self) -> None:
-        """Note that its lag is known; the next request is at random, so that Triggers spread."""
+        """Record that the lag is known; the time of the next request is random, so that Triggers
+        spread."""
         now = asyncio.get_running_loop().time()
         self.ask_by = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
-        """Note a report of its shard: `events` more are settled, and `unsettled` are not yet."""
+        """Record the shard's report that `events` more are settled, and `unsettled` are not yet;
+        scale to zero if all are."""
         self.settled_since += events
         if unsettled:
             self.rests_since = math.inf
         elif events:
             self.rests_since = asyncio.get_running_loop().time()
         if self.lag and not unsettled and self.settled_since >= self.lag:
-            # All events are settled: no request, as one event may wake a thousand Triggers.
+            # All events are settled: make no request, as one event may wake a thousand Triggers.
             self.lag = 0
             self.set_scale(decide_scale(0, 1, self.autoscaling, 1, shared=True))
 
@@ -211,12 +216,13 @@ class ScaledTrigger(ScaledGroup):
         self.decisions[scale.cause] += 1
 
     def note_lag_error(self, why: str) -> None:
-        """Note that the request for its lag failed; the last decision stays."""
+        """Record that the request for the lag failed; the last decision stays."""
         self.lag_error = f"the lag is not known: {why}"
         self.decisions[Cause.LAG_UNKNOWN] += 1
 
     def note_growth(self, records: int) -> None:
-        """Note that its topic has grown by `records` while nobody drained it; scale by that."""
+        """Record that the topic has grown by `records` while no drain was open, and scale by
+        that."""
         if self.lag is None:
             self.set_scale(expecting_event(shared=True))
         else:
@@ -226,11 +232,11 @@ class ScaledTrigger(ScaledGroup):
         self.note_lag_known()
 
     def counts(self) -> ScalingCounts:
-        """Counts of the decisions so far."""
+        """Return the counts of the decisions so far."""
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> TriggerStatus:
-        """The Trigger's scaling now."""
+        """Return the Trigger's scaling now."""
         shard = self.shard
         open_ = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return TriggerStatus(
@@ -247,26 +253,26 @@ class ScaledTrigger(ScaledGroup):
 
 @dataclass(eq=False, slots=True)
 class ScaledSensor(ScaledGroup):
-    """A Sensor that the scaler watches; the `Unit` of its drains. Its lag is that of its group in
-    the bus and in its trigger topic."""
+    """A Sensor that the scaler watches; the `Unit` of its drains. Its lag is the sum of its group's
+    lags in the bus's topic and in its trigger topic."""
 
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
     slots: Slots = field(default_factory=Slots)
     due: int | None = None
-    """The time of the next firing that needs no event (ms since the Unix epoch), as its group has
-    committed it; None: there is none."""
+    """The time of the next firing without an event (ms since the Unix epoch), from the group's
+    commit metadata; None: there is none."""
     holding: dict[int, Sequence[Waiting]] = field(default_factory=dict)
-    """The events that its triggers hold, by partition of the trigger topic, as last reported by a
-    drain. Reports of ended drains stay: nothing changes while nobody drains."""
+    """The events that the Sensor's triggers hold, by partition of the trigger topic, as last
+    reported by a drain. Reports of ended drains stay valid, as nothing changes without a drain."""
 
     @property
     def topics(self) -> set[str]:
-        """The topics that its group reads."""
+        """Return the topics that the Sensor's group reads."""
         return {self.sensor.topic, self.sensor.trigger_topic}
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
-        """Note a line of progress, with held events and slot."""
+        """Record a line of progress, with held events and slot."""
         self.open[hold] = line
         if (now := line.holding) is not None:
             for number in now.partitions:
@@ -278,7 +284,7 @@ class ScaledSensor(ScaledGroup):
             self.drain_error = None
 
     def status(self) -> TriggerStatus:
-        """The Sensor's scaling now."""
+        """Return the Sensor's scaling now."""
         open_ = list(self.open.values())
         return TriggerStatus(
             lag=self.lag,
@@ -291,13 +297,14 @@ class ScaledSensor(ScaledGroup):
 
 
 def has_settled(counts: Counts | DrainProgress) -> bool:
-    """Whether any event was filtered, delivered or dead-lettered; a drain error is over then."""
+    """Whether any event was filtered, delivered or dead-lettered; then an earlier drain error is
+    over."""
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
 
 
 def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
-    """Sum the counts of all drains. Momentary values, such as `unsettled` and `partitions`, are
-    those of the open drains."""
+    """Sum the counts of all drains. Momentary values, such as `unsettled` and `partitions`, come
+    from the open drains."""
     everything = [*ended, *open_]
     counts: dict[str, Any] = {
         name: sum(getattr(each, name) for each in everything) for name in COUNTED

@@ -1,9 +1,9 @@
-"""Scaled shard: the Triggers of one shard, and what its request reports of each.
+"""Scaled shard: the Triggers of one shard, and the progress that its request reports for each.
 
-Many Triggers have one request, so one pod (docs/decisions/0019-contract-topic.md). What they cost
-here they cost once a request; a line costs as much as it has changes.
+Many Triggers share one request, so one pod (docs/decisions/0019-contract-topic.md). Work for all
+Triggers is done once per request; the work for a line grows with its changes.
 
-Not here: which Trigger is in which shard (whose caller says so), holding the request (`holds`).
+Not here: which Trigger is in which shard (callers decide), holding the request (`holds`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_groups import ScaledTrigger, has_settled, sum_progress
 
 MAX_STRANGERS: Final = 1_000
-"""Most groups of an open request that aren't members yet: Triggers on their way to the shard."""
+"""Most groups reported by an open request that aren't members: Triggers that are about to join the
+shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 
@@ -50,7 +51,8 @@ class ScaledShard:
         self._members: dict[str, ScaledTrigger] = {}
         """The shard's Triggers, by group."""
         self._began: float | None = None
-        """When the first of its requests in a row was opened, on the loop's clock."""
+        """When the first of the shard's consecutive requests was opened, by the event loop's
+        clock."""
         self._settled: SettledGroups | None = None
         self._is_open = False
         self._contract: int | None = None
@@ -58,22 +60,23 @@ class ScaledShard:
         self._told: dict[str, DrainProgress] = {}
         """The last progress of each group in the open request, member or not."""
         self._counted: dict[str, tuple[Counts, Mapping[str, int]]] = {}
-        """By group, the counts of the open request, and its dead letters by reason, that are
-        already included in the Trigger's."""
+        """By group: the counts and the dead letters by reason of the open request that are already
+        added to the Trigger's."""
 
     @property
     def wanted(self) -> int:
-        """Requests that the shard needs: 1 if any of its Triggers needs a drain, else 0."""
+        """Return the requests that the shard needs: 1 if any of its Triggers needs a drain, else
+        0."""
         return int(any(each.scale.replicas for each in self._members.values()))
 
     @property
     def floor(self) -> int:
-        """Requests that the shard needs even if idle: 0 or 1."""
+        """Return the requests that the shard needs even if idle: 0 or 1."""
         return int(any(each.floor for each in self._members.values()))
 
     @property
     def cooldown(self) -> float:
-        """Seconds without work after which a drain ends: the longest of its Triggers."""
+        """Return the seconds without work after which a drain ends: the longest of its Triggers."""
         return max((each.cooldown for each in self._members.values()), default=0.0)
 
     @property
@@ -83,11 +86,11 @@ class ScaledShard:
 
     @property
     def topics(self) -> set[str]:
-        """The topics of its Triggers."""
+        """Return the topics of the shard's Triggers."""
         return {each.egress.topic for each in self._members.values()}
 
     def status(self) -> ShardStatus:
-        """The shard's status; it must have a Trigger."""
+        """Return the shard's status; the shard must have a Trigger."""
         egress = next(iter(self._members.values())).egress
         return ShardStatus(
             egress.namespace,
@@ -110,15 +113,16 @@ class ScaledShard:
             self._count(trigger, progress)
 
     def remove(self, trigger: ScaledTrigger) -> None:
-        """Remove a Trigger, whose record in the contract topic is gone or another shard's."""
+        """Remove a Trigger, whose record in the contract topic was removed or names another
+        shard."""
         group = trigger.egress.group
         del self._members[group]
         self._told.pop(group, None)
         trigger.shard = trigger.drain_error = None
 
     def wake(self, topic: str, grown: int) -> None:
-        """Open a request if there is none and `grown` new records in the topic wake a Trigger for
-        certain."""
+        """Open a request if there is none, and if `grown` new records in the topic are enough to
+        wake one of its Triggers."""
         members = [each for each in self._members.values() if each.egress.topic == topic]
         if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
             return
@@ -127,7 +131,7 @@ class ScaledShard:
         self.holds.open(members[0].scale.cause)
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
-        """The current progress of a Trigger, without counts; empty if no request is open."""
+        """Return the current progress of a Trigger, without counts; empty if no request is open."""
         if not self._is_open:
             return ()
         told = self._told.get(trigger.egress.group)
@@ -140,16 +144,17 @@ class ScaledShard:
         return self._is_open and self._contract is not None and self._contract >= position
 
     def on_open(self, hold: Hold) -> None:
-        """Note that a request has begun, and reset what the last one reported."""
+        """Record that a request has begun, and reset the reports of the previous one."""
         self._is_open, self._contract = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
         self._told, self._counted, self._settled = {}, {}, None
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
-        """Note the reported progress of each Trigger, and the contract's position."""
+        """Record the reported progress of each Trigger, and the contract's position."""
         for group, progress in line.egresses.items():
-            # One that becomes a member may be told of before; whoever answers can name any.
+            # Progress may arrive before its Trigger joins; the limit guards against invented
+            # groups.
             if group in self._members or len(self._told) < len(self._members) + MAX_STRANGERS:
                 self._told[group] = progress
             if (member := self._members.get(group)) is not None:
@@ -159,17 +164,17 @@ class ScaledShard:
             self.notify_waiting()
 
     def on_close(self, hold: Hold) -> None:
-        """Note that the request has ended."""
+        """Record that the request has ended."""
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
-        """Note an error, or what the idle request has committed."""
+        """Record an error, or what the idle request has committed."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:
             self._began = None
         if ended not in (Ended.IDLE, Ended.BUDGET) or last is None:
-            # Another process may have what is to be done.
+            # Another process may have unsettled events: read the lags again.
             for each in self._members.values():
                 each.ask_by = -math.inf
             return
@@ -182,7 +187,8 @@ class ScaledShard:
             self._settled = self._groups_of(last, last.settled, began)
 
     def take_settled(self) -> SettledGroups | None:
-        """Take the commits that the last request has reported; None if taken already or unknown."""
+        """Return the commits that the last request has reported, once; None if returned already or
+        unknown."""
         settled, self._settled = self._settled, None
         return settled
 
@@ -212,7 +218,7 @@ class ScaledShard:
             grown, known_letters = counts, {}  # The dispatcher has begun to count anew.
         self._counted[group] = counts, letters
         of_line = {name: getattr(grown, name) for name in COUNTED}
-        # Most lines have none, and a line costs something a thousand times a second.
+        # Most lines have no dead letters, and up to a thousand lines a second come here.
         more = dict(Counter(letters) - Counter(known_letters)) if letters else {}
         line = DrainProgress(**of_line, dead_letters=more)
         member.ended = sum_progress([member.ended, line], [])

@@ -1,18 +1,18 @@
-"""Scaler: asks for the lag of each Trigger and Sensor, and holds as many drains open as it needs.
+"""Scaler: reads the lag of each Trigger and Sensor, and holds as many drains open as it needs.
 
-    lag, or what is due --decide--> Scale --hold--> requests, each of which keeps one drain going
+    lag, or a due timeout --decide--> Scale --hold--> requests, each of which keeps one drain
+    running
 
-A Trigger has requests of its own, or its shard has one for all its Triggers. What changes, moves
-or goes is held by one of them at a time:
+A Trigger has its own requests, or its shard has one for all its Triggers. A Trigger that changes,
+moves or is deleted has only one of the two at a time:
 
-    own --stopped, awaited--> shard --taken out--> own, another shard, none
+    own --stopped, awaited--> shard --record removed--> own, another shard, none
 
-Drains of what changes or goes are ended at once; what merely ends, such as this process, ends no
-drain: dispatchers go on, and the next scaler holds them. Time is the event loop's.
+Drains of a changed or deleted Trigger are ended at once. The end of this process ends no drain:
+dispatchers go on, and the next scaler holds them. Times are by the event loop's clock.
 
-Not here: when Kafka is asked, and what is decided then (`lag_checks`), how a request is held
-(`holds`), Kafka and HTTP, which `GroupSource` and `Drains` bring in for the operator and the local
-mode. One Scaler serves one Kafka.
+Not here: when lags are read, and decisions (`lag_checks`), how a request is held (`holds`), Kafka
+and HTTP, which are behind `GroupSource` and `Drains`. One Scaler serves one Kafka.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ log = logging.getLogger(__name__)
 
 BUDGET: Final = 570.0
 """Seconds of a drain, over several requests, after which it may end if it isn't needed. Long, as
-each end of a drain moves partitions."""
+the end of a drain rebalances the group."""
 LEAVE_TIMEOUT: Final = 120.0
-"""Seconds for all to leave the group of what has changed. Those that live ask for themselves within
-18, are refused and leave within 5 (`draining.lease`); the session of the others ends after 10."""
+"""Seconds for all members to leave the group of a changed Trigger or Sensor. Live dispatchers send
+their own request within 18, are refused and leave within 5 (`draining.lease`); sessions of dead
+ones end after 10."""
 MEMBERS_CHECK_INTERVAL: Final = 0.5
 """Seconds between two requests for the members of a group."""
 MAX_FORGOTTEN: Final = 1_000
-"""Number of forgotten Triggers whose Egress is remembered."""
+"""Most forgotten Triggers whose last Egress is kept."""
 
 
 class Drains(Protocol):
@@ -63,23 +64,23 @@ class Drains(Protocol):
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Ask a dispatcher of this Trigger to drain; yields its progress until it has ended.
-
-        Several may be held for one Trigger, each by another dispatcher. Setting `stop` ends the
-        drain, which the last progress reports; if cancelled, the drain goes on. Raises any error.
+        """Request a drain from a dispatcher of this Trigger; yields its progress until the drain
+        has ended. Several drains may be held for one Trigger, each by another dispatcher. Setting
+        `stop` ends the drain, which the last progress reports; if cancelled, the drain goes on.
+        Raises any error.
         """
         ...
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        """Ask the dispatcher of a shard to drain all that it has, as `hold` does."""
+        """Request a drain of all Triggers of a shard from its dispatcher, as `hold` does."""
         ...
 
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Ask a process of a Sensor to drain, as `hold` does a dispatcher."""
+        """Request a drain from a process of a Sensor, as `hold` does from a dispatcher."""
         ...
 
 
@@ -137,9 +138,9 @@ class Scaler:
     ) -> None:
         """Start to scale a Trigger, or apply changes to it; its counts go on.
 
-        A changed egress, a pause and a `shard` end its own drains. A shard's request goes on
-        without a paused or moved Trigger, whose record must be removed by now, and ends with its
-        last Trigger. Returns once those drains have ended.
+        A changed `egress`, a pause and a `shard` end its own drains. A shard's request goes on
+        without a paused or moved Trigger, whose record the caller must have removed, and ends with
+        its last Trigger. Returns once the ended drains are over.
         """
         trigger = self._triggers.get(trigger_id)
         own_before = (
@@ -192,7 +193,7 @@ class Scaler:
                 self._await_empty(sensor_id, group, sensor.group, autoscaling)
             scaled.sensor = sensor
             scaled.drain_error = None
-            scaled.holding.clear()  # of triggers that may be other ones
+            scaled.holding.clear()  # the new contract may have other triggers
         scaled.autoscaling = autoscaling
         look.check_soon()
         await self._ending.wait(sensor_id)
@@ -228,7 +229,7 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """Note new events in a topic: check it now if one of its Triggers has no drain, and the
+        """Check a topic with new events now if one of its Triggers has no drain, and check the
         Sensors that read it and have no drain.
 
         `grown` is the number of new records, 0 if not known. With it, a shard without a request
@@ -255,10 +256,9 @@ class Scaler:
                 look.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
-        """Note that an event is on its way to a topic: open drains for Triggers without any, if
-        there are at most `limit`; those of one shard count as one.
-
-        Their start and the receiver's then take the same time, not one after the other.
+        """Open drains for a topic's Triggers that have none, before an announced event is in Kafka;
+        only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
+        same time as the receiver, not after it.
         """
         found = self._topics.get(topic)
         asleep: dict[Holds[Any], list[ScaledTrigger]] = {}
@@ -276,37 +276,37 @@ class Scaler:
                 holds.open(Cause.PREWARM)
 
     def status(self, id_: str) -> TriggerStatus | None:
-        """The status of a Trigger or Sensor; None: it isn't scaled."""
+        """Return the status of a Trigger or Sensor; None: it isn't scaled."""
         if (sensor := self._sensors.get(id_)) is not None:
             return sensor.scaled.status()
         trigger = self._triggers.get(id_)
         return None if trigger is None else trigger.status()
 
     def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
-        """Times that drains of a Sensor were opened while it had none, by cause."""
+        """Return how often drains of a Sensor were opened while it had none, by cause."""
         look = self._sensors.get(sensor_id)
         return {} if look is None else look.scaled.holds.wakes
 
     def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
-        """The events that a Sensor's triggers hold, as reported by drains; None: not reported
-        yet."""
+        """Return the events that a Sensor's triggers hold, as reported by drains; None: not
+        reported yet."""
         look = self._sensors.get(sensor_id)
         if look is None or not look.scaled.holding:
             return None
         return [each for of in look.scaled.holding.values() for each in of]
 
     def settled(self, trigger_id: str) -> Positions:
-        """Number of records that a Trigger's group has settled, by partition."""
+        """Return the number of records that a Trigger's group has settled, by partition."""
         trigger = self._triggers.get(trigger_id)
         return {} if trigger is None else trigger.settled
 
     def counts(self, trigger_id: str) -> ScalingCounts | None:
-        """Counts of the decisions for a Trigger; None: it isn't scaled."""
+        """Return the counts of the decisions for a Trigger; None: it isn't scaled."""
         trigger = self._triggers.get(trigger_id)
         return None if trigger is None else trigger.counts()
 
     def shards(self) -> Sequence[ShardStatus]:
-        """The status of each shard with Triggers."""
+        """Return the status of each shard with Triggers."""
         return [each.status() for each in self._shards.values() if not each.is_empty]
 
     def reads(self, topic: str) -> bool:
@@ -315,25 +315,23 @@ class Scaler:
         return bool(self._checks_of(topic)) or any(topic in each.topics for each in sensors)
 
     def _checks_of(self, topic: str) -> Sequence[TopicLagCheck]:
-        """The checks that cover this topic."""
+        """Return the checks that cover this topic."""
         found = [self._several[key] for key in self._several if topic in self._several[key].names]
         return [*found, self._topics[topic]] if topic in self._topics else found
 
     def drained(self) -> set[str]:
-        """Topics whose Triggers have drains, to which replies may be written."""
+        """Return the topics whose Triggers have drains; replies may be written to these."""
         drained = (each.egress.topics for each in self._triggers.values() if each.holds)
         return {topic for topics in drained for topic in topics}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
-        """The status of all Triggers, by id."""
+        """Return the status of all Triggers, by id."""
         return {each.id: each.status() for each in self._triggers.values()}
 
     def _await_empty(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
-        """Open no new drains before the consumer group is empty, as drains without a request of
-        ours may go on by the old contract, such as one that another pod has asked for.
-
-        Not if the group has changed, too, and not with min-scale, whose old pods have been waited
-        for.
+        """Delay new drains until the consumer group is empty, as drains without a request of ours,
+        such as one held by another operator, may continue with the old contract. No delay if the
+        group has changed too, or with min-scale, whose old pods the reconciliation has awaited.
         """
         if before == group and not autoscaling.min_scale:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
@@ -366,11 +364,11 @@ class Scaler:
             trigger,
             lambda: partial(self._drains.hold, trigger_id, trigger.egress),
             self._budget,
-            # What arrived since the drain last read, and had nobody to wake it, is looked for now.
+            # Check for events that arrived after the drain's last read.
             lambda: self._check_soon(topics_key(trigger.egress)),
             request_budgets=self._request_budgets,
         )
-        trigger.note_joined()  # nobody knows when; most Triggers have events before this is due
+        trigger.note_joined()  # not known; most Triggers have events before the next is due
         return trigger
 
     def _new_sensor(
@@ -386,14 +384,14 @@ class Scaler:
             scaled.slots,
             self._request_budgets,
         )
-        scaled.note_joined()  # nobody knows when; most have events before this is due
+        scaled.note_joined()  # not known; most Sensors have events before the next
         return look
 
     def _new_shard(self, declared: Shard) -> ScaledShard:
         shard = ScaledShard(declared)
         shard.holds = Holds(
             shard,
-            # Its size may change while it is held.
+            # The shard's size may change while the request is held.
             lambda: lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._on_shard_request_end(shard),
@@ -433,8 +431,8 @@ class Scaler:
             shard.add(trigger)
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
-        """Remove a Trigger from its shard; the request of an empty shard is ended unless
-        `stays`."""
+        """Remove a Trigger from its shard; end the request of an empty shard, unless the Trigger
+        `stays` and is added again."""
         if trigger.shard is None:
             return
         shard = self._shards[trigger.shard.shard.group]
@@ -446,7 +444,7 @@ class Scaler:
     def _on_shard_request_end(self, shard: ScaledShard) -> None:
         shard.notify_waiting()
         if (settled := shard.take_settled()) is not None:
-            # Else each of its groups is asked for now.
+            # This saves a request for the lag of each of its groups.
             self._kafka.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
             self._shards.pop(shard.shard.group, None)
@@ -462,5 +460,5 @@ class Scaler:
 
 
 def topics_key(egress: Egress) -> str:
-    """The name of an Egress's topic, or of all its topics, separated by commas."""
+    """Return the name of an Egress's topic, or the names of all its topics, separated by commas."""
     return ",".join(egress.topics)

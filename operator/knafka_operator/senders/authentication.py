@@ -1,9 +1,9 @@
-"""Authentication: whether senders must show a token, as Knative Eventing's ConfigMap says. Pure.
+"""Authentication: whether senders must send a token, by Knative Eventing's ConfigMap. Pure.
 
     ConfigMap config-features   authentication-oidc          enabled: every Broker and KafkaChannel
-                                default-authorization-mode   who may send where no policy says so
+                                default-authorization-mode   who may send where no policy applies
 
-Not here: what is done with a token (`knafka.receiver.authentication`).
+Not here: checking a token (`knafka.receiver.authentication`).
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ class Authentication:
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Authentication:
-        """Read ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` that
-        names it."""
+        """Parse ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` with
+        its name."""
         if not is_enabled(features, OIDC):
             return NO_AUTHENTICATION
         mode = feature_value(features, MODE, _MODES, NO_AUTHENTICATION.mode)
         return cls(True, cast(AuthorizationMode, mode))
 
     def applied_policies_of(self, resource: Resource) -> tuple[AppliedPolicy, ...]:
-        """The policies that apply to a Broker, channel or sink; none if authentication is off."""
+        """Return the policies that apply to a Broker, channel or sink; none if authentication is
+        off."""
         return applied_policies(self.policies, resource) if self.is_on else ()
 
     def with_sender_rules(self, ingress: Ingress, resource: Resource) -> Ingress:
-        """Add audience and policies, which the receiver enforces on senders, to a contract
-        entry."""
+        """Return the contract entry with the audience and policies that the receiver enforces on
+        senders."""
         if not self.is_on:
             return ingress
         return ingress.model_copy(
@@ -66,13 +67,13 @@ class Authentication:
         )
 
     def policies_status(self, resource: Resource, before: Mapping[str, Any]) -> dict[str, Any]:
-        """The patch of `status.policies`; null removes it from a status that had it."""
+        """Return the patch of `status.policies`; null removes it from a status that had it."""
         if self.is_on:
             return {"policies": policies_status(self.applied_policies_of(resource))}
         return {"policies": None} if "policies" in before else {}
 
     def policies_condition(self, resource: Resource) -> Condition | None:
-        """The condition `EventPoliciesReady`; None: authentication is off."""
+        """Return the condition `EventPoliciesReady`; None: authentication is off."""
         return (
             policies_ready_condition(self.applied_policies_of(resource), self.mode)
             if self.is_on
@@ -81,27 +82,27 @@ class Authentication:
 
 
 NO_AUTHENTICATION: Final = Authentication()
-"""Upstream's default: everybody may send."""
+"""Upstream's default: senders need no token."""
 
 
 def audience_of(resource: Resource) -> str:
-    """The audience that senders' tokens must have, in upstream's form: `GROUP/KIND/NAMESPACE/NAME`
-    in lower case."""
+    """Return the audience that senders' tokens must have, in upstream's form:
+    `GROUP/KIND/NAMESPACE/NAME` in lower case."""
     group = resource.api_version.partition("/")[0]
     metadata = resource.metadata
     return f"{group}/{resource.kind}/{metadata.namespace}/{metadata.name}".lower()
 
 
 def http_address(url: str, audience: str | None) -> Mapping[str, Any]:
-    """A `status.address` with this URL."""
+    """Return a `status.address` with this URL."""
     return {"name": "http", "url": url, **({} if audience is None else {"audience": audience})}
 
 
 def addresses_status(
     addresses: Sequence[Mapping[str, Any]], before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The patch of `status.addresses`, if it says more than `status.address`: https or audiences.
-    Null removes it from a status that had it."""
+    """Return the patch of `status.addresses` if that has more than `status.address`, namely https
+    or audiences. Null removes it from a status that had it."""
     if any(each["name"] != "http" or each.keys() - {"name", "url"} for each in addresses):
         return {"addresses": list(addresses)}
     return {"addresses": None} if "addresses" in before else {}

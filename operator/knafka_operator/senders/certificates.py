@@ -1,10 +1,9 @@
-"""Certificates: whether anybody could connect to a Broker's receiver by the Secret that it names.
+"""Certificates: checks whether clients could connect to a Broker's receiver with the certificate in
+its Secret.
 
-    tls.crt, tls.key, ca.crt of a Secret in cert-manager's form, the host, the time -> `Https`
-
-Pure. Imported only where a Secret is named: it takes a library for certificates.
-
-Not here: showing one (`knafka.tls_listener`).
+    tls.crt, tls.key, ca.crt of a Secret in cert-manager's form, the host, the time -> `Https` Pure.
+    Imported only if a Secret is named, as it needs a library for certificates. Not here: serving
+    TLS (`knafka.tls_listener`).
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from knafka_operator.senders.encryption import TLS_SECRET, Https, tls_host
 def https_of_secret(
     broker: Broker, name: str, secret: Mapping[str, str] | None, settings: Settings, now: datetime
 ) -> Https:
-    """How a Broker's receiver ends TLS with a Secret; `secret` holds its decoded values, None: it
-    isn't there. Raises `NotReady` where nobody could connect by it."""
+    """Return the https address of a Broker's receiver that ends TLS with a Secret; `secret` has its
+    decoded values, None: it doesn't exist. Raises `NotReady` if clients couldn't connect with
+    it."""
     host, namespace = tls_host(broker, settings), broker.metadata.namespace
     where = f"Secret {namespace}/{name:.253}"
     if secret is None:

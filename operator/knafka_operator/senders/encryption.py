@@ -1,11 +1,11 @@
-"""Encryption: by which addresses a Broker or KafkaChannel takes events, and how it has https. Pure.
+"""Encryption: decides the addresses of a Broker or KafkaChannel, and how it serves https. Pure.
 
     ConfigMap config-features   transport-encryption   disabled: http
                                                        permissive: https and http
-                                                       strict: https, and nothing that came in plain
+                                                       strict: only https
 
     a Broker's annotation knafka.dev/tls-secret   its receiver ends TLS, at a Service for that
-    none                                          as Knative Serving has its Services by https
+    none                                          https by Knative Serving, if that has it
 
 Not here: TLS (`knafka.tls_listener`), what makes a Secret usable (`certificates`), and reading it
 (`senders.observe`).
@@ -40,14 +40,14 @@ NO_HTTPS: Final = "HttpsNotServed"
 
 @dataclass(frozen=True, slots=True)
 class Https:
-    """Where a receiver is reached by https."""
+    """A receiver's https address and its certificate authorities."""
 
     url: str
-    """Without a path."""
+    """The address without a path."""
     ca_certs: str | None = None
-    """PEM of the authorities to trust; None: those of trust bundles, or the system's."""
+    """PEM of the authorities to trust; None: the trust bundles', or the system's."""
     secret: str | None = None
-    """The Secret with which the receiver ends TLS itself; None: Knative does."""
+    """The Secret with which the receiver ends TLS itself; None: Knative ends TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Encryption:
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:
-        """Read ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` that
-        names it."""
+        """Parse ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` with
+        its name."""
         return cls(cast(EncryptionMode, feature_value(features, ENCRYPTION, _MODES, "disabled")))
 
     @property
@@ -68,7 +68,7 @@ class Encryption:
         return self.mode != "disabled"
 
     def with_encryption_rule(self, ingress: Ingress) -> Ingress:
-        """A contract entry that accepts only https, if the mode is `strict`."""
+        """Return the contract entry, changed to accept only https if the mode is `strict`."""
         if self.mode != "strict":
             return ingress
         return ingress.model_copy(update={"encrypted_only": True})
@@ -76,8 +76,8 @@ class Encryption:
     def addresses(
         self, http: Mapping[str, Any], path: str, https: Https | NotReady | None
     ) -> list[Mapping[str, Any]]:
-        """All addresses of a receiver; the last is `status.address`, as upstream does. Without
-        https, `https` is None or the error that says why."""
+        """Return all addresses of a receiver; the last one becomes `status.address`, as upstream's.
+        Without https, `https` is None or the error that explains why."""
         found: list[Mapping[str, Any]] = []
         if isinstance(https, Https):
             address = {**http, "name": "https", "url": https.url + path}
@@ -86,8 +86,8 @@ class Encryption:
         return found if self.mode == "strict" else [*found, http]
 
     def encrypted_condition(self, https: Https | NotReady | None) -> Condition | None:
-        """The condition `TransportEncrypted`; None: encryption is off. It is informational unless
-        the mode is `strict`."""
+        """Return the condition `TransportEncrypted`; None: encryption is off. It is informational
+        unless the mode is `strict`."""
         if not self.is_on:
             return None
         severity = Severity.ERROR if self.mode == "strict" else Severity.INFO
@@ -102,7 +102,7 @@ NO_ENCRYPTION: Final = Encryption()
 
 
 def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
-    """The https address that Knative gives a function's Service. Raises `NotReady` if it has
+    """Return the https address that Knative gives a function's Service. Raises `NotReady` if it has
     none."""
     address = ((service or {}).get("status") or {}).get("address") or {}
     url = str(address.get("url") or "")
@@ -122,18 +122,18 @@ def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
 
 
 def tls_service_name(broker: Resource) -> str:
-    """The name of the Service that leads to the TLS port of a Broker's receiver."""
+    """Return the name of the Service that leads to the TLS port of a Broker's receiver."""
     return names.child(broker.metadata.name, "-kn-receiver-tls")
 
 
 def tls_host(broker: Resource, settings: Settings) -> str:
-    """The host of a Broker's own TLS Service, for which its certificate must be valid."""
+    """Return the host of a Broker's own TLS Service, for which its certificate must be valid."""
     namespace, domain = broker.metadata.namespace, settings.cluster_domain
     return f"{tls_service_name(broker)}.{namespace}.svc.{domain}"
 
 
 def tls_service(broker: Resource) -> Manifest:
-    """The Service that leads to the port of the TLS which the receiver's pods end themselves."""
+    """Return the manifest of the Service that leads to the TLS port of the receiver's pods."""
     return receiver_services.receiver_pods_service(
         broker, tls_service_name(broker), {"name": "https", "port": 443, "targetPort": TLS_PORT}
     )

@@ -1,10 +1,11 @@
-"""Event policies: which apply to a Broker or KafkaChannel, and what that means for it. Pure.
+"""Event policies: selects the EventPolicies that apply to a Broker, channel or sink, and reports
+them in its status. Pure.
 
-    EventPolicies of its namespace, its kind, name and labels -> those that apply
-    a policy that names senders by `sub` only                 -> holds as it is declared
-    a policy with a `ref` among its senders                   -> what its status says they are
+    EventPolicies of a namespace, an object's kind, name and labels -> the policies that apply a
+    policy that names senders by `sub` only                 -> senders as declared a policy with a
+    `ref` among its senders                   -> senders from its status
 
-What applies and can't be read, or isn't Ready, lets nobody through: it never opens anything.
+An applying policy that is invalid or isn't Ready admits no sender.
 
 Not here: the status of a policy, which Knative Eventing's controller writes.
 """
@@ -33,20 +34,20 @@ class AppliedPolicy:
     name: str
     policy: Policy
     is_ready: bool = True
-    """False: the policy's senders aren't known, so it lets nobody through."""
+    """False: the policy's senders aren't known, so it admits no sender."""
 
 
 def applied_policies(
     policies: Iterable[Mapping[str, Any]], resource: Resource
 ) -> tuple[AppliedPolicy, ...]:
-    """The policies that apply to a resource, sorted by name; `policies` are those of its
-    namespace."""
+    """Return the policies that apply to a resource, sorted by name; `policies` are all policies of
+    its namespace."""
     found = (_applied_policy(each, resource) for each in policies)
     return tuple(sorted((each for each in found if each), key=lambda each: each.name))
 
 
 def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
-    """The condition `EventPoliciesReady`, with upstream's reasons."""
+    """Return the condition `EventPoliciesReady`, with upstream's reasons."""
     if not applied:
         message = f'Default authz mode is "{mode}"'
         return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)
@@ -57,7 +58,7 @@ def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> C
 
 
 def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
-    """`status.policies`: the policies that are ready."""
+    """Return `status.policies`: the policies that are ready."""
     ready = (each for each in applied if each.is_ready)
     return [{"apiVersion": POLICIES_VERSION, "name": each.name} for each in ready]
 
@@ -67,7 +68,7 @@ def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedP
     try:
         spec = parse(EventPolicySpec, document.get("spec") or {})
     except InvalidDocument:
-        return AppliedPolicy(name, NOBODY, is_ready=False)  # whatever it is about
+        return AppliedPolicy(name, NOBODY, is_ready=False)  # it may apply to any object
     if spec.to and not any(_is_target(each, resource) for each in spec.to):
         return None
     if any(each.ref is not None for each in spec.from_):
@@ -101,7 +102,7 @@ def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
 
 
 def _senders_in_status(status: object) -> tuple[str, ...] | None:
-    """The senders in a policy's status; None: the policy isn't Ready."""
+    """Return the senders in a policy's status; None: the policy isn't Ready."""
     if not isinstance(status, Mapping):
         return None
     conditions = status.get("conditions")

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The features of one namespace; where one can't be read, the error stands for the value."""
+    """The features of one namespace; an unreadable feature holds its error as the value."""
 
     authentication: Authentication | KnafkaError
     encryption: Encryption | KnafkaError
@@ -40,7 +40,7 @@ class Features:
 async def observe_features(
     cluster: Cluster, settings: Settings, policies: Policies, namespace: str
 ) -> Features:
-    """The features of a namespace. Raises `ClusterError`."""
+    """Read the features of a namespace. Raises `ClusterError`."""
     try:
         config = await _read_config(cluster, settings)
     except InvalidDocument as error:
@@ -58,12 +58,12 @@ async def observe_features(
 
 
 async def makes_event_types(cluster: Cluster, settings: Settings) -> bool:
-    """Whether EventTypes are made of events. Raises `ClusterError`, `InvalidDocument`."""
+    """Whether EventTypes are created from events. Raises `ClusterError`, `InvalidDocument`."""
     return is_enabled(await _read_config(cluster, settings), EVENT_TYPES)
 
 
 async def _read_config(cluster: Cluster, settings: Settings) -> ConfigMap | None:
-    """The ConfigMap; None if it doesn't exist. Raises `ClusterError`, `InvalidDocument`."""
+    """Return the ConfigMap; None if it doesn't exist. Raises `ClusterError`, `InvalidDocument`."""
     stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
     return None if stored is None else parse(ConfigMap, stored)
 
@@ -84,12 +84,12 @@ def is_authentication_on(authentication: Authentication | KnafkaError) -> bool:
 async def observe_https(
     cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
 ) -> Https | NotReady:
-    """How a Broker's receiver is reached by https, or the error that says why not. Raises
-    `ClusterError`."""
+    """Return the https address of a Broker's receiver, or the error that explains why it has none.
+    Raises `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
         return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))
-    # Here, as few name one.
+    # Imported here, as few Brokers name a Secret.
     from knafka_operator.senders.certificates import https_of_secret
 
     stored = await cluster.get(CORE, "Secret", namespace, name)
@@ -101,8 +101,8 @@ async def observe_https(
 
 
 async def observe_https_of(cluster: Cluster, namespace: str, receiver: str) -> Https | NotReady:
-    """The https address that Knative gives a receiver, or the error that says why not. Raises
-    `ClusterError`."""
+    """Return the https address that Knative gives a receiver, or the error that explains why it has
+    none. Raises `ClusterError`."""
     try:
         stored = await cluster.get(SERVING, "Service", namespace, receiver)
         return https_of_service(stored, receiver)

@@ -1,9 +1,9 @@
-"""Policies: the EventPolicies that there are, as a watch tells of them.
+"""Policies: keeps all EventPolicies of the cluster in memory, updated by a watch.
 
-Until it is known whether there are any, nothing is opened: a Broker whose senders must show who
-they are waits, and its receiver goes on by what it was told before.
+Until all policies are read, a Broker with authentication isn't reconciled, and its receiver keeps
+its previous contract, so that no sender is admitted by mistake.
 
-Belongs to one event loop; one for Brokers and channels together.
+Belongs to one event loop; one instance serves Brokers and channels.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Policies:
 
     def __init__(self) -> None:
         self.is_known = True
-        """Whether all policies are known; set by whoever watches them."""
+        """Whether all policies are known; set by the policies' watch."""
         self._by_namespace: dict[str, dict[Identity, Document]] = {}
 
     def __len__(self) -> int:
-        """Number of policies in memory."""
+        """Return the number of policies in memory."""
         return sum(map(len, self._by_namespace.values()))
 
     def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
-        """Update the policies that have changed or are gone; returns their namespaces."""
+        """Update the policies that have changed or were deleted; returns their namespaces."""
         for document in changed:
             identity = Identity.of(document)
             self._by_namespace.setdefault(identity.namespace, {})[identity] = document
@@ -40,7 +40,7 @@ class Policies:
         return {Identity.of(each).namespace for each in (*changed, *gone)}
 
     def of(self, namespace: str) -> tuple[Document, ...]:
-        """The policies of a namespace. Raises `NotReady` while they aren't all known."""
+        """Return the policies of a namespace. Raises `NotReady` until all policies are known."""
         if not self.is_known:
             message = "the EventPolicies are not read yet, and nothing is opened without them"
             raise NotReady("EventPoliciesGetFailed", message, transient=True)

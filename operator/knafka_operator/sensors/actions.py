@@ -1,10 +1,10 @@
-"""Actions: Triggers that deliver what a Sensor has fired, in place of its Broker's events; on a
-KafkaChannel Subscriptions. Pure.
+"""Actions: Triggers (on a KafkaChannel, Subscriptions) that deliver a Sensor's firings instead of
+the Broker's events. Pure.
 
-Such a Trigger is annotated with the Sensor's name, and the Sensor, by its UID, is its controller.
-What has one of both and not the other delivers nothing: nobody reads a topic by an annotation. The
-topic is the one that the Sensor's status names, which only the operator writes. Of what is there a
-Trigger gets what that trigger has fired whose name its own is made from.
+Such a Trigger is annotated with the Sensor's name, and the Sensor, by its UID, is its controller. A
+Trigger with only one of the two delivers nothing, so that an annotation alone gives no access to a
+topic. The topic is named by the Sensor's status, which only the operator writes. A Trigger gets the
+firings of the Sensor's trigger from whose name its own name is built.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ K = TypeVar("K")
 
 
 def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
-    """The name of the Sensor whose actions a stored Trigger delivers; empty if a Sensor owns the
-    Trigger but its annotation is missing; None: the Trigger delivers its Broker's events."""
+    """Return the name of the Sensor whose actions a stored Trigger delivers; empty if a Sensor owns
+    the Trigger but its annotation is missing; None: the Trigger delivers its Broker's events."""
     name = (trigger["metadata"].get("annotations") or {}).get(SENSOR_NAME_KEY)
     if name is None and _controlling_sensor(trigger) is not None:
         return ""
@@ -39,8 +39,8 @@ def actions_for_trigger(
     *,
     enabled: bool,
 ) -> SensorActions:
-    """The topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady` with
-    a message if it may not deliver them.
+    """Return the topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady`
+    if it may not deliver them.
 
     `sensor` is the Sensor that the Trigger's annotation names; None: it doesn't exist.
     """
@@ -75,7 +75,7 @@ def actions_for_trigger(
 
 
 def _controlling_sensor(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The owner reference to the Sensor that controls a Trigger; None: it has none."""
+    """Return the owner reference to the Sensor that controls a Trigger; None: it has none."""
     for each in trigger["metadata"].get("ownerReferences") or ():
         if each.get("controller") and (each.get("apiVersion"), each.get("kind")) == (
             KNAFKA,

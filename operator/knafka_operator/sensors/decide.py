@@ -1,4 +1,4 @@
-"""Sensor: what was observed of one -> its status, and what is to be done next. Pure.
+"""Sensor: decides the status and the next effects of an observed Sensor. Pure.
 
 Read top-down, as `brokers.decide`: each condition is one step, and what an effect brings about is
 observed, so `decide` is asked again until it has no more effects.
@@ -61,13 +61,14 @@ from knafka_operator.sensors import scaling as sensor_scaling
 from knafka_operator.sensors import topics as sensor_topics
 
 BUS: Final = "knafka.dev/bus"
-"""Key of `status.annotations`: the topic on which its group was given its first offsets."""
+"""Key of `status.annotations`: the bus's topic on which the Sensor's group got its first
+offsets."""
 
 K = TypeVar("K")
 
 
 class WatchedSensor(NamedTuple):
-    """A Sensor's function as the scaler knows it."""
+    """A Sensor's contract and autoscaling, for the scaler."""
 
     sensor: contract.SensorContract
     autoscaling: Autoscaling
@@ -75,26 +76,27 @@ class WatchedSensor(NamedTuple):
 
 @dataclass(frozen=True)
 class ObservedSensor(Observed, Generic[K]):
-    """A Sensor and what was read for it; where reading failed, the error stands for the value."""
+    """A Sensor and everything read for its decision; where reading failed, the error stands for the
+    value."""
 
     sensor: Sensor | InvalidDocument
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
-    """The Broker's document, read where it has no topic; None: there is none."""
+    """The Broker's document, read only if it has no topic; None: it doesn't exist."""
     ours: bool = True
-    """Whether that Broker is ours."""
+    """Whether Knafka serves that Broker."""
     served: bool = True
     """Whether KafkaChannels are served here, if the Sensor's bus is one."""
     handler: Handler | None = Handler.OWN
     """The controller that reconciles the Sensor's Subscriptions; None: not known yet."""
     stopped: str | None = None
-    """Why its Broker may not use its topic."""
+    """Why the Sensor's Broker may not use its topic; None: it may."""
     topics: Mapping[str, TopicDescription | None] | KnafkaError = field(default_factory=dict)
     """Descriptions of topics that may be the Sensor's own, by name; None: the topic doesn't
     exist."""
     disputed: frozenset[str] = frozenset()
-    """Topics whose ownership isn't proved: its status names them without an id, and they have
-    records or are also named by another Sensor's status."""
+    """Topics whose ownership isn't proved: the Sensor's status names them without an id, and they
+    have records or are also named by another Sensor's status."""
     group_is_foreign: bool = False
     """Whether a consumer group of the usual name exists that isn't proved to be the Sensor's."""
     stands: bool = False
@@ -102,14 +104,14 @@ class ObservedSensor(Observed, Generic[K]):
     scaling: TriggerStatus | None = None
     """The scaler's status of the Sensor; None: it isn't scaled yet."""
     scaled: bool = False
-    """Whether the scaler has the Sensor as declared."""
+    """Whether the scaler uses the declared contract and autoscaling."""
     applied: bool = False
     """Whether the Sensor's Triggers have been applied as declared."""
     triggers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The Sensor's Triggers or Subscriptions, by name."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSensor[K]:
-        """A copy that includes an effect's result."""
+        """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case Delete(Step.DELETE_FUNCTIONS):
@@ -133,7 +135,7 @@ class SensorDecision:
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
-    """All but the conditions."""
+    """The status without its conditions."""
 
 
 def decide(
@@ -141,7 +143,7 @@ def decide(
 ) -> SensorDecision:
     """Decide a Sensor's conditions, status and next effects, which keep `SENSOR_ORDER`.
 
-    `taken` are the topics and consumer groups of other Sensors.
+    `names_of_others` has the topics and consumer groups of other Sensors.
     """
     family = bus_of(observed.document).family
     of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
@@ -188,10 +190,11 @@ def decide(
         bus = broker.topic.name
         if annotations.get(BUS) != bus:
             if observed.stands:
-                # While it reads, its group takes no offsets on another topic.
+                # While the function runs, its group has members and accepts no offsets on another
+                # topic.
                 needed.run_first(*_delete_function_effects(observed, settings))
             needed.run_first(
-                # Its own topic first: an offset there says whose group it is.
+                # Its own topic first: an offset there proves that the group is the Sensor's.
                 CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
                 CommitOffsets(group, bus, "latest"),
                 Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
@@ -213,7 +216,7 @@ def decide(
             conditions.set(late)
         if autoscaling.paused:
             if observed.stands:
-                # No pod of min-scale drains, and none goes on by itself.
+                # Without the Service no pod of min-scale drains, and no drain goes on by itself.
                 needed.run_first(*_delete_function_effects(observed, settings))
         elif observed.revision is None:
             partitions = max(broker.partitions, wanted[TRIGGER].partitions)
@@ -241,7 +244,8 @@ def decide(
 
 
 def _delete_function_effects(observed: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
-    """The effects that end a Sensor's drains and delete its function; group and topics stay."""
+    """Return the effects that end a Sensor's drains and delete its function; group and topics
+    stay."""
     family = bus_of(observed.document).family
     function = sensor_manifests.function_identity(family, Identity.of(observed.document), settings)
     objects = (ObjectName(SERVING, "Service", *function),)
@@ -295,9 +299,9 @@ def _bus_is_gone(observed: ObservedSensor[K]) -> bool:
 def _consumer_group(
     sensor: Sensor, annotations: Mapping[str, str], taken: Container[str], *, foreign: bool
 ) -> str:
-    """A Sensor's consumer group: the one in its status, else one of the usual name (BUS-S14), or a
-    distinct one if an application's group has that. Raises `NotReady` if the group in the status
-    can't be proved to be the Sensor's."""
+    """Return a Sensor's consumer group: the one in its status, else one of the usual name
+    (BUS-S14), or a distinct one if another owner has that. Raises `NotReady` if the group in the
+    status isn't proved to be the Sensor's."""
     mine = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     kept, usual = annotations.get(GROUP_STATUS), names.sensor_group(*mine)
     if kept is not None and names.is_sensor_group(kept, *mine) and not (kept == usual and foreign):
@@ -315,8 +319,8 @@ def _consumer_group(
 def function_contract(
     sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
 ) -> contract.SensorContract:
-    """The contract of a Sensor's function; `annotations` of its status name topics and group.
-    Raises `InvalidDocument` for an invalid annotation of the Sensor."""
+    """Return the contract of a Sensor's function; `annotations` of its status name topics and
+    group. Raises `InvalidDocument` for an invalid annotation of the Sensor."""
     limits = sensor_limits.held_limits(sensor)
     kafka: Kafka = broker.defaults.kafka
     namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
@@ -337,7 +341,7 @@ def function_contract(
         ),
         dead_letter_settings=dead_letter_topics.dead_letter_topic_settings(
             broker.topic.config,
-            # How many replicas an external topic has isn't known here.
+            # The replication of an external topic isn't known here: -1 is Kafka's default.
             -1 if broker.topic.external else broker.topic.replication,
             desired.max_record_bytes(broker.topic),
             dead_letter_topics.effective_retention(

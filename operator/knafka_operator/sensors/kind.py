@@ -1,11 +1,12 @@
-"""Sensors: from what is declared to topics, a function, and the Triggers of its actions.
+"""Sensors: gives each declared Sensor its topics, a function, and the Triggers of its actions.
 
     observe (bus, topics, Triggers) -> decide (`sensors.decide`) -> act, until all is done
 
-Its bus is a Broker of ours or a KafkaChannel, as that was found last. What its Triggers or
-Subscriptions deliver is their own reconciliation's (`triggers`), which goes by the Sensor's status.
+A Sensor's bus is a Broker or KafkaChannel that Knafka serves, as last observed. Its Triggers or
+Subscriptions are reconciled by themselves (`triggers`), from the Sensor's status.
 
-Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+Not here: watching for changes (`engine.controller`), and decisions, which are pure functions
+(`decide.sensor`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ NAME_KEYS: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
 
 @dataclass(eq=False)
 class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
-    """All Sensors."""
+    """Reconciles all Sensors."""
 
     api_version = KNAFKA
 
@@ -74,13 +75,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         self._own = SensorOwnership(self.states)
 
     def scaling_status(self, identity: Identity) -> TriggerStatus | None:
-        """The scaler's status of a Sensor; None: it isn't scaled."""
+        """Return the scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
     def scaled_sensors(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
-        """Status and wakes by cause of each scaled Sensor."""
+        """Return the scaler's status of each scaled Sensor, and its number of wakes by cause."""
         return {
             identity: (status, each.scaled[0].scaler.wakes(each.id))
             for identity, each in self.states.sensors.items()
@@ -92,20 +93,20 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         await SensorPublishing(self.cluster, self.states, queue).run()
 
     def remember(self, document: Document) -> SensorRecord:
-        """Remember a Sensor's bus, and claim its topics and group; returns its record."""
+        """Record a Sensor's bus, and claim its topics and group; returns its record."""
         record = self.states.ensure_sensor(document, bus_of(document))
         self.states.claim_of_sensor(record, kept_names(document))
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
-        """The Sensor's record, created if needed."""
+        """Return the Sensor's record, creating it if needed."""
         return self.remember(document)
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
-        """Decide by what was observed, and reserve the names that will be recorded."""
+        """Decide what to do from `observed`, and reserve the names that will be recorded."""
         taken = desired.NamesOfOthers(self.states.sensor_uid_by_name, record.uid)
         decision = deciding.decide(observed, taken, self.settings)
-        # Before anything is awaited: another Sensor gets none of these names from here on.
+        # Reserve before the next await, so that no other Sensor gets these names.
         for effect in decision.effects:
             if isinstance(effect, Annotate):
                 named = {effect.annotations[key] for key in NAME_KEYS if key in effect.annotations}
@@ -115,7 +116,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        """The status of the last decision, with the condition of a waiting roll."""
+        """Return the status of the last decision, with the condition of a waiting roll."""
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(observed, decision, record)
 
@@ -137,7 +138,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             try:
                 kafka = await self._kafka_of(record.document, record)
             except (NotReady, InvalidDocument):
-                continue  # then its bus's topic isn't deleted either
+                continue  # the bus's topic isn't deleted then either
             if await self._own.may_delete(record, group, kafka):
                 groups.add(group)
         return groups
@@ -183,7 +184,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Have the scaler wake a Sensor; returns once its previous drains have ended."""
+        """Register a Sensor with the scaler, which wakes it; returns once its previous drains have
+        ended."""
         sensor, autoscaling = watched
         kafka, before = record.kafka, record.scaled
         assert kafka is not None
@@ -201,7 +203,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 kafka.unwatch(topic)
 
     async def _stop_scaling(self, record: SensorRecord) -> None:
-        """Have the scaler forget a Sensor; returns once its drains have ended."""
+        """Remove a Sensor from the scaler; returns once its drains have ended."""
         if record.scaled is None:
             return
         (kafka, sensor), record.scaled = record.scaled, None
@@ -264,16 +266,16 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             return error
 
     async def _triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
-        """The stored Triggers or Subscriptions that a Sensor owns, by name."""
+        """Return the stored Triggers or Subscriptions that a Sensor owns, by name."""
         if family not in self.buses:
-            return {}  # and the operator may not even ask for them
+            return {}  # the operator may lack the right to list them
         labels = {SENSOR_NAME_KEY: sensor_manifests.sensor_label(sensor)}
         kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
         found = await self.cluster.list(*kind, labels, namespace)
         return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
 
     async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
-        """The Kafka with a Sensor's topics, also if its bus was deleted first.
+        """Return the Kafka with a Sensor's topics, even if its bus was deleted first.
 
         Raises `NotReady`, `InvalidDocument`.
         """
@@ -304,14 +306,14 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
 
     def _function_identity(self, record: SensorRecord) -> Identity:
-        """Namespace and name of the Sensor's Knative Service."""
+        """Return namespace and name of the Sensor's Knative Service."""
         family, sensor = record.bus.family, Identity.of(record.document)
         return sensor_manifests.function_identity(family, sensor, self.settings)
 
     # Effects.
 
     def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
-        """The Kafka of the Sensor's bus; None: not known."""
+        """Return the Kafka of the Sensor's bus; None: not known."""
         return record.kafka
 
     async def start_delivery(

@@ -1,4 +1,5 @@
-"""How much a Sensor may hold, as its annotations declare it, and which counts can't fit. Pure."""
+"""Sensor limits: reads the limits of held events from annotations, and finds firings that may be
+too large. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ ACTION_EVENTS: Final = 16
 
 
 class HeldLimits(Model):
-    """How many keys and bytes one process of a Sensor may hold."""
+    """The most keys and bytes that one process of a Sensor may hold."""
 
     keys: int = MAX_HELD_KEYS
     bytes: int = MAX_HELD_BYTES
 
 
 def held_limits(sensor: Resource) -> HeldLimits:
-    """The limits that a Sensor's annotations declare, or the defaults; raises `InvalidDocument`."""
+    """Return the limits that a Sensor's annotations declare, or the defaults; raises
+    `InvalidDocument`."""
     declared = sensor.metadata.annotations
 
     def number(name: str, default: int, least: int, most: int) -> int:
@@ -43,8 +45,8 @@ def held_limits(sensor: Resource) -> HeldLimits:
 
 
 def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
-    """Yield the index of each trigger whose firings may be too large for the action topic, and a
-    sentence that says so."""
+    """Yield the index of each trigger whose firings may be too large for the action topic, with a
+    sentence about it."""
     for number, rule in enumerate(conditions.rules()):
         wanted = sum(rule.condition.wanted.values())
         if wanted > ACTION_EVENTS:

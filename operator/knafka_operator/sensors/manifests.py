@@ -1,11 +1,12 @@
-"""Sensor manifests: the Service of a Sensor's function, and the Triggers of its actions. Pure.
+"""Sensor manifests: builds the Service of a Sensor's function, and the Triggers of its actions.
+Pure.
 
     Sensor, its contract -> the function's Service
-    Sensor               -> for each trigger of the Sensor a Trigger, on a KafkaChannel a
-                            Subscription, that delivers what the trigger has fired
+    Sensor               -> for each trigger of the Sensor a Trigger (on a KafkaChannel, a
+    Subscription) that delivers its firings
 
-Not here: how many pods the function has, within its bounds; the scaler opens drains, and each has
-one pod (`scale.scaler`).
+Not here: the number of pods within their bounds; the scaler opens drains, and each has one pod
+(`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from knafka_operator.model.sensors import SENSOR_NAME_KEY, Sensor, TriggerOfSens
 
 SENSOR_ROLE: Final = "sensor"
 ORDERS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
-"""A trigger's order, in the words of the annotation."""
+"""Values of the annotation `delivery.order` by a trigger's order."""
 
 
 def function_name(family: Family, sensor: Identity) -> str:
-    """The name of a Sensor's Knative Service; `family` is that of its bus."""
+    """Return the name of a Sensor's Knative Service; `family` is that of its bus."""
     return names.child(family.function_name_prefix(sensor), f"-kn{family.infix}-sensor")
 
 
 def function_identity(family: Family, sensor: Identity, settings: Settings) -> Identity:
-    """Namespace and name of a Sensor's Knative Service."""
+    """Return namespace and name of a Sensor's Knative Service."""
     namespace = services.function_namespace(family, sensor, settings)
     return Identity(namespace, function_name(family, sensor))
 
@@ -61,8 +62,8 @@ def function_service(
     secret: tuple[str, str] | None,
     settings: Settings,
 ) -> Manifest:
-    """The Knative Service of a Sensor's function, with one pod for each drain; `secret` is the
-    mounted Secret's name and version.
+    """Return the manifest of the Knative Service of a Sensor's function, with one pod for each
+    drain; `secret` is the mounted Secret's name and version.
 
     With a min-scale Knative itself keeps that many pods, which drain from their start without a
     request.
@@ -102,8 +103,8 @@ def function_service(
 
 
 def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...]:
-    """The manifests of a Sensor's Triggers or Subscriptions. `document` is the stored Sensor, whose
-    subscribers and delivery options are copied.
+    """Return the manifests of a Sensor's Triggers or Subscriptions. `document` is the stored
+    Sensor, whose subscribers and delivery options are copied.
 
     A Trigger delivers the Sensor's actions only if both its annotation and its owner name the
     Sensor (`actions`).
@@ -113,7 +114,8 @@ def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Mani
 
 
 def sensor_label(sensor: Resource) -> str:
-    """The label value that identifies a Sensor on its Triggers, which are in its namespace."""
+    """Return the label value that identifies a Sensor on its Triggers, which are in its
+    namespace."""
     return names.child(sensor.metadata.name, "")
 
 
@@ -142,7 +144,7 @@ def _trigger_manifest(
             "annotations": {
                 SENSOR_NAME_KEY: sensor.metadata.name,
                 START: "earliest",
-                # What reads another topic than its Broker's shares nothing with those that do.
+                # A Trigger that reads another topic than its Broker's can't share a dispatcher.
                 ISOLATION: Isolation.OWN.value,
                 **order,
                 **semantics,

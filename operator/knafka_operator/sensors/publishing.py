@@ -1,5 +1,5 @@
-"""Publishing of Sensors: what the scaler knows of each, and what its triggers wait for, kept in its
-status.
+"""Publishing of Sensors: writes the scaler's view of each Sensor, and the events that its triggers
+wait for, into its status.
 
 Not here: the words (`dispatchers.conditions`, `sensors.waiting`), and conditions.
 """
@@ -43,7 +43,7 @@ class SensorPublishing:
     states: States
     queue: WorkQueue
     _published: dict[str, tuple[object, float]] = field(default_factory=dict)
-    """By UID: the published state, and when it was published by the event loop's clock."""
+    """By Sensor UID: the published state, and when it was published by the event loop's clock."""
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -59,7 +59,7 @@ class SensorPublishing:
         for identity, record in list(self.states.sensors.items()):
             try:
                 await self._publish(identity, record)
-            except KnafkaError as error:  # it is tried again
+            except KnafkaError as error:  # the next round tries again
                 self._published.pop(record.uid, None)
                 log.warning("%s %s: %s", SENSOR, identity, error)
 

@@ -1,4 +1,5 @@
-"""A Sensor's autoscaling, and the conditions about delivery, order and dead letters. Pure.
+"""Sensor scaling: reads a Sensor's autoscaling, and builds the conditions about delivery, order and
+dead letters. Pure.
 
 Not here: the number of drains (`scaling`), and opening them (`scale.scaler`).
 """
@@ -35,9 +36,8 @@ PAUSED: Final = Condition(
 
 
 def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
-    """The autoscaling that a Sensor's annotations declare; they are the same as a Trigger's.
-
-    Raises `InvalidDocument`.
+    """Return the autoscaling that a Sensor's annotations declare, which are the same as a
+    Trigger's. Raises `InvalidDocument`.
     """
     return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING, maxima)
 
@@ -45,15 +45,15 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
 def sensor_delivering_condition(
     declared: Autoscaling, scaled: TriggerStatus | None
 ) -> Condition | None:
-    """The condition `Delivering`: whether the Sensor handles events. None: not known yet."""
+    """Return the condition `Delivering`: whether the Sensor handles events. None: not known yet."""
     if declared.paused:
         return PAUSED
     return None if scaled is None or scaled.paused else delivering_condition(scaled)
 
 
 def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
-    """The condition `InOrder`: False with the number of events that came too late for their order
-    since this operator began to scale the Sensor. None: no such event is known."""
+    """Return the condition `InOrder`: False, with the number of events that came too late for their
+    order since this operator began to scale the Sensor. None: no such event is known."""
     if scaled is None or not (late := scaled.counts.late):
         return None
     message = (
@@ -64,8 +64,8 @@ def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
 
 
 def dead_letters_condition(scaled: TriggerStatus | None) -> Condition | None:
-    """The condition about the Sensor's dead letters since this operator began to scale it, with
-    their number by reason. None: no dead letter is known."""
+    """Return the condition about the Sensor's dead letters since this operator began to scale it,
+    with their number by reason. None: no dead letter is known."""
     counted = {} if scaled is None else scaled.counts.dead_letters
     if not counted:
         return None

@@ -1,7 +1,6 @@
-"""A Sensor's topics: what they are called, what its status keeps of them, and which are to be made.
-
-What the status keeps of its topics and its group is written before they are made, so that a
-deletion finds them. Pure.
+"""Sensor topics: decides the names and settings of a Sensor's topics, their records in its status,
+and which to create. Names of topics and group are recorded in the status before they are created,
+so that a deletion finds them. Pure.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ def desired_topics(
     found: Mapping[str, TopicDescription | None],
     taken: Container[str],
 ) -> Mapping[str, Topic]:
-    """A Sensor's declared topics, by their use (BUS-9 to BUS-11, BUS-13).
-
-    They keep the number of partitions that the Broker's topic had at first, since changelog and
-    trigger topic must always have equally many.
+    """Return a Sensor's desired topics, by their use (BUS-9 to BUS-11, BUS-13). They keep the
+    number of partitions that the Broker's topic had at first, since changelog and trigger topic
+    must always have equally many.
     """
     counted = annotations.get(desired.PARTITIONS, "")
     partitions = int(counted) if counted.isdecimal() and int(counted) else broker.partitions
@@ -71,14 +69,15 @@ def desired_topics(
 
 
 def _configured_max_bytes(bus: TopicDescription | None) -> int:
-    """Bytes of the bus's largest record by its setting in Kafka, which somebody may have raised; 0
-    if it isn't known."""
+    """Return the most bytes of a record on the bus by its topic's setting in Kafka, which may have
+    been raised; 0 if it isn't known."""
     limit = "" if bus is None else bus.config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else 0
 
 
 def candidate_names(sensor: Sensor, what: str) -> Sequence[str]:
-    """The two names that a Sensor's topic may have; the second if the first is taken."""
+    """Return the two names that a Sensor's topic may have; the second is used if the first is
+    taken."""
     bus = sensor.bus
     own_name = bus.family.own_name(bus.identity.name)
     of = sensor.metadata.namespace, own_name, sensor.metadata.name, what
@@ -86,8 +85,8 @@ def candidate_names(sensor: Sensor, what: str) -> Sequence[str]:
 
 
 def recorded_topic(sensor: Sensor, what: str, annotations: Mapping[str, str]) -> str | None:
-    """The topic that the Sensor's status names; None if it names none, or one that can't be its
-    own."""
+    """Return the topic that the Sensor's status names; None if it names none, or one that can't be
+    its own."""
     name = annotations.get(TOPICS[what][0])
     return name if name in candidate_names(sensor, what) else None
 
@@ -112,8 +111,8 @@ def annotations_to_record(
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
-    """The annotations to write to the status before topics are created; empty if they are there.
-    Raises `TopicRefused` for a topic that somebody else created."""
+    """Return the annotations to write to the status before topics are created; empty if they are up
+    to date. Raises `TopicRefused` for a topic that somebody else created."""
     news = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for what, topic in wanted.items():
         name, id_ = TOPICS[what]
@@ -139,9 +138,9 @@ def topics_to_create(
     maxima: Maxima,
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
-    """The effects that create missing topics. Raises `TopicRefused` for a topic that somebody else
-    has recreated, or that is too large; `disputed` are topics of which an empty id proves nothing
-    (`topic_effects`)."""
+    """Return the effects that create missing topics. Raises `TopicRefused` for a topic that
+    somebody else has recreated, or that is too large; `disputed` has topics for which an empty id
+    proves nothing (`topic_effects`)."""
     effects: list[CreateTopic] = []
     for what, topic in wanted.items():
         name_key, id_key = TOPICS[what]
@@ -156,8 +155,8 @@ def topics_to_create(
 def check_partitions(
     wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
 ) -> None:
-    """Check that trigger topic and changelog have equally many partitions, which belong together by
-    number. Raises `TopicRefused`."""
+    """Check that trigger topic and changelog have equally many partitions, since those of one
+    number belong together. Raises `TopicRefused`."""
     counts = [
         each.partitions for what in (TRIGGER, CHANGELOG) if (each := found[wanted[what].name])
     ]
@@ -172,7 +171,7 @@ def check_partitions(
 def as_declared_condition(
     wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
 ) -> Condition:
-    """The condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
+    """Return the condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
     return all_as_declared_condition(
         (replace(each, replication=there.replication) if each.replication < 0 else each, there)
         for each in wanted.values()
@@ -181,6 +180,6 @@ def as_declared_condition(
 
 
 def topic_id(found: TopicDescription | None) -> str:
-    """Kafka's id of an existing topic."""
+    """Return Kafka's id of an existing topic."""
     assert found is not None
     return found.id

@@ -1,6 +1,7 @@
-"""What a Sensor's triggers hold and wait for, as its status says it. Pure.
+"""Sensor waiting: builds the part of a Sensor's status about held events, and what their triggers
+wait for. Pure.
 
-    what drains report, by partition -> status.waiting: a line for each trigger, the oldest keys
+    drains' reports, by partition -> status.waiting: an entry for each trigger, with its oldest keys
 
 It is bounded: a Sensor may hold a million keys, and its status goes to every watch.
 """
@@ -16,16 +17,16 @@ from knafka.core.sensor.rules import Rule
 from knafka.core.times import to_the_second
 
 MAX_TRIGGERS: Final = 20
-"""Number of triggers shown, the oldest first."""
+"""Most triggers shown, the oldest first."""
 MAX_OLDEST_KEYS: Final = 3
-"""Number of keys shown of each trigger."""
+"""Most keys shown of each trigger."""
 
 Shown = list[dict[str, Any]]
 
 
 def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
-    """`status.waiting`: what each trigger holds and waits for, and since when; triggers that hold
-    nothing are left out."""
+    """Return `status.waiting`: which events each trigger holds and waits for, and since when;
+    triggers without held events are left out."""
     rules = {each.name: each for each in sensor.rules()}
     found: dict[str, list[Waiting]] = {}
     for each in held:
@@ -36,7 +37,7 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """`status.waiting` as text for people, a line for each trigger and key."""
+    """Return `status.waiting` as text for users, a line for each trigger and key."""
     found = []
     for each in shown:
         for oldest in each["oldest"]:
@@ -61,7 +62,7 @@ def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
 def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
-    # What is complete waits for what is not to come.
+    # A complete condition waits for the end of the time in which the unwanted events may arrive.
     wanted = missing or [f"!{each}" for each in sorted(condition.unwanted)]
     shown = {"has": list(waiting.has), "waitsFor": wanted, "since": _since(waiting)}
     return shown if waiting.key is None else {"key": waiting.key, **shown}

@@ -1,1 +1,2 @@
-"""KafkaSinks: addresses of somebody's topics. What is where: README.md."""
+"""KafkaSinks: receives events at an address and writes them to a user's topic. README.md lists the
+modules."""

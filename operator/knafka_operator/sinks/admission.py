@@ -3,7 +3,7 @@
 As `brokers.admission`: the words are upstream's, all problems are named at once, and what was wrong
 before an update already is let pass.
 
-Pure. Not here: looking anything up.
+Pure. Not here: reading other objects.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.sinks.model import DEFAULT_MODE, KafkaSink
 
 IMMUTABLE_SPEC_FIELDS: Final = ("topic", "numPartitions", "replicationFactor")
-"""Fields of a spec, as upstream has it."""
+"""Fields of a sink's spec that can't change, as upstream."""
 
 
 def defaulted_sink(document: Document) -> dict[str, Any]:
-    """The KafkaSink with upstream's defaults. Idempotent."""
+    """Return the KafkaSink with upstream's defaults. Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     spec = mapping_at(document, "spec")
@@ -43,10 +43,8 @@ def defaulted_sink(document: Document) -> dict[str, Any]:
 
 
 def check_sink(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
-    """Refuse what is wrong with a KafkaSink, or may not change.
-
-    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
-    of the first problem.
+    """Refuse an invalid KafkaSink, or a forbidden change. `maxima` are the installation's. Raises
+    `InvalidDocument` with all problems, and the path of the first.
     """
     refuse_problems(partial(_sink_problems, maxima=maxima), new, old, _immutable_sink_changes)
 

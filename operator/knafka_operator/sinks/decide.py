@@ -1,11 +1,11 @@
-"""Sink: what was observed of a KafkaSink -> its status, and what is to be done next. Pure.
+"""Sink: decides the status and the next effects of an observed KafkaSink. Pure.
 
-    ConfigParsed         its Secret is there and can be used
-    TopicReady           its topic is there; it is made if the sink says how
-    DataPlaneAvailable   its receiver is Ready
+    ConfigParsed         its Secret exists and is valid TopicReady           its topic exists; it is
+    created if the sink declares partitions and replicas DataPlaneAvailable   its receiver is Ready
     Addressable, ProbeSucceeded
 
-A topic is the sink's own only if it was made for it: its status has Kafka's id of that one.
+A topic is the sink's own only if it was created for the sink: then the status has the topic's id in
+Kafka.
 """
 
 from __future__ import annotations
@@ -55,36 +55,38 @@ SINK_CONDITIONS: Final = (
     ADDRESSABLE,
     PROBE_SUCCEEDED,
 )
-"""Upstream's, but for that of its ConfigMap: here the contract is the receiver's own."""
+"""Conditions of KafkaSinks: upstream's without the one of its ConfigMap, since here each receiver
+has its own contract."""
 
 
 @dataclass(frozen=True)
 class ObservedSink(Observed):
-    """A KafkaSink and what was read for it; where reading failed, the error stands for the
-    value."""
+    """A KafkaSink and everything read for its decision; where reading failed, the error stands for
+    the value."""
 
     sink: KafkaSink | InvalidDocument
     kafka: Kafka | KnafkaError | None = None
-    """Kafka settings of its receiver; None: the sink is invalid."""
+    """Kafka settings of the sink's receiver; None: the sink is invalid."""
     secret: tuple[str, str] | None = None
-    """Name and version of the Secret that its receiver mounts; None: it needs none."""
+    """Name and version of the Secret that the receiver mounts; None: none is needed."""
     topic: TopicDescription | KnafkaError | None = None
     """The topic as Kafka describes it; None: it doesn't exist, or Kafka isn't known."""
     taken: bool = False
     """Whether another sink has created a topic of this name, or is about to."""
     disputed: bool = True
-    """Whether the topic has records, so that an empty id says nothing of whose it is."""
+    """Whether the topic has records, so that an empty id in the status doesn't prove ownership."""
     others: int = 0
     """Number of partitions of the namespace's other topics."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
     https: Https | NotReady | None = None
-    """How the receiver is reached by https, or why not; None: https is off."""
+    """The receiver's https address, or the error that explains why it has none; None: https is
+    off."""
     probed: str | None = None
     """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
-        """A copy that includes an effect's result."""
+        """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
             case CreateTopic():
@@ -101,7 +103,7 @@ class SinkDecision:
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
-    """All but the conditions."""
+    """The status without its conditions."""
 
 
 def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
@@ -204,7 +206,7 @@ def _owned_or_external_topic(
         message = f"topic {sink.spec.topic} is being made for another KafkaSink"
         raise NotReady("TopicNotOurs", message, transient=True)
     if wanted is None or (found is not None and not is_own):
-        # It was there before, or somebody made it anew: what is somebody's stays as it is.
+        # The topic existed before, or was recreated by somebody else: it isn't changed.
         for key in (TOPIC_STATUS, TOPIC_ID):
             annotations.pop(key, None)
         annotations[TOPIC_OWNER] = EXTERNAL
@@ -228,7 +230,8 @@ def _owned_or_external_topic(
 
 
 def topic_to_create(sink: KafkaSink) -> Topic | None:
-    """The topic that the sink has Knafka create; None: it declares no partitions or replicas."""
+    """Return the topic that Knafka creates for the sink; None: it declares no partitions or
+    replicas."""
     partitions, replication = sink.spec.num_partitions, sink.spec.replication_factor
     if partitions is None or replication is None:
         return None

@@ -1,4 +1,4 @@
-"""KafkaSinks: from a declared KafkaSink to a receiver that writes events to its topic.
+"""KafkaSinks: gives each declared KafkaSink a receiver that writes events to its topic.
 
     observe (Secret, Kafka, topic, senders) -> decide (`sinks.decide`) -> act, until all is done
 
@@ -41,11 +41,11 @@ from knafka_operator.sinks.model import KAFKA_SINK, SINKS_VERSION, KafkaSink
 
 @dataclass(eq=False, slots=True)
 class SinkRecord:
-    """One KafkaSink."""
+    """What the operator keeps in memory about one KafkaSink."""
 
     uid: str
     kafka: KafkaCluster | None = None
-    """The Kafka as it was last reached: the Secret may be deleted before the sink."""
+    """The sink's Kafka; kept because the Secret may be deleted before the sink."""
     partitions: int = 0
     """Partitions of the topic that was created for it; 0: none was."""
     is_ready: bool | None = None
@@ -56,7 +56,7 @@ class SinkRecord:
 
 @dataclass(eq=False)
 class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
-    """All KafkaSinks."""
+    """Reconciles all KafkaSinks."""
 
     api_version = SINKS_VERSION
     left = "Kafka still has its topic, which nobody will delete"
@@ -65,7 +65,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     cluster: Cluster
     kafkas: KafkaClusters
     states: States
-    """Those of Brokers."""
+    """The states of Brokers."""
     effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
@@ -73,7 +73,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     """Whether a Broker or KafkaChannel has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
-    """UID of the sink that made a topic, or is about to, by its servers and name."""
+    """UID of the sink that has created, or will create, a topic, by the topic's Kafka servers and
+    name."""
 
     # What is heard, and asked of one.
 
@@ -90,7 +91,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:
-        """The sink's record, created if needed."""
+        """Return the sink's record, creating it if needed."""
         return self.remember(document)
 
     async def forget(self, document: Document) -> None:
@@ -109,7 +110,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
                 del self.owners[claim]
 
     def used_kafkas(self) -> set[KafkaCluster]:
-        """The Kafka clusters that the sinks use, also those that are being deleted."""
+        """Return the Kafka clusters that sinks use, including sinks that are being deleted."""
         return {each.kafka for each in self.records.values() if each.kafka is not None}
 
     async def delete(self, document: Document) -> None:
@@ -157,22 +158,22 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
     # Reconcile.
 
     def decide(self, observed: ObservedSink, record: SinkRecord) -> SinkDecision:
-        """Decide by what was observed, and reserve the name of a new topic."""
+        """Decide what to do from `observed`, and reserve the name of a new topic."""
         decision = decide(observed, self.settings)
-        # Before anything is awaited: no other sink makes a topic of this name from here on.
+        # Reserve before the next await, so that no other sink creates a topic of this name.
         for effect in decision.effects:
             if isinstance(effect, Annotate) and isinstance(observed.sink, KafkaSink):
                 self._claim(record, observed.sink.servers, effect.annotations[TOPIC_STATUS])
         return decision
 
     def kafka_of(self, observed: ObservedSink, record: SinkRecord) -> KafkaCluster | None:
-        """The sink's Kafka; None: not known."""
+        """Return the sink's Kafka; None: not known."""
         return record.kafka
 
     def status_of(
         self, observed: ObservedSink, decision: SinkDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
-        """The status of the last decision; also updates the sink's record."""
+        """Return the status of the last decision; also update the sink's record."""
         namespace, _ = Identity.of(observed.document)
         receiver = Identity(namespace, sink_receiver_name(resource_of(observed.document)))
         self.states.rolls.add_condition(decision.conditions, receiver)
@@ -225,7 +226,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return replace(observed, topic=found, disputed=disputed)
 
     async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """The sink's Kafka, and the name and version of its Secret; None if it needs no Secret.
+        """Return the sink's Kafka, and the name and version of its Secret; None if it needs no
+        Secret.
 
         Raises `EXPECTED` and `ClusterError`.
         """
@@ -245,8 +247,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return self.kafkas.cluster_at(sink.servers, values), (ref.name, version)
 
     def _partitions_beside(self, sink: Identity) -> int:
-        """Number of partitions of the topics created for the other sinks and Brokers in its
-        namespace."""
+        """Return the number of partitions of the topics created for the other sinks and Brokers in
+        its namespace."""
         beside = sum(
             each.partitions
             for identity, each in self.records.items()
@@ -256,7 +258,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
 
 
 def _topic_made(document: Document) -> str | None:
-    """The topic that a sink's status says was made for it, if it is the one that it declares."""
+    """Return the topic that was created for a sink by its status, if it is the declared one."""
     topic = status_annotations(document).get(TOPIC_STATUS)
     return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
 

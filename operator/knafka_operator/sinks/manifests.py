@@ -1,7 +1,7 @@
-"""Manifests: the receiver of one KafkaSink as a Knative Service. Pure.
+"""Sink manifests: builds the Knative Service of a KafkaSink's receiver. Pure.
 
-Its contract is in its environment: there is no topic of ours in somebody's Kafka, so a user that
-may write one topic is enough. A change is a new Revision.
+The contract is in the environment, not in a topic, so that a Kafka user with write access to one
+topic is enough. A change creates a new Revision.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 SINK: Final = f"{KNAFKA_PREFIX}sink"
 """Label of objects that belong to one KafkaSink."""
 MAX_CONTRACT: Final = 100_000
-"""Bytes; Linux takes 128 KiB for one variable."""
+"""Most characters of a contract; Linux accepts 128 KiB for one variable."""
 
 
 def sink_receiver_name(sink: Resource) -> str:
-    """The name of the Knative Service of a sink's receiver."""
+    """Return the name of the Knative Service of a sink's receiver."""
     return names.child(sink.metadata.name, "-kn-sink-receiver")
 
 
@@ -37,9 +37,9 @@ def sink_receiver_service(
     *,
     oidc: bool = False,
 ) -> Manifest:
-    """The Knative Service of a KafkaSink's receiver; `secret` is the mounted Secret's name and
-    version, `oidc`: whether it verifies senders' tokens. The sink's autoscaling annotations are
-    copied.
+    """Return the manifest of the Knative Service of a KafkaSink's receiver; `secret` is the mounted
+    Secret's name and version, `oidc`: whether it verifies senders' tokens. The sink's autoscaling
+    annotations are copied.
 
     Raises `NotReady` for a contract that is too large.
     """

@@ -1,6 +1,6 @@
 """KafkaSink as declared, as far as Knafka reads it.
 
-Not here: what a webhook fills in, and what may not change (`sinks.admission`).
+Not here: defaults and immutable fields (`sinks.admission`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class SinkSecretName(Observed):
 
 class SinkSecret(Declared):
     ref: SinkSecretName | None = None
-    """A Secret of the sink's namespace, as a Broker's (`core.kafka_settings.kafka_secret`)."""
+    """A Secret in the sink's namespace, in the same form as a Broker's
+    (`core.kafka_settings.kafka_secret`)."""
 
 
 class SinkAuth(Declared):

@@ -1,1 +1,1 @@
-"""KafkaSources: somebody's topics, delivered to a sink. What is where: README.md."""
+"""KafkaSources: delivers records of users' topics to a sink. README.md lists the modules."""

@@ -3,7 +3,7 @@
 As `brokers.admission`: the words are upstream's, all problems are named at once, and what was wrong
 before an update already is let pass.
 
-Pure. Not here: looking anything up.
+Pure. Not here: reading other objects.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ from knafka_operator.model.sources import (
 def defaulted_source(
     document: Document, old: Document | None = None, *, unique: str
 ) -> dict[str, Any]:
-    """The KafkaSource with upstream's defaults; `unique` ends the name of a group that it is
-    given, as upstream's random UUID. Idempotent.
-
-    `consumers` is left out where it is: then a source scales as a Trigger does.
+    """Return the KafkaSource with upstream's defaults; a default group's name ends in `unique`,
+    like upstream's in a random UUID. Idempotent. `consumers` gets no default: without it a source
+    scales like a Trigger.
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
@@ -60,10 +59,8 @@ def defaulted_source(
 
 
 def check_source(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
-    """Refuse what is wrong with a KafkaSource, or may not change.
-
-    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
-    of the first problem.
+    """Refuse an invalid KafkaSource, or a forbidden change. `maxima` are the installation's. Raises
+    `InvalidDocument` with all problems, and the path of the first.
     """
     refuse_problems(partial(_source_problems, maxima=maxima), new, old, _immutable_source_changes)
 
@@ -75,6 +72,6 @@ def _source_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 def _immutable_source_changes(old: Document, new: Document) -> Iterator[Problem]:
     was, is_ = (mapping_at(each, "spec").get("consumerGroup") for each in (old, new))
-    # What no webhook has filled in may be written down at last.
+    # A group that no webhook has filled in may be set later.
     if was and (diff := changed_values({"spec.consumerGroup": was}, {"spec.consumerGroup": is_})):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")

@@ -1,10 +1,10 @@
-"""Source: a KafkaSource's credentials as one Secret for Kafka, and what was decided of it in
-upstream's words. Pure.
+"""Source: merges a KafkaSource's credentials to one Secret for Kafka, and translates a Trigger's
+status to upstream's for KafkaSources. Pure.
 
     SinkProvided             its sink has an address
-    ConnectionEstablished    its Kafka answers, by its credentials, and has its topics
-    InitialOffsetsCommitted  its group begins where the source says: nothing is missed from here on
-    Deployed                 its dispatcher is Ready, and asked for
+    ConnectionEstablished    its Kafka accepts the credentials, and has its topics
+    InitialOffsetsCommitted  its group has start offsets: nothing is missed from here on Deployed
+    its dispatcher is Ready, and watched by the scaler
 
 It is decided as a Trigger (`triggers.decide`).
 """
@@ -69,9 +69,9 @@ _ADDRESSES: Final = {
 def kafka_secret_values(
     spec: KafkaSourceSpec, found: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
-    """A source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: it needs
-    none. `found` has the values of the required credentials. Raises `NotReady` if one is
-    missing."""
+    """Return a source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: none
+    are needed. `credential_values` has the values of the required credentials. Raises `NotReady` if
+    one is missing."""
     for (_, path, secret, key), value in found.items():
         if value is None:
             raise NotReady(
@@ -87,7 +87,7 @@ def kafka_secret_values(
 
 
 def missing_topics_error(topics: list[str], servers: str) -> NotReady:
-    """The error for topics that don't exist in Kafka; their owner must create them."""
+    """Return the error for topics that don't exist in Kafka; their owner must create them."""
     return NotReady(
         "TopicNotFound",
         f"{servers:.300} has no topic {', '.join(topics):.600}: create it, correct spec.topics, or "
@@ -121,7 +121,7 @@ _BEHIND_OFFSETS: Final = frozenset(each for each in Step if each.value > Step.CO
 
 
 def _reworded(condition: Condition) -> str:
-    """The message of a Trigger's condition in a source's words."""
+    """Return the message of a Trigger's condition, with a source's terms."""
     if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
             "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"

@@ -2,7 +2,7 @@
 
     observe (Secrets, Kafka, topics, sinks) -> decide (`triggers.decide`) -> act, as a Trigger
 
-Not here: observing (`observe`), and the texts of its status (`decide`).
+Not here: observing (`observe`), and the texts of the status (`decide`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Observed = ObservedTrigger[KafkaCluster]
 
 @dataclass(eq=False)
 class KafkaSources(Triggers):
-    """All KafkaSources."""
+    """Reconciles all KafkaSources, as Triggers."""
 
     source_observer: SourceObserver = field(kw_only=True)
     left: str = "Kafka still has its consumer group, which nobody will delete"
@@ -43,7 +43,8 @@ class KafkaSources(Triggers):
     # What is heard, and asked of one.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """As `Kind.on_change`; also has the group's offsets read again."""
+        """Record a change as `Kind.on_change` does; also request that the group's offsets are read
+        again."""
         news = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if news and record is not None and record.watched is not None:
@@ -52,7 +53,7 @@ class KafkaSources(Triggers):
         return news
 
     def remember(self, document: Document) -> object:
-        """Keep the source's record up to date."""
+        """Update the source's record from its document."""
         return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
@@ -102,7 +103,7 @@ class KafkaSources(Triggers):
         try:
             broker = await self.source_observer.broker_state_of(document, trigger.source)
         except EXPECTED as error:
-            # What is delivered goes on: a stored Broker without a topic has that effect.
+            # A running delivery goes on, as for a stored Broker without a topic.
             observed = replace(observed, unreachable=error, stored_broker=document)
         else:
             record.kafka = broker.kafka

@@ -32,12 +32,13 @@ from knafka_operator.senders.observe import is_authentication_on, observe_featur
 from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error
 
 MOUNTED: Final = ""
-"""Stands for a Secret's name: pods mount keys of several (`SourceTrigger.credentials_volume`)."""
+"""Used instead of a Secret's name, as pods mount keys of several Secrets
+(`SourceTrigger.credentials_volume`)."""
 
 
 @dataclass(eq=False)
 class SourceObserver:
-    """Reads what a KafkaSource has in place of a Broker: its Kafka and topics."""
+    """Reads a KafkaSource's Kafka and topics, which take the place of a Broker."""
 
     settings: Settings
     cluster: Cluster
@@ -47,7 +48,7 @@ class SourceObserver:
     """Whether a Broker or KafkaChannel has a topic of this name."""
 
     async def kafka_of(self, source: KafkaSource) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """A source's Kafka, and the version of its credentials, None: it needs none. Raises
+        """Return a source's Kafka, and the version of its credentials, None: it needs none. Raises
         `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         wanted = list(required_credentials(spec.net))
@@ -71,7 +72,7 @@ class SourceObserver:
         return kafka, (MOUNTED, ".".join(versions)) if wanted else None
 
     async def broker_state_of(self, document: Document, source: KafkaSource) -> BrokerState:
-        """A source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
+        """Return a source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
         `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")

@@ -1,8 +1,8 @@
-"""Trigger: what was observed of one -> its status, and what is to be done, in order. Pure.
+"""Trigger: decides the status and the effects of an observed Trigger. Pure.
 
-Read top-down: each condition is one step, and the decision ends with the first that others need;
-then what is to be done. That `SubscriptionReady` is True holds if every effect succeeds. More than
-400 lines, so that nobody has to read a Trigger in two files.
+Read top-down: each condition is one step, and the decision ends at the first failed condition that
+later ones need; then come the effects. `SubscriptionReady` is True on the assumption that every
+effect succeeds. More than 400 lines, so that a Trigger's decision is in one file.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 
 K = TypeVar("K")
-"""A connection to Kafka: passed on, and never asked here."""
+"""The type of a connection to Kafka, which is passed on but never used here."""
 
 RECORDED_BEFORE_MADE: Final = (GROUP_STATUS, DISPATCHER_KEY)
 """Keys of `status.annotations` that are written before the group or Service that they name is
@@ -80,14 +80,15 @@ created."""
 
 @dataclass(frozen=True)
 class ObservedTrigger(Observed, Generic[K]):
-    """A Trigger and what was read for it; where reading failed, the error stands for the value."""
+    """A Trigger and everything read for its decision; where reading failed, the error stands for
+    the value."""
 
     trigger: Trigger | InvalidDocument
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
-    """The Broker's document, read where it has no topic; None: there is none."""
+    """The Broker's document, read only if it has no topic; None: it doesn't exist."""
     stopped: str | None = None
-    """Why its Broker may not use its topic."""
+    """Why the Trigger's Broker may not use its topic; None: it may."""
     unreachable: KnafkaError | None = None
     """Why a KafkaSource's Kafka can't be used."""
     dependency: Mapping[str, Any] | KnafkaError | None = None
@@ -100,7 +101,7 @@ class ObservedTrigger(Observed, Generic[K]):
     watched: Watched[K] | None = None
     """The delivery that is running; None: there is none."""
     replaced: bool = False
-    """Whether pods of an older Revision may still drain unasked."""
+    """Whether pods of an older Revision may still drain without requests."""
     contract: SharedContract | KnafkaError | None = None
     """The contract of the Broker's shared dispatchers; None: there are none here."""
     actions: SensorActions | KnafkaError | None = None
@@ -108,20 +109,21 @@ class ObservedTrigger(Observed, Generic[K]):
     needed: Isolation | None = None
     """The isolation that an `auto` Trigger was last found to need; None: not known."""
     foreign_groups: frozenset[str] = frozenset()
-    """Existing groups of applications with the name that a template gives to the Trigger's
+    """Existing groups of applications whose name is the one that a template gives to the Trigger's
     group."""
     others_min_scale: int = 0
     """Sum of min-scale of the other Triggers in the namespace."""
     acted: bool = False
-    """Whether the effects have run, up to the first that failed; then no more are decided."""
+    """Whether the effects have run, up to the first that failed; then the decision contains
+    none."""
 
     @property
     def failure(self) -> KnafkaError | None:
-        """The error of the effect that failed; None: none has."""
+        """Return the error of the effect that failed; None: none has failed."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
-        """A copy that includes an effect's result."""
+        """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = (self.document.get("status") or {}).get("annotations") or {}
@@ -150,7 +152,7 @@ def decide(
 ) -> TriggerDecision[K]:
     """Decide a Trigger's conditions, status and effects, which keep `TRIGGER_ORDER`.
 
-    `taken` are the consumer groups of other Triggers.
+    `taken` has the consumer groups of other Triggers.
     """
     decision = _decide(observed, taken, settings)
     decision.status["annotations"].update(observed.written)
@@ -224,7 +226,7 @@ def _decide(
     found = trigger_conditions.loop_condition(
         trigger, observed.document, sink, subscriber, dead_letter_sink
     )
-    if found is not None and observed.actions is None:  # a Sensor's aren't its Broker's events
+    if found is not None and observed.actions is None:  # not for a Sensor's actions
         conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
@@ -266,7 +268,8 @@ def _decide(
         )
         if observed.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
-            # A Sensor's actions lie in a topic of its own, which is nobody's business.
+            # A Sensor's actions are in an internal topic, whose positions mean nothing to
+            # subscribers.
             more: dict[str, Any] = {
                 "filters": observed.actions.filters,
                 "batch": batch,
@@ -281,7 +284,7 @@ def _decide(
             egress = egress.model_copy(update={"record_position": False})
         contract = value_or_raise(observed.contract)
         shared = automatic = None
-        # What reads another topic than its Broker's shares nothing with those that do.
+        # A Trigger that reads another topic than its Broker's can't share a dispatcher.
         if contract is not None and observed.actions is None:
             default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
             isolation = shards.effective_isolation(trigger, broker.broker, default)
@@ -307,7 +310,7 @@ def _decide(
             )
         account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:
-            # It stands in the status until it is gone.
+            # The status names the account until it is deleted.
             effects += (
                 ()
                 if observed.acted
@@ -326,11 +329,9 @@ def _delivery_effects(
     observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
-    """The effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have run, no
-    event is missed (KN-TRG-06).
-
-    A paused Trigger has no Service, so that no pod of min-scale drains. The scaler watches it, for
-    its lag.
+    """Return the effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have
+    run, no event is missed (KN-TRG-06). A paused Trigger has no Service, so that no pod of
+    min-scale drains; the scaler still reports its lag.
     """
     egress, before, place = watched.egress, observed.watched, watched.place
     paused = watched.autoscaling.paused
@@ -338,8 +339,8 @@ def _delivery_effects(
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
     delivered = before or record
-    # The same group by other servers, mostly of the same Kafka: what delivers goes on until what
-    # takes over is Ready. Where it is another Kafka, the group has no members there.
+    # The same group at other servers, mostly of the same Kafka: the running delivery goes on until
+    # the new one is Ready. If it is another Kafka, the group has no members there.
     moved = delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
     elsewhere = (
         delivered is not None
@@ -349,11 +350,11 @@ def _delivery_effects(
     )
     effects: list[Effect] = []
     if (
-        # Its offsets are other ones, which can't be written while a group has members.
+        # The delivery has other offsets, which can't be written while a group has members.
         (moved and not elsewhere)
-        # Before its function goes: what is in flight is settled.
+        # Before its function is deleted, so that events in flight are settled.
         or (paused and (shared or (before is not None and not before.autoscaling.paused)))
-        # Its own pods would drain unasked, from their start.
+        # Its own pods would drain from their start, without requests.
         or (place is None and shared and watched.autoscaling.min_scale)
     ):
         effects.append(StopDelivery())
@@ -369,8 +370,9 @@ def _delivery_effects(
         if promised != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
             effects += [CommitOffsets(egress.group, each, start) for each in egress.topics]
-        # Else it was promised every event: should Kafka have no offsets of it any more, since its
-        # Broker was made anew or it rested for a week, it begins at the beginning.
+        # Otherwise the Trigger was promised every event: if Kafka has no offsets of it any more, as
+        # its Broker was recreated or it had no member for a week, it begins at the start of the
+        # topic.
     if place is not None:
         effects += _shared_effects(
             trigger, broker, watched, contract, place, observed, settings, elsewhere=elsewhere
@@ -415,8 +417,8 @@ def _shared_effects(
     *,
     elsewhere: bool,
 ) -> Iterator[Effect]:
-    """The effects that deliver a Trigger by a shard: a record in its Broker's contract, and no
-    Service of its own.
+    """Yield the effects that deliver a Trigger by a shard: a record in its Broker's contract, and
+    no Service of its own.
 
     `elsewhere`: the running delivery reaches the same Kafka by other servers.
     """
@@ -429,7 +431,7 @@ def _shared_effects(
         services.function_namespace(family, identity, settings),
     )
     name = services.shard_name(family, of_broker, place.number)
-    # Whatever was promised before may have a Service; what is written down says which.
+    # A Trigger that was promised a group may have its own Service; the status tells.
     moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER_KEY, own) == own
     replaces = observed.replaced or (moves and (before is None or before.drains_unasked))
     own_delivers = before is not None and before.place is None and not before.autoscaling.paused
@@ -490,13 +492,14 @@ def _audiences(
 
 
 def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
-    """The effects that end all delivery of a Trigger that is paused, or whose Broker may not use
-    its topic."""
+    """Return the effects that end all delivery of a Trigger that is paused, or whose Broker may not
+    use its topic."""
     return StopDelivery(), _delete_owned(Step.DELETE_FUNCTIONS, own_services(document, settings))
 
 
 def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
-    """Names of the Services that a Trigger may have of its own: dispatcher and replayer."""
+    """Return the names of a Trigger's own Services, which may not exist: dispatcher and
+    replayer."""
     family, identity = family_of(document["kind"]), Identity.of(document)
     namespace = services.function_namespace(family, identity, settings)
     own = services.dispatcher_name(family, identity), services.replayer_name(family, identity)
@@ -512,8 +515,9 @@ def _delete_owned(
 def _promise_group(
     egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
 ) -> Annotate:
-    """The effect that records the Trigger's group, dead-letter topic and `dispatcher`, the Service
-    that will deliver. `dispatcher` None keeps the recorded one, which is still to be deleted."""
+    """Return the effect that records the Trigger's group, dead-letter topic and `dispatcher`, the
+    Service that will deliver. `dispatcher` None keeps the recorded one, which is still to be
+    deleted."""
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher

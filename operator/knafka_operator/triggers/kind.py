@@ -1,12 +1,11 @@
-"""Triggers: from what is declared to a dispatcher that is woken when events wait for it.
+"""Triggers: gives each declared Trigger a dispatcher that is woken when events wait for it.
 
     observe (Broker, sinks, dependency) -> decide (`triggers.decide`) -> act, in that order
 
-While a change is rolled out the Revision before it delivers, for as long as the new one isn't
-Ready: a function that can't start stops nobody. From the moment the Trigger is Ready for its new
-generation every event meets what is declared then; until then an event may still meet what was
-declared before. Where a subscriber can't be resolved, or the topic is another one, nothing drains:
-events wait in Kafka.
+During a rollout the previous Revision delivers until the new one is Ready, so a function that can't
+start interrupts nothing. Once the Trigger is Ready for its new generation, every event is handled
+by the new declaration; until then by either. If a subscriber can't be resolved, or the topic has
+changed, nothing drains: events wait in Kafka.
 
 Not here: hearing of changes (`engine.controller`), Brokers (`brokers.kind`), how many
 drains (`scaler`).
@@ -53,7 +52,7 @@ Decision = TriggerDecision[KafkaCluster]
 
 @dataclass(eq=False)
 class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
-    """All Triggers of Brokers that Knafka serves."""
+    """Reconciles all Triggers of Brokers that Knafka serves."""
 
     settings: Settings
     cluster: Cluster
@@ -73,18 +72,18 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     @property
     def watched(self) -> dict[Identity, Watched]:
-        """Every delivered Trigger, with its delivery."""
+        """Return every delivered Trigger, with its delivery."""
         records = self.states.triggers.items()
         return {identity: each.watched for identity, each in records if each.watched is not None}
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Note the change at the operator, which enqueues what it concerns."""
+        """Pass the change to the operator, which enqueues the objects that depend on it."""
         self.neighbours.on_change(document, gone=gone)
         return ()
 
     def is_ours(self, document: Document) -> bool:
-        """Whether a Trigger's Broker isn't known to be another implementation's; a Subscription
-        names a KafkaChannel besides."""
+        """Whether no other implementation is known to serve the Trigger's Broker; a Subscription
+        must also name a KafkaChannel."""
         if self.states.family is CHANNELS and not is_of_kafka_channel(document):
             return False
         return broker_of(document) not in self.states.foreign_brokers
@@ -97,8 +96,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return broker is not None and self.brokers.is_ours(broker)
 
     async def on_absent(self, identity: Identity) -> Requeue:
-        """Suspend a Trigger that doesn't exist, for now or for good; returns when to reconcile it
-        again."""
+        """Suspend a Trigger that doesn't exist, temporarily or for good; returns when to reconcile
+        it again."""
         return await self.neighbours.suspend_absent(identity)
 
     async def forget(self, document: Document) -> None:
@@ -107,7 +106,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.neighbours.forget(document)
 
     def ensure_record(self, document: Document) -> TriggerRecord:
-        """The Trigger's record, created if needed."""
+        """Return the Trigger's record, creating it if needed."""
         return self.states.ensure_trigger(document)
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
@@ -122,8 +121,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
                 await self.leave(document)
                 return None
             if observed.watched is not None and not (broker is not None and broker.reconciled):
-                # It was resumed, and its Broker's turn is to come, which wakes it: until then what
-                # its status says is the best that is known.
+                # The Trigger was resumed, and its Broker's first reconciliation, which enqueues it,
+                # is still to come: keep the stored status until then.
                 return None
         if observed.broker is not None:
             await self.own.claim_if_proved(
@@ -137,7 +136,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return desired.NamesOfOthers(self.states.groups, record.uid)
 
     def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
-        """Decide by what was observed, and reserve the Trigger's place in a shard."""
+        """Decide what to do from `observed`, and reserve the Trigger's place in a shard."""
         taken = replace(self._groups_of_others(record), applications=observed.foreign_groups)
         decision = deciding.decide(observed, taken, self.settings)
         if decision.watched is not None and not observed.acted:
@@ -154,7 +153,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def status_of(
         self, observed: Observed, decision: Decision, record: TriggerRecord
     ) -> Mapping[str, Any]:
-        """The status of the last decision, with scaling and dead letters."""
+        """Return the status of the last decision, with scaling and dead letters."""
         document, conditions, shown = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
         scaled = self.scaling_status(identity)
@@ -193,11 +192,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
-        # Before the group: pods of min-scale drain unasked, and are members until they end. In the
-        # operator's namespace nothing else deletes them.
+        # Delete functions before the group: pods of min-scale drain without requests, and are
+        # members until they end. Functions in the operator's namespace have no owner that deletes
+        # them.
         await self._delete_functions(document)
         if group := group_in_status(document, self.states.naming):
-            # Its record may be all that there is of it: an operator died before it was delivered.
+            # The contract may have its record even though it was never delivered, after a crash of
+            # the operator.
             await self.shards.withdraw(broker_of(document), [group])
             broker, record = broker_of(document), self.states.triggers.get(identity)
             state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
@@ -221,7 +222,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self.states.drop_trigger(Identity.of(document))
 
     def scaling_status(self, identity: Identity) -> TriggerStatus | None:
-        """The scaler's status of a Trigger; None: it isn't scaled."""
+        """Return the scaler's status of a Trigger; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         family = self.states.family
@@ -236,7 +237,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """Start a delivery; returns once the previous drains have ended."""
         record = self.states.triggers.get(identity)
         if record is None:
-            return  # it went meanwhile
+            return  # the Trigger was deleted meanwhile
         place, family = watched.place, self.states.family
         trigger_id = family.trigger_id(identity)
         if place is not None:
@@ -271,14 +272,15 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if broker is None and watched is not None:
             broker = Identity(watched.egress.namespace, watched.egress.broker)
         if broker is not None:
-            # If the record is a later Trigger's of its name by now, it lacks the delivered group.
+            # The record may belong to a later Trigger of the same name by now; then it lacks the
+            # delivered group.
             delivered = set() if watched is None else {watched.egress.group}
             await self.shards.withdraw(broker, record.groups | delivered)
         await self.stop_scaling(identity)
 
     async def suspend(self, identity: Identity) -> None:
         """Stop the delivery of a Trigger that doesn't exist, delete its functions and mark its
-        record as gone; its group stays, as it may come back. Raises as `stop_delivery`."""
+        record as gone; its group stays, as the Trigger may come back. Raises as `stop_delivery`."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
@@ -296,7 +298,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.stop_scaling(identity)
 
     async def stop_scaling(self, identity: Identity) -> None:
-        """Have the scaler forget a Trigger; returns once its drains have ended. A shard may still
+        """Remove a Trigger from the scaler; returns once its drains have ended. A shard may still
         deliver it."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
@@ -312,13 +314,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     # Effects.
 
     def kafka_of(self, observed: Observed, record: TriggerRecord) -> KafkaCluster | None:
-        """The Kafka of the Trigger's Broker; None: the Broker has no topic."""
+        """Return the Kafka of the Trigger's Broker; None: the Broker has no topic."""
         return None if observed.broker is None else observed.broker.kafka
 
     async def follow_up(
         self, effect: Effect, observed: Observed, record: TriggerRecord
     ) -> Observed:
-        """Note that pods of older Revisions have ended."""
+        """Record that pods of older Revisions have ended, after `AwaitReplacement`."""
         if isinstance(effect, AwaitReplacement):
             record.replaced = False
         return observed

@@ -25,11 +25,10 @@ from knafka_operator.model.resources import KNAFKA_PREFIX
 
 
 def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """The effects for a Trigger whose Broker another implementation serves: stop delivering, and
-    remove Knafka's annotations and conditions.
-
-    The Trigger was created before its Broker, or the Broker changes to the other implementation,
-    which goes on with the group in the status. What the other has written stays.
+    """Return the effects for a Trigger whose Broker another implementation serves: stop delivering,
+    and remove Knafka's annotations and conditions. The Trigger was created before its Broker, or
+    the other implementation takes the Broker over and continues with the group in the status. The
+    other implementation's fields stay.
     """
     status = document.get("status") or {}
     patch: dict[str, Any] = {}

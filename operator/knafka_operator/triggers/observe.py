@@ -30,7 +30,7 @@ from knafka_operator.scale.parsing import parsed_off_loop, spec_size
 from knafka_operator.triggers.decide import ObservedTrigger
 
 ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
-"""Annotations with which a Trigger has pods that run always."""
+"""Annotations that may give a Trigger pods that always run."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class TriggerObserver:
             actions=await self.sensor_actions(document, state) if state else None,
         )
         observed = await self.with_destinations(observed, identity)
-        return replace(observed, needed=record.needed)  # last, as it may change meanwhile
+        return replace(observed, needed=record.needed)  # read last: it may change
 
     async def with_destinations(
         self, observed: ObservedTrigger[KafkaCluster], identity: Identity
@@ -99,7 +99,7 @@ class TriggerObserver:
 
     def _others_min_scale(self, trigger: Trigger) -> int:
         if all(each not in trigger.metadata.annotations for each in ASKS_FOR_PODS):
-            return 0  # it asks for none, and nobody need be looked at
+            return 0  # the Trigger asks for no min-scale, so the sum isn't needed
         return min_scale_of_others(
             self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
         )
@@ -123,12 +123,12 @@ class TriggerObserver:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
-        """The object that a Trigger depends on (KN-TRG-13); None: it names none, or it doesn't
-        exist."""
+        """Return the object that a Trigger depends on (KN-TRG-13); None: the Trigger names none, or
+        it doesn't exist."""
         try:
             reference = declared_dependency(trigger.metadata)
         except InvalidDocument:
-            return None  # which is decided upon
+            return None  # the decision reports the invalid annotation
         if reference is None:
             return None
         named = (

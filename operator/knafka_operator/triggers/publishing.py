@@ -1,4 +1,5 @@
-"""Publishing: what the scaler knows of each Trigger, kept in its status; and failures of ours.
+"""Publishing: writes the scaler's view of each Trigger into its status, and unexpected errors of
+the operator.
 
 Not here: the words (`dispatchers.conditions`), and conditions, which are reconciled.
 """
@@ -31,10 +32,10 @@ log = logging.getLogger(__name__)
 
 
 PUBLISH_PATIENCE: Final = 0.25
-"""Seconds for which a status that is being written is waited for before the next one."""
+"""Seconds to wait for one status write before the next is started."""
 
 TRIGGERS_AT_ONCE: Final = 20
-"""Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
+"""Triggers whose status is compared before the event loop gets control: about a millisecond."""
 
 
 @dataclass(eq=False)
@@ -52,11 +53,11 @@ class Publishing:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def publish_lags(self) -> None:
-        """Write the scaler's view into the status of each Trigger where it differs."""
+        """Write the scaler's view into the status of each Trigger whose status is outdated."""
         for number, identity in enumerate(list(self.triggers.watched), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            # A write that takes its time is its namespace's alone to wait for.
+            # A slow write delays only its own namespace.
             if identity.namespace not in self._publishing and (
                 news := self._stale_annotations(identity)
             ):
@@ -66,8 +67,8 @@ class Publishing:
                 await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
 
     def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
-        """The annotations to write to a Trigger's status; None: none, or its condition differs,
-        too, so that it was enqueued."""
+        """Return the annotations to write to a Trigger's status; None: there are none, or its
+        condition is outdated too and the Trigger was enqueued instead."""
         record = self.states.triggers.get(identity)
         scaled = self.triggers.scaling_status(identity)
         document = record.document if record is not None else None
@@ -77,7 +78,7 @@ class Publishing:
         before, since = record.published
         is_recent = state == before and now - since < LAG_INTERVAL
         status = document.get("status") or {}
-        # Of a KafkaSource how many there are is a field, for its scale subresource.
+        # A KafkaSource's number of replicas is a status field, for its scale subresource.
         is_counted = status.get("consumers", scaled.replicas) == scaled.replicas
         if is_recent and is_counted and record.checked is document:
             return None
@@ -98,7 +99,7 @@ class Publishing:
         try:
             assert record.document is not None
             await self.cluster.write_status(record.document, {"annotations": annotations})
-        except Exception as error:  # whatever it is, it is tried again
+        except Exception as error:  # the next round tries again after any error
             record.published = None, -math.inf
             log.warning(
                 "%s %s: %s",
@@ -115,7 +116,7 @@ class Publishing:
         raises."""
         identity = Identity.of(document)
         if is_entry(document):
-            return  # it has none of its own, and its channel says that it isn't delivered
+            return  # an entry has no status; its channel reports it
         try:
             stored = await self.cluster.get(document["apiVersion"], document["kind"], *identity)
             before = ((stored or {}).get("status") or {}).get("conditions") or ()
@@ -134,7 +135,7 @@ class Publishing:
 
 
 def _urgent_state(scaled: TriggerStatus) -> tuple[bool, ...]:
-    """The facts about a Trigger's scaling that are published as soon as they change."""
+    """Return the facts about a Trigger's scaling that are published as soon as they change."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
     healthy = scaled.error is None, scaled.counts.loop is None
     return scaled.lag is None, scaled.replicas > 0, *healthy, congested, beyond_end

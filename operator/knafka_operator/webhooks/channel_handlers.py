@@ -1,6 +1,6 @@
 """Channel handlers: the webhooks of KafkaChannels and Subscriptions, on kopf.
 
-Served only where channels are: who installs Knafka asks for them (operator/deploy/channels).
+Registered only if channels are installed (operator/deploy/channels).
 
 Not here: the checks (`channels.admission`).
 """
@@ -14,14 +14,14 @@ import kopf
 from knafka_operator.channels import admission as channel_admission
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
-# KafkaChannels are asked about in both of their versions: as the webhooks' matchPolicy is
-# Equivalent, a v1beta1 is handed over as a v1.
+# These cover both versions of KafkaChannel: the webhooks' matchPolicy Equivalent converts v1beta1
+# to v1.
 KAFKA_CHANNELS: Final = ("messaging.knative.dev", "v1", "kafkachannels")
 SUBSCRIPTIONS: Final = ("messaging.knative.dev", "v1", "subscriptions")
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
-    """Have `registry` answer for channels too. Call it once for each."""
+    """Register the webhooks of channels in `registry`. Call it once for each registry."""
     webhook = {**WEBHOOK, "registry": registry}
     kopf.on.mutate(*KAFKA_CHANNELS, id="default-channel", **webhook)(default_channel)
     kopf.on.mutate(*SUBSCRIPTIONS, id="default-subscription", **webhook)(default_subscription)

@@ -1,4 +1,4 @@
-"""Handlers: the webhooks of every replica, on kopf, and what they must know.
+"""Handlers: the webhooks of Brokers and Triggers, run by kopf in every replica.
 
 Not here: those of channels (`channel_handlers`), the checks (`brokers.admission`), the server and
 its certificate (`server`), and what is done with Brokers and Triggers (`runtime.controller`).
@@ -30,16 +30,16 @@ REGISTRY: Final = kopf.OperatorRegistry()
 kopf.on.login(registry=REGISTRY)(kopf.login_via_client)
 WEBHOOK: Final[Mapping[str, Any]] = {
     "operations": ["CREATE", "UPDATE"],
-    "ignore_failures": True,  # a condition names what slips through
+    "ignore_failures": True,  # a condition reports what isn't checked
     "registry": REGISTRY,
 }
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """kopf's settings."""
+    """Return kopf's settings: an unused finalizer, and watches of 300 s."""
     settings = kopf.OperatorSettings()
-    # kopf takes away its finalizer where no handler of its own wants one, as here: by the name that
-    # the controller uses, objects would go before their topic and group are deleted.
+    # kopf removes its finalizer from objects for which no handler of its own needs one, as here.
+    # With the controller's finalizer name, objects would be deleted before their topic and group.
     settings.persistence.finalizer = f"{DOMAIN}/unused"
     settings.watching.server_timeout = 300
     return settings
@@ -47,7 +47,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @kopf.on.event(*BROKERS, registry=REGISTRY)
 async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
-    """Remember whether Knafka serves a Broker, for the webhooks of Triggers."""
+    """Record whether Knafka serves a Broker, for the webhooks of Triggers."""
     memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
@@ -62,7 +62,7 @@ async def default_broker(
         old and dict(old),
         default_class="" if names_one else await _default_class(dict(body), memo),
     )
-    # One without a class is ours by now, if the default is.
+    # A Broker without a class has got the default class by now.
     if memo.operator.brokers.is_ours(old or filled_in):
         patch.fns.append(lambda raw: replace_document(raw, filled_in))
 
@@ -80,7 +80,7 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Broker, or warn about the class of another one."""
+    """Refuse an invalid Broker, or warn about the class of a Broker that Knafka doesn't serve."""
     if memo.operator.brokers.is_ours(old or body):
         check_admission(admission.check_broker, body, memo, old)
     else:
@@ -99,9 +99,9 @@ def check_trigger(
 
 
 async def _default_class(broker: Document, memo: kopf.Memo) -> str:
-    """The class of a new Broker that names none; empty: none, or another implementation's.
-
-    The ConfigMap is read from the API server, since a replica that waits keeps no cache.
+    """Return the default class for a new Broker without a class; empty: there is none, or it isn't
+    Knafka's. Reads the ConfigMap from the API server, since a replica that doesn't lead has no
+    cache.
     """
     settings = memo.operator.brokers.settings
     if settings.default_class:
@@ -118,13 +118,13 @@ async def _default_class(broker: Document, memo: kopf.Memo) -> str:
 
 def replace_document(raw: Any, document: Document) -> None:
     """Replace the content of kopf's patch `raw` by a document."""
-    # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
+    # A function, since kopf drops empty objects such as `filter: {}` from a patch.
     raw.update(document)
 
 
 def check_admission(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
-    """Run an admission check with the installation's maxima. Raises `kopf.AdmissionError` in the
-    words of Knative's webhooks."""
+    """Run an admission check with the installation's maxima. Raises `kopf.AdmissionError` with the
+    wording of Knative's webhooks."""
     try:
         check(dict(body), old and dict(old), maxima=memo.operator.settings.maxima)
     except InvalidDocument as error:

@@ -1,10 +1,10 @@
-"""Registration: which webhooks the API server asks, as the newest version of the operator declares.
+"""Registration: registers the operator's webhooks at the API server, by the newest running version.
 
-    replica    serves -> registers all that it declares -> again every `REGISTER_EVERY`
-               unless replicas of a version that came later run: those know what there is now
+    replica    serves -> registers all webhooks that it declares -> again every `REGISTER_EVERY`
+    unless replicas of a later version run, which declare the current webhooks
 
-kopf would write what a replica declares once more as that ends, over what its successor declares:
-a component that was switched on had its webhooks until the last replica without it had gone.
+kopf's own registration isn't used: an ending replica would overwrite its successor's webhooks with
+its own, and so remove those of a component that was just switched on.
 
 Not here: serving them (`server`), and what they answer (`handlers`).
 """
@@ -24,8 +24,8 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.webhooks.server import SERVICE
 
 REGISTER_EVERY: Final = 10.0
-"""Seconds between two writes, which mostly change nothing: whatever else wrote there, such as a
-version that still has kopf register them, is mended by then."""
+"""Seconds between two writes, which mostly change nothing; they repair changes by others, such as a
+version that registers by kopf."""
 
 REGISTRATION: Final = "admissionregistration.k8s.io/v1"
 KINDS: Final[Mapping[str, str]] = {
@@ -39,15 +39,16 @@ OPERATOR: Final = {
 }
 """Labels of all replicas' pods."""
 VERSION: Final = "pod-template-hash"
-"""Label that Kubernetes puts on pods: another value for each version of a Deployment."""
+"""Label of pods whose value Kubernetes sets to a different value for each version of a
+Deployment."""
 TIMEOUT: Final = 30
-"""Seconds for an answer: the most that Kubernetes allows."""
+"""Seconds for a webhook's answer: the most that Kubernetes allows."""
 
 
 def declared_webhooks(
     registry: kopf.OperatorRegistry, name: str, namespace: str, authority: str
 ) -> Mapping[str, Sequence[Document]]:
-    """The webhooks of all kopf handlers, by kind of their configuration object.
+    """Return the webhooks of all kopf handlers, by kind of their configuration object.
 
     `name` is the suffix of their names; `authority` is the PEM of the CA of the server's
     certificate.
@@ -86,9 +87,8 @@ def declared_webhooks(
 def is_newest(uid: str, pods: Iterable[Document]) -> bool:
     """Whether the pod with this UID runs the newest version of the operator.
 
-    A version came when the first of its pods that still run did: one of an older version may be
-    made anew later. One that ends is of none. Outside of a cluster, where no pod is ours, there is
-    no other.
+    A version is as old as its oldest running pod, as pods of an older version may be recreated
+    later. Ending pods don't count. True outside a cluster, where no pod is ours.
     """
     began: dict[str, datetime] = {}
     mine = None
@@ -98,7 +98,7 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
         ends = "deletionTimestamp" in metadata or phase in ("Succeeded", "Failed")
         if metadata.get("uid") == uid:
             if ends:
-                return False  # whoever removes Knafka removes what is registered
+                return False  # an ending replica registers nothing
             mine = version
         elif ends:
             continue

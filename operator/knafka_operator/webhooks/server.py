@@ -1,10 +1,10 @@
 """Webhooks: the API server asks before it stores a Broker or Trigger; `handlers` has the answers.
 
-The certificate is our own: one for all replicas, kept in a Secret and made anew before it expires.
-They fail open: what slips through is a condition in the status.
+The certificate is our own: one for all replicas, kept in a Secret and renewed before it expires.
+Webhooks fail open: an object that wasn't checked gets a condition in its status.
 
-Not here: any check; that the API server knows of them (`registration`); and certificates of
-others, which a mesh or cert-manager may put into the same Secret.
+Not here: checks (`decide.admission`), registration at the API server (`registration`), and
+certificates of a mesh or cert-manager, which may be in the same Secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Pem = dict[str, str]
 
 
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
-    """The webhooks' certificate from its Secret; created if there is none or if it expires soon."""
+    """Return the webhooks' certificate from its Secret; create it if there is none or if it expires
+    soon."""
     found = await cluster.get(CORE, "Secret", namespace, SECRET)
     if found is not None:
         pem = dict(decoded_secret(found))
@@ -100,7 +101,7 @@ def make_certificate(host: str, now: datetime) -> Pem:
 
 
 class ServiceServer:
-    """kopf's webhook server behind a Kubernetes Service: the API server goes by that, not by a
+    """kopf's webhook server behind a Kubernetes Service, which the API server calls instead of a
     URL."""
 
     def __init__(self, namespace: str, pem: Pem, serves: Callable[[], object]) -> None:

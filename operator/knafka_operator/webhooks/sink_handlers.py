@@ -1,6 +1,6 @@
 """Sink handlers: the webhooks of KafkaSinks, on kopf.
 
-Served only where sinks are: who installs Knafka asks for them (operator/deploy/sinks).
+Registered only if sinks are installed (operator/deploy/sinks).
 
 Not here: the checks (`sinks.admission`).
 """
@@ -18,7 +18,7 @@ KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
-    """Have `registry` answer for sinks too. Call it once for each."""
+    """Register the webhooks of KafkaSinks in `registry`. Call it once for each registry."""
     webhook = {**WEBHOOK, "registry": registry}
     kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(default_kafka_sink)
     kopf.on.validate(*KAFKA_SINKS, id="check-sink", **webhook)(check_kafka_sink)

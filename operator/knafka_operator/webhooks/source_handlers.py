@@ -1,6 +1,6 @@
 """Source handlers: the webhooks of KafkaSources, on kopf.
 
-Served only where sources are: who installs Knafka asks for them (operator/deploy/sources).
+Registered only if sources are installed (operator/deploy/sources).
 
 Not here: the checks (`sources.admission`).
 """
@@ -19,7 +19,7 @@ KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
-    """Have `registry` answer for sources too. Call it once for each."""
+    """Register the webhooks of KafkaSources in `registry`. Call it once for each registry."""
     webhook = {**WEBHOOK, "registry": registry}
     kopf.on.mutate(*KAFKA_SOURCES, id="default-source", **webhook)(default_kafka_source)
     kopf.on.validate(*KAFKA_SOURCES, id="check-source", **webhook)(check_kafka_source)

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection of the subscriber: a request, then its response, again and again.
 
-An asyncio protocol around httptools. Rule: a connection is either idle in its pool or owned by
-exactly one exchange, and it goes back only when a response has ended cleanly; everything else drops
-it. Not here: who uses it when, and how many there are (`http_pool`).
+An asyncio protocol around httptools. A connection is either idle in its pool or owned by exactly
+one exchange. It returns to the pool only after a response that ended cleanly, else it is dropped.
+Not here: the number of connections, and which exchange gets one (`http_pool`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_HEAD_BYTES: Final = 65_536
 """Largest response head, interim responses included; servers stop at 8 to 32 KiB."""
 
 IDLE_SECONDS: Final = 4.0
-"""How long a connection stays idle: below the 5 s after which uvicorn and Node.js close theirs,
-so that the keep-alive race stays rare."""
+"""Seconds that a connection stays idle at most: below the 5 s after which uvicorn and Node.js close
+theirs, so that the keep-alive race stays rare."""
 
 KEEPALIVE_IDLE: Final = 15
 KEEPALIVE_INTERVAL: Final = 5
@@ -31,14 +31,14 @@ KEEPALIVE_PROBES: Final = 3
 """TCP keep-alive: seconds to the first probe, seconds between probes, and number of probes. A peer
 that vanishes, such as a node without power, is noticed after 30 s, not at the attempt's timeout."""
 USER_TIMEOUT: Final = 30_000
-"""Milliseconds for which what was sent may stay unacknowledged."""
+"""Milliseconds for which sent data may stay unacknowledged before TCP ends the connection."""
 
 MAX_BODY_FACTOR: Final = 16
 """A body up to this many times `max_response_bytes` is read to its end, so that the connection can
 be used again. For a longer one the connection is closed; the response counts by its status."""
 
 _CLOCK_STEP: Final = 0.001
-"""Seconds; uvloop's clock ticks in ms, so a timer may see a time just before its own."""
+"""Seconds by which a timer may fire early, as uvloop's clock ticks in ms."""
 
 _OPTIONS: Final = tuple(
     (level, getattr(socket, name), value)
@@ -49,12 +49,12 @@ _OPTIONS: Final = tuple(
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT),
     )
-    if hasattr(socket, name)  # not all on every system
+    if hasattr(socket, name)  # not every system has all options
 )
 
 
 class Owner(Protocol):
-    """The pool of a connection, as the connection knows it."""
+    """The parts of a pool that its connections use."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -70,7 +70,7 @@ class Owner(Protocol):
 
 
 class Unanswered(DeliveryError):
-    """The connection ended before any byte of a response."""
+    """Raised if the connection ended before any byte of a response."""
 
 
 class Connection(asyncio.Protocol):
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         The connection must be new or just idle.
         """
         if self._transport.is_closing():
-            # Its end came before this exchange began, and nothing more will.
+            # The connection ended before this exchange began, and would not end it.
             raise Unanswered("broken", f"{self._pool.origin} closed the connection")
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._waiter = waiter
@@ -136,14 +136,14 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def drop(self) -> None:
-        """Close at once, without writing or reading the rest. The exchange under way, if any, gets
-        no result: see `fail`."""
+        """Close the connection at once, without writing or reading the rest. The exchange under
+        way, if there is one, gets no result: see `fail`."""
         self._waiter = None
         self._pool.forget(self)
         self._transport.abort()
 
     def fail(self, error: DeliveryError) -> None:
-        """Drop, and end the exchange under way, if any, with `error`."""
+        """Drop the connection, and end the exchange under way, if there is one, with `error`."""
         waiter = self._waiter
         self.drop()
         if waiter is not None and not waiter.done():
@@ -168,16 +168,19 @@ class Connection(asyncio.Protocol):
         self.fail(DeliveryError("timeout", f"{part} from {self._pool.origin} in time"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket's options, and add the connection to its pool's."""
         self._transport = cast(asyncio.Transport, transport)
         if (connected := transport.get_extra_info("socket")) is not None:
-            with suppress(OSError):  # gone already: what follows will tell
+            with suppress(OSError):  # the socket is closed already, which the next step reports
                 for option in _OPTIONS:
                     connected.setsockopt(*option)
         self._pool.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes; end the exchange when the response is complete, invalid or too
+        large."""
         if self._waiter is None or self._parser is None:
-            # Bytes that no request asked for could be mistaken for the next response.
+            # Bytes without a request could be mistaken for the next request's response.
             self.drop()
             return
         self._received += len(data)
@@ -207,6 +210,7 @@ class Connection(asyncio.Protocol):
             raise self._connection_error("sent more than its response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header, with its name in lower case."""
         # Trailers are not headers (RFC 9110, 6.5.1).
         if not self._status:
             self._headers.append((name.lower(), value.rstrip()))
@@ -215,15 +219,16 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         self._status = self._parser.get_status_code()
         if self._status == 101:
-            # Final, unlike the other 1xx: what follows is no HTTP (data-plane table).
+            # 101 is final, unlike the other 1xx: the bytes after it are no HTTP (data-plane table).
             self._keep_alive = False
             self._response = Response(101, self._headers, b"")
 
     def on_body(self, data: bytes) -> None:
+        """Store a part of the body, up to `max_response_bytes`."""
         self._body_bytes += len(data)
         room = self._pool.max_response_bytes - len(self._body)
         if len(data) > room:
-            # Drop what is beyond the limit: the status decides (KN-DP-08).
+            # Drop the bytes beyond the limit: the status alone decides (KN-DP-08).
             data = data[:room]
         if not self._body:
             self._body = data
@@ -233,6 +238,7 @@ class Connection(asyncio.Protocol):
             self._body = bytearray(self._body + data)
 
     def on_message_complete(self) -> None:
+        """Store the complete response; forget an interim one (1xx)."""
         assert self._parser is not None
         if 100 <= self._status <= 199:
             self._status = 0
@@ -270,16 +276,19 @@ class Connection(asyncio.Protocol):
         self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the exchange and remove the connection from its pool."""
         self._end(exc)
         if self._timer is not None:
             self._timer.cancel()
-        # The parser holds methods of this object: let the cycle go now, not when it is collected.
+        # The parser holds methods of this object: break the cycle now, without the garbage
+        # collector.
         self._parser = None
         self._pool.connections.discard(self)
         self.lost.set_result(None)
 
     def _end(self, error: Exception | None) -> None:
-        """End the exchange as the connection has ended."""
+        """End the exchange, as the connection has ended: with the response if that ends with the
+        connection, else with an error."""
         if self._waiter is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():
@@ -301,4 +310,5 @@ class Connection(asyncio.Protocol):
         return self._connection_error(f"sent no valid HTTP response: {error}")
 
     def _connection_error(self, problem: str) -> DeliveryError:
+        """Return the error of a peer that breaks HTTP; `problem` follows the origin."""
         return DeliveryError("broken", f"{self._pool.origin} {problem}")

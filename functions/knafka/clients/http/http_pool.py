@@ -1,4 +1,4 @@
-"""The connections to one origin: how many there are, who gets one, and who makes one.
+"""The connections to one origin: limits their number, gives them to exchanges, and opens them.
 
 Not here: HTTP (`http_connection`).
 """
@@ -19,24 +19,25 @@ from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import HttpOrigin
 
 CONNECT_TIMEOUT: Final = 10.0
-"""Longest time (seconds) to connect, TLS included, within an attempt's deadline: a host that
-doesn't answer at all is noticed early, however long a subscriber may take to answer."""
+"""Seconds to connect at most, TLS included, within an attempt's deadline: an unreachable host is
+noticed early, however long a subscriber may take to answer."""
 
 
 Refusal: TypeAlias = Callable[[str], str | None]
-"""Says of an address why nothing may be sent there; None: it may."""
+"""Returns why nothing may be sent to an address; None: it is allowed."""
 
 
 def client_closed() -> DeliveryError:
+    """Return the error of a request to a closed client."""
     return DeliveryError("broken", "the client is closed")
 
 
 class Pool:
     """The connections of one origin.
 
-    A slot is held for the whole of a post, and a connection is only made when none is idle, so
-    connections never outnumber slots. Idle ones are used last in, first out: what a burst left
-    over grows old and closes.
+    A post holds a slot until it ends, and a connection is opened only if none is idle, so there are
+    never more connections than slots. The connection that became idle last is used first, so that
+    those left over from a burst grow old and close.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class Pool:
         tls: TlsContext | None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`tls`: of an https origin; None: it isn't one. `refusal` judges every address that the
-        origin's host has; None: all may be asked."""
+        """`tls`: the context of an https origin; None: the origin is http. `refusal` checks every
+        address of the origin's host; None: all are allowed."""
         self.loop = asyncio.get_running_loop()
         self.free = limit
         self.idle: list[Connection] = []
@@ -63,7 +64,8 @@ class Pool:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def wait_for_slot(self, deadline: float) -> None:
-        """Queue for a slot that another post gives; taking a free one needs no call."""
+        """Wait for a slot that another post releases, until `deadline`; a free slot is taken
+        without this call. Raises `DeliveryError`."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -71,7 +73,7 @@ class Pool:
                 await waiter
         except BaseException as error:
             if not waiter.cancel() and not waiter.cancelled():
-                # The slot came together with the cancellation.
+                # The slot was given at the same time as the cancellation.
                 self.give_slot()
             if isinstance(error, TimeoutError):
                 problem = f"every connection to {self.origin} stayed busy"
@@ -79,7 +81,7 @@ class Pool:
             raise
 
     def give_slot(self) -> None:
-        """Let the next waiting exchange begin."""
+        """Release a slot: give it to the next waiting post, or count it as free."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -112,7 +114,8 @@ class Pool:
         connected to."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._tls_context(self._tls)
-        # What was judged is what is connected to: the name is resolved once.
+        # The name is resolved only once, so that the checked addresses are those that are connected
+        # to.
         candidates = (
             [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
         )
@@ -141,7 +144,8 @@ class Pool:
             raise DeliveryError("refused", problem) from error
 
     async def _allowed_addresses(self, refusal: Refusal) -> list[str]:
-        """The addresses of the origin's host that may be asked, in the resolver's order."""
+        """Return the allowed addresses of the origin's host, in the resolver's order. Raises
+        `DeliveryError` if none is."""
         host, port = self.origin.host, self.origin.port
         if addresses.is_address(host):
             found = [host]
@@ -156,12 +160,12 @@ class Pool:
         return allowed
 
     def forget(self, connection: Connection) -> None:
-        """Keep it from being used again."""
+        """Keep this connection from being used again."""
         if connection in self.idle:
             self.idle.remove(connection)
 
     def close(self) -> list[asyncio.Future[None]]:
-        """Drop all connections; the futures are done when their sockets are closed."""
+        """Drop all connections; the returned futures are done once the sockets are closed."""
         self.closed = True
         for connection in list(self.connections):
             connection.fail(client_closed())

@@ -1,12 +1,12 @@
 """The subscriber over HTTP/1.1: asyncio protocols, httptools, a keep-alive pool per origin.
 
-Our own, because the libraries cost more for one POST than the dispatcher may spend on one event
-(docs/decisions/0003). Below `post` there is one future per request and no task. The pool is in
-`http_pool`, a connection in `http_connection`. Not here: pipelining, HTTP/2, redirects,
-proxies, cookies, content decoding, and retries, but for the one below.
+This client is our own, as a library's POST costs more than the dispatcher may spend on one event
+(docs/decisions/0003). `post` needs one future per request and no task. The pool is in `http_pool`,
+a connection in `http_connection`. Not supported: pipelining, HTTP/2, redirects, proxies, cookies,
+content decoding, and retries except the following one.
 
-The keep-alive race: a server may close an idle connection while a request is on its way. When a
-reused connection ends before any byte of a response, the post goes once more, over a new
+The keep-alive race: a server may close an idle connection while a request is on its way. If a
+reused connection ends before any byte of a response, the request is sent once more, over a new
 connection; it may arrive twice, as at-least-once allows, and counts as one attempt.
 """
 
@@ -28,24 +28,25 @@ MAX_RESPONSE_BYTES: Final = 1_048_576 + 65_536
 """Largest response body: no event above 1 MiB fits into Kafka, and JSON needs some room."""
 
 MAX_AGE: Final = 60.0
-"""Seconds, about which a connection may get old: a pod that is added behind a plain Service has its
-share after a minute. Each chooses its own, so that they don't all go at once."""
+"""Approximate seconds that a connection is used: a pod that is added behind a plain Service gets
+its share of requests after a minute. The age varies, so that not all connections end at once."""
 
 _JOINED_BYTES: Final = 65_536
-"""Up to here a copy of the body is cheaper than a second write."""
+"""Bytes of a body up to which copying it is cheaper than a second write."""
 
 
 def about_max_age() -> float:
+    """Return a random maximum age of a connection in seconds, near `MAX_AGE`."""
     return MAX_AGE * random.uniform(0.75, 1.25)
 
 
 class HttpSubscriber:
-    """A `Subscriber` that keeps at most `limit` connections, so `limit` posts, per origin.
+    """A `Subscriber` with at most `limit` connections, and so `limit` posts at once, per origin.
 
-    `tls` makes the context for an https origin; the origin's own CA certificates are added to it,
-    and those of `bundles`, as they are when a connection is made.
-    `max_age` gives the seconds that a connection may be used for. `refusal` judges the addresses
-    that a host has when a connection is made: `core.addresses.refusal` where users name the hosts.
+    `tls` returns the context for an https origin; the origin's own CA certificates and the present
+    ones of `bundles` are added to it. `max_age` returns the seconds that a connection may be used.
+    `refusal` checks a host's addresses when a connection is opened; use `core.addresses.refusal` if
+    users name the hosts.
     """
 
     def __init__(
@@ -95,7 +96,8 @@ class HttpSubscriber:
                         return await waiter
                     finally:
                         connection.leave(waiter)
-                        # It holds the error whose traceback holds this frame and its request.
+                        # The future holds the error, whose traceback holds this frame and its
+                        # request.
                         del waiter
                 except Unanswered:
                     if is_new:
@@ -120,6 +122,7 @@ class HttpSubscriber:
         return pool
 
     def _context(self, origin: HttpOrigin) -> TlsContext | None:
+        """Return the TLS context of an origin; None: it is http."""
         return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
     async def close(self) -> None:

@@ -1,10 +1,11 @@
-"""Trust bundles: the installation's certificate authorities, beside the system's and an origin's.
+"""Trust bundles: the installation's certificate authorities, trusted besides the system's and an
+origin's own.
 
     folder (a mounted ConfigMap) -> PEM of all its files -> the TLS context of each https origin
 
-A bundle that changes is read by the next connection that is made, at most once in `LOOK_INTERVAL`;
-connections that are open stay, and end by their age. So a changed bundle restarts nothing, and no
-attempt waits for it. Without https nothing here is called.
+The next new connection reads a changed bundle, at most once in `LOOK_INTERVAL`; open connections
+stay until they are too old. So a changed bundle restarts nothing, and no attempt waits for it.
+Connections without TLS read no bundle.
 
 Not here: which ConfigMaps those are (`knafka_operator.functions.trust_bundles`).
 """
@@ -21,18 +22,18 @@ from typing import Final, TypeAlias
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL: Final = 1.0
-"""Seconds between two looks at the folder, whoever connects."""
+"""Seconds between two checks of the folder, over all connections."""
 
 _Seen: TypeAlias = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, time of change and size of each file: kubelet swaps a folder behind a link, so all
-of them change at once."""
+"""Name, inode, time of change and size of each file: kubelet replaces the whole folder behind a
+link, so all of them change at once."""
 
 
 class TrustBundles:
-    """The authorities in a folder's files; one for all connections of a process."""
+    """Reads the authorities in a folder's files, for all connections of a process."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """A folder that is missing is an empty one: it may come later."""
+        """A missing folder counts as empty, as it may be created later."""
         self._folder = folder
         self._now = now
         self._look_at = float("-inf")
@@ -40,7 +41,8 @@ class TrustBundles:
         self._pem = ""
 
     def read(self) -> str:
-        """PEM of the files that hold certificates, as they are by now; empty if none does."""
+        """Return the PEM of all files that hold certificates, read again if they have changed;
+        empty if none does."""
         if self._now() < self._look_at:
             return self._pem
         self._look_at = self._now() + LOOK_INTERVAL
@@ -53,13 +55,14 @@ class TrustBundles:
         except FileNotFoundError:
             self._seen, self._pem = None, ""
         except OSError as error:
-            # What was read before holds: an attempt may still succeed by it.
+            # The bundles that were read before stay in use, as an attempt may still succeed with
+            # them.
             log.warning("the trust bundles in %s can't be read: %s", self._folder, error)
         return self._pem
 
 
 class TlsContext:
-    """The TLS context for one https origin, made anew when the trust bundles have changed."""
+    """The TLS context for one https origin, created anew when the trust bundles have changed."""
 
     def __init__(
         self,
@@ -67,8 +70,8 @@ class TlsContext:
         ca_certs: str | None,
         bundles: TrustBundles | None,
     ) -> None:
-        """`make` gives a context that trusts the system's authorities; `ca_certs`: PEM of the
-        origin's own; `bundles` None: there are none."""
+        """`make` returns a context that trusts the system's authorities. `ca_certs`: PEM of the
+        origin's own authorities. `bundles`: None if there are none."""
         self._make = make
         self._ca_certs = ca_certs
         self._bundles = bundles
@@ -76,8 +79,8 @@ class TlsContext:
         self._context: ssl.SSLContext | None = None
 
     def current(self) -> ssl.SSLContext:
-        """For a connection that is made now; raises `ValueError` or `OSError` for an origin's own
-        authorities that can't be read."""
+        """Return the context for a new connection. Raises `ValueError` or `OSError` if the origin's
+        own authorities can't be read."""
         pem = "" if self._bundles is None else self._bundles.read()
         if self._context is None or pem != self._pem:
             context = self._make()
@@ -90,13 +93,13 @@ class TlsContext:
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:
-    """Return what identifies a file's version."""
+    """Return inode, change time and size, which identify a file's version."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _certificates(path: Path) -> str:
-    """A file's PEM, ended by a line break; empty where it holds no certificate."""
+    """Return a file's PEM, ended by a line break; empty if it holds no certificate."""
     text = path.read_text("ascii", "replace")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)

@@ -1,6 +1,6 @@
 """A thread that makes blocking calls in order, for one owner on the event loop.
 
-What blocks in librdkafka (a consumer's poll, a producer's flush) is called here.
+It is for librdkafka's blocking calls, such as a consumer's poll and a producer's flush.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class CallThread:
         Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """The result of `function`, which runs after all calls before it."""
+        """Call `function` on the thread, after all earlier calls; the future gets its result or
+        exception."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def resolve(result: Any, error: BaseException | None) -> None:
@@ -40,7 +41,7 @@ class CallThread:
                 result = function()
             except BaseException as raised:
                 error = raised
-            # A loop that is closed has nobody left who waits.
+            # If the loop is closed, no caller waits any more.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(resolve, result, error)
 
@@ -48,10 +49,10 @@ class CallThread:
         return answer
 
     def end(self) -> None:
-        """Make no calls after those that were asked for."""
+        """End the thread after the calls that were requested before."""
         self._calls.put(None)
 
     def _run(self) -> None:
-        """Make the calls in order until told to end."""
+        """Make the calls in order, until `end`."""
         while (call := self._calls.get()) is not None:
             call()

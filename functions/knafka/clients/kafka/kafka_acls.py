@@ -1,13 +1,13 @@
-"""ACLs: what Kafka refused of whom, and the ACL that would allow it.
+"""ACLs: adds to a refusal by Kafka which operation it refused, and the ACL that would allow it.
 
     with needing(topic=("Create", "orders")): ...      LogError "Topic authorization failed."
         -> LogError "Create on topic orders is refused (Topic authorization failed.): add the ACL
            `--operation Create --topic orders` for this user"
 
-Kafka's own answer has the kind of resource and neither its name nor the operation. One request may
-need several: the kind says which one it was.
+Kafka's own error has the kind of resource, but neither its name nor the operation. A request may
+need several rights: the kind says which one was missing.
 
-Not here: asking (`kafka_admin`, `kafka_writer`, `kafka_reader`).
+Not here: the requests (`kafka_admin`, `kafka_writer`, `kafka_reader`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Final, TypeAlias
 from knafka.core.errors import LogError
 
 Need: TypeAlias = tuple[str, str]
-"""An operation, as `kafka-acls` has it, and the name of the resource."""
+"""An operation, as `kafka-acls` names it, and the name of the resource."""
 
 _CLUSTER: Final = "kafka-cluster"
-"""Kafka's name of the only resource of its kind."""
+"""Kafka's name of the cluster as a resource."""
 
 
 @contextmanager
@@ -33,8 +33,8 @@ def needing(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> Iterator[None]:
-    """Context in which a refusal by Kafka names the rights that it needed; `cluster` is an
-    operation on the cluster."""
+    """Context manager that makes a `LogError` of a refused request name the missing right;
+    `cluster` is an operation on the cluster."""
     try:
         yield
     except LogError as error:
@@ -51,7 +51,8 @@ def named(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> LogError:
-    """The error with what it needed, if it is a refusal that doesn't say so yet."""
+    """Return an error that names the missing right and its ACL, if `error` is a refusal that
+    doesn't name them yet; else `error`."""
     needs = {
         "topic": topic,
         "group": group,

@@ -1,7 +1,7 @@
-"""librdkafka as we open it: what its clients share, and its errors as ours.
+"""Opens librdkafka's clients, with their common settings, and turns its errors into ours.
 
-librdkafka isn't fork-safe: clients are made in the process that uses them, never at import.
-Not here: any request; see `kafka_writer`, `kafka_reader` and `kafka_admin`.
+librdkafka isn't fork-safe: clients are opened in the process that uses them, never at import. Not
+here: requests (`kafka_writer`, `kafka_reader`, `kafka_admin`).
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ _librdkafka = logging.getLogger("librdkafka")
 _librdkafka.addFilter(RateLimitedFilter())
 
 Connection: TypeAlias = Mapping[str, Any]
-"""librdkafka's configuration of how to reach the cluster: bootstrap.servers, security (see
-`knafka.tokens` for what it doesn't know of that), and what a Broker or Trigger sets."""
+"""librdkafka's configuration that reaches the cluster: bootstrap.servers, security (also our own
+keys of `knafka.tokens`), and the settings of a Broker or Trigger."""
 
 READING: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # Each assignment has its start offsets; one that isn't there is an error.
+    # Each assignment has its start offsets; an offset that the log doesn't have is an error.
     "auto.offset.reset": "error",
-    # Behind the last record may lie a transaction's marker, which no record shows.
+    # Behind the last record there may be a transaction's marker, which isn't returned as a record.
     "enable.partition.eof": True,
-    # How long Kafka may keep a question open: each costs, and a partition that was just
-    # assigned or resumed waits for the one under way.
+    # How long Kafka may hold a fetch open: each fetch costs, but a partition that was just assigned
+    # or resumed waits for the fetch under way.
     "fetch.wait.max.ms": 250,
-    # What librdkafka prefetches is small: a backlog stays in Kafka, and what is fetched
-    # is still in the CPU's caches when it is read.
+    # librdkafka prefetches little: a backlog stays in Kafka, and fetched records are still in the
+    # CPU's caches when they are read.
     "fetch.message.max.bytes": 256 * 1024,
-    # Both count what is queued of all partitions together, whatever their documentation
-    # says. When there is more, librdkafka looks again after the backoff: they are what
-    # the fastest dispatcher takes meanwhile, or it would stand still.
+    # Both count the queued records of all partitions together, whatever their documentation says.
+    # Above them, librdkafka fetches again only after the backoff; so they hold as many records as
+    # the fastest dispatcher takes meanwhile.
     "queued.min.messages": 1250,
     "queued.max.messages.kbytes": 32 * 1024,
     "fetch.queue.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }
-"""How every consumer of ours reads, unless it is set."""
+"""Default settings of all our consumers."""
 
 ASKING: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
-"""Configuration of consumers that answer single questions: small fetches, within librdkafka's limit
-of what may be received."""
+"""Settings of consumers for single requests: small fetches, within librdkafka's limit of received
+bytes."""
 
 C = TypeVar("C", Producer, Consumer)
 
@@ -68,14 +68,15 @@ PASSING: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""Conditions that librdkafka mends by itself; they reach a consumer only to be known."""
+"""Errors from which librdkafka recovers by itself; consumers get them only as information."""
 
 
 def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
-    """A client that logs as we do, unless told how.
+    """Open a client of this class, which logs errors by `log_error` unless the configuration says
+    otherwise.
 
-    Raises `LogError` for what librdkafka can't use, such as a broken certificate, and what
-    `knafka.tokens` raises.
+    Raises `LogError` for a configuration that librdkafka can't use, as with a broken certificate,
+    and the errors of `knafka.tokens`.
     """
     wanted = with_tokens(configuration)
     try:
@@ -85,11 +86,12 @@ def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[st
 
 
 def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -> AdminClient:
-    """An admin client; what goes wrong comes back with each request, so it logs nothing.
+    """Open an admin client, which logs nothing, as each request returns its errors. Raises as
+    `open_client`.
 
-    `on_error` hears of connections that fail, from within the client's `poll`.
+    `on_error` is called with errors of connections, within the client's `poll`.
     """
-    from confluent_kafka.admin import AdminClient  # 10 ms that a function's start can do without
+    from confluent_kafka.admin import AdminClient  # takes 10 ms, so not at start
 
     configuration = {**with_tokens(connection), "log_level": 0, "error_cb": on_error}
     try:
@@ -108,7 +110,7 @@ UNKNOWN_TOPIC: Final = frozenset(
 REFUSED_FOR_GOOD: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 )
-"""Kafka's errors for a record or a request that it will never take."""
+"""Kafka's errors for a record or a request that it will never accept."""
 
 
 DENIED: Final[Mapping[int, str]] = {
@@ -117,7 +119,7 @@ DENIED: Final[Mapping[int, str]] = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
 }
-"""The kind of resource of which Kafka refuses the use."""
+"""The kind of the resource for which a right is missing, by error code."""
 
 
 def log_error_of(error: KafkaError) -> LogError:

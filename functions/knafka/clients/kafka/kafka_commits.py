@@ -1,8 +1,8 @@
 """The commits of a reader's offsets, on the thread that polls its consumer.
 
-Regular ones don't wait: what fails because the group moves is committed again; any other failure
-shows up as lag until the next one. The last one of a partition waits, as nobody comes after it.
-Not here: what is committed. See `dispatcher.drain`.
+Regular commits don't wait. If one fails during a rebalance it is repeated; any other failure shows
+as lag until the next commit. A partition's last commit waits, as no other follows. Not here: which
+offsets are committed (`dispatcher.engine.drain`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from knafka.ports.log import Commits, OffsetAndMetadata
 AGAIN: Final = 0.1
 """Seconds before a commit is repeated."""
 COMMIT_TIMEOUT: Final = 5.0
-"""Seconds in which the commit of a revoked partition is repeated while the group moves."""
+"""Seconds for which the commit of a revoked partition is repeated during a rebalance."""
 
 NO_EPOCH: Final = -1
-"""The leader epoch that nothing is known of."""
+"""Stands for an unknown leader epoch."""
 
 MOVING: Final = frozenset(
     {
@@ -39,14 +39,14 @@ MOVING: Final = frozenset(
         KafkaError._WAIT_COORD,
     }
 )
-"""Why a commit fails that succeeds a moment later."""
+"""Errors of a commit that may succeed a moment later, as during a rebalance."""
 
 Epochs = Mapping[int, int]
 """Leader epoch of the last commit, by partition that may be committed."""
 
 
 class OffsetCommits:
-    """The commits for the topics of one reader; partitions go by their numbers."""
+    """Makes the commits of one reader, whose partitions are identified by their numbers."""
 
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
@@ -57,7 +57,7 @@ class OffsetCommits:
         self._again_at = 0.0
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
-        """Commit what is owned still, without waiting."""
+        """Make the commits of partitions that are still `owned`, without waiting for Kafka."""
         mine = {number: commit for number, commit in commits.items() if number in owned}
         self._again = {
             number: unchanged for number, unchanged in self._again.items() if number not in commits
@@ -68,14 +68,14 @@ class OffsetCommits:
                 consumer.commit(offsets=self._offsets(consumer, mine, owned), asynchronous=True)
 
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
-        """Commit what failed while the group moved, if it is time to."""
+        """Make commits again that failed during a rebalance, if `AGAIN` seconds have passed."""
         if self._again and time.monotonic() > self._again_at:
             self.commit(consumer, self._again, owned)
 
     def reported(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """Note the result of a commit that nobody waits for: what failed in a rebalance is
+        """Note the result of a commit made without waiting; if it failed during a rebalance, it is
         repeated."""
         for entry in partitions:
             why = entry.error or error
@@ -92,7 +92,8 @@ class OffsetCommits:
                 self._again_at = time.monotonic() + AGAIN
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
-        """`commit_and_wait`, of partitions that are kept: no earlier commit is repeated."""
+        """Commit and wait as `commit_and_wait`, and repeat no earlier commits of these partitions.
+        Raises `KafkaException`."""
         self._again = {
             number: unchanged for number, unchanged in self._again.items() if number not in commits
         }
@@ -107,7 +108,8 @@ class OffsetCommits:
                 raise KafkaException(entry.error)
 
     def commit_revoked(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """`commit_and_wait`, repeated for `COMMIT_TIMEOUT` while the group moves."""
+        """Commit and wait, repeatedly for `COMMIT_TIMEOUT` during a rebalance. Raises
+        `KafkaException`."""
         deadline = time.monotonic() + COMMIT_TIMEOUT
         while True:
             try:
@@ -120,16 +122,16 @@ class OffsetCommits:
                 return
 
     def forget(self, partition: int) -> None:
-        """The partition isn't ours any more."""
+        """Forget the commits of a partition that is no longer owned."""
         self._last.pop(partition, None)
         self._again.pop(partition, None)
 
     def _offsets(
         self, consumer: Consumer, commits: Commits, epochs: Epochs
     ) -> list[TopicPartition]:
-        """With the leader epoch of the last record read, by which a reader that goes on there
-        notices that the log has lost it. It may be a later one than the record's at that offset:
-        too low a one would be taken for a loss."""
+        """Return these commits as confluent-kafka's objects, with the leader epoch of the last
+        record read, by which the next reader notices that the log has lost its end. The epoch may
+        be later than that of the record at the offset: too low an epoch would look like a loss."""
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position([partition(numbering, number) for number in commits]):
             if (epoch := epoch_of(entry)) != NO_EPOCH:
@@ -147,10 +149,10 @@ class OffsetCommits:
 
 
 def partition(numbering: Numbering, number: int) -> TopicPartition:
-    """A partition by its number, for confluent-kafka."""
+    """Return confluent-kafka's object of the partition with this number."""
     return TopicPartition(numbering.topic(number), partition_of(number))
 
 
 def epoch_of(partition: TopicPartition) -> int:
-    """The leader epoch that comes with an offset; `NO_EPOCH` if none does."""
+    """Return the leader epoch of an offset; `NO_EPOCH` if it has none."""
     return NO_EPOCH if partition.leader_epoch is None else partition.leader_epoch

@@ -1,7 +1,7 @@
-"""How to reach Kafka: from the contract and a mounted Secret to librdkafka's configuration.
+"""Builds librdkafka's configuration from the contract and a mounted Secret.
 
-Not here: reading a Secret from the API server. It is a folder of files, as Kubernetes mounts
-it; what is in them is `core.kafka_secret`'s.
+The Secret is read from a folder of files, as Kubernetes mounts it, never from the API server. Not
+here: the meaning of its entries (`core.kafka_settings.kafka_secret`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def producer_configuration(kafka: Kafka) -> dict[str, Any]:
 
 
 def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
-    """Return the declared settings of the clients of this side under librdkafka's names. Raises
+    """Return the declared settings of consumers or producers under librdkafka's names. Raises
     `InvalidDocument`."""
     given = kafka.consumer if side == "consumer" else kafka.producer
     return settings_for_librdkafka(
@@ -57,7 +57,7 @@ def _read(folder: Path) -> dict[str, str]:
     """Return the text files of a mounted Secret, by name."""
     try:
         files = [path for path in folder.iterdir() if path.is_file()]
-        # Other tools keep their keystores in the same Secret: those are binary, and not for us.
+        # The Secret may also hold other tools' keystores, which are binary and not used here.
         return {path.name: path.read_text(errors="replace").strip() for path in files}
     except OSError as error:
         raise InvalidDocument("secretPath", f"the Secret can't be read: {error}") from error

@@ -1,11 +1,12 @@
-"""Whether a consumer that hears nothing still has a broker to ask.
+"""Checks whether a silent consumer has lost all its brokers.
 
-While every broker is fenced, as after a long pause of a single node's JVM, Kafka's metadata name
-none. librdkafka (2.16.0) then drops the brokers that it knows, and may be left without any for good
-and without a word (confluentinc/librdkafka#5301). For a consumer that looks like having nothing to
-read, so one that is silent asks; where Kafka answers others, it is to be opened anew.
+While every broker is fenced, as after a long pause of a single node's JVM, Kafka's metadata name no
+broker. librdkafka (2.16.0) then drops the brokers that it knows, and may stay without any, silently
+(confluentinc/librdkafka#5301). Such a consumer seems to have nothing to read. So a silent consumer
+sends a request; if it gets no answer and other clients do, it must be opened anew.
 
-Not here: writers (`reachability`) and admin clients (`kafka_requests`), which miss their answers.
+Not here: writers (`reachability`) and admin clients (`kafka_requests`), which notice missing
+answers.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 SILENCE: Final = 30.0
-"""Seconds without a record or an end after which Kafka is asked; an answer counts as one."""
+"""Seconds without a record, an end or an answer after which a request is sent."""
 ASK_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to answer; it takes milliseconds."""
 ASK_INTERVAL: Final = 5.0
-"""Seconds between two questions while Kafka answers nobody."""
+"""Seconds between two checks while Kafka answers no client."""
 
 
 class Liveness:
@@ -38,8 +39,9 @@ class Liveness:
         self._ask_at = time.monotonic() + SILENCE
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
-        """Raise `LogError` if Kafka answers other clients and not this one. Blocks for up to three
-        times `ASK_TIMEOUT` while Kafka doesn't answer."""
+        """Raise `LogError` if Kafka answers other clients but not this one. `heard`: whether Kafka
+        has sent anything since the last call. Blocks for up to three times `ASK_TIMEOUT` while
+        Kafka doesn't answer."""
         now = time.monotonic()
         if heard:
             self._ask_at = now + SILENCE
@@ -48,10 +50,11 @@ class Liveness:
                 self._ask_at = now + SILENCE
             elif not self._answers_others():
                 self._ask_at = now + ASK_INTERVAL
-            elif not self._is_answered(client):  # Kafka may have come back between the first two
+            elif not self._is_answered(client):  # Kafka may have come back between the two checks
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
     def _answers_others(self) -> bool:
+        """Whether Kafka answers a new client."""
         return self._is_answered(open_admin(self._connection, lambda error: None))
 
     def _is_answered(self, client: Consumer | AdminClient) -> bool:

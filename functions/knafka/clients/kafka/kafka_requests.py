@@ -1,9 +1,10 @@
 """Admin requests with a timeout, retried while a coordinator or leader is moving.
 
-The error of a request without an answer has librdkafka's last report (`core.connection_errors`). A
-request ends at once if that report is an error that waiting won't mend.
+The error of a request without an answer includes librdkafka's last report
+(`core.kafka_settings.connection_errors`). If waiting can't resolve that report, the request fails
+at once.
 
-Not here: what is asked. See `kafka_admin` and `kafka_groups`.
+Not here: the requests themselves (`kafka_admin`, `kafka_groups`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ ASK_AGAIN: Final = 0.1
 LISTEN: Final = 0.2
 """Seconds between two polls for librdkafka's reports while there is no answer."""
 REFRESH: Final = 1.0
-"""Seconds without an answer after which librdkafka is made to ask which brokers there are. By
+"""Seconds without an answer after which librdkafka must read the cluster's metadata again. By
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
 NO_TIMEOUT: Final = 3600.0
-"""Seconds, the most that librdkafka takes for a request."""
+"""Seconds of the longest timeout of a request that librdkafka accepts."""
 THREADS: Final = 8
 """Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
 
@@ -43,7 +44,7 @@ ON_ITS_WAY: Final = frozenset(
         KafkaError.NOT_COORDINATOR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
-        # Of a partition that was made or has moved a moment ago, a broker may know less than we.
+        # A broker may not know yet of a partition that has just been created or moved.
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
@@ -62,9 +63,8 @@ T = TypeVar("T")
 
 
 class AdminCalls:
-    """Requests to one Kafka; belongs to one event loop.
-
-    An answer comes within `timeout` seconds, or a `LogError` that says why not.
+    """Sends requests to one Kafka; used on one event loop. A request without an answer within
+    `timeout` seconds raises `LogError` with the reason.
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
@@ -77,12 +77,12 @@ class AdminCalls:
         self.admin = open_admin(connection, self._errors.record)
         """The admin client; `reopen` replaces it."""
         self._opened = 1
-        """Number of clients opened so far: it tells a request whether its client was replaced."""
+        """Number of clients opened so far, by which a request notices that its client was
+        replaced."""
 
     async def result(self, ask: Callable[[float], Future[T]]) -> T:
-        """Send a request with one future and return its result, with `results_by_key`'s retries.
-
-        `ask` gets the seconds that it may take. Raises `LogError`.
+        """Send a request with one future and return its result; retries as `results_by_key`. `ask`
+        sends the request with a timeout in seconds. Raises `LogError`.
         """
         return (await self.results_by_key(lambda timeout: {None: ask(timeout)}))[None]
 
@@ -97,7 +97,7 @@ class AdminCalls:
         `LogError`. It is repeated while a coordinator or leader is moving.
 
         Keys whose error has a code of `leaving_out` are left out; with `some`, keys with any error,
-        unless all fail. `ask` gets the seconds that it may take.
+        unless all fail. `ask` sends the request with a timeout in seconds.
         """
 
         async def answers(timeout: float) -> dict[K, T]:
@@ -139,7 +139,7 @@ class AdminCalls:
         found = {}
         first: KafkaException | None = None
         for key, future in asked.items():
-            # All are answered at the same time: awaiting each would cost more than the request.
+            # All futures are done at the same time: awaiting each would cost more than the request.
             if not future.done():
                 await self._answer(future, timeout)
             try:
@@ -165,7 +165,7 @@ class AdminCalls:
 
         A failed key has a `KafkaError` as its result.
 
-        A future for each key costs more than the request where there are thousands of keys.
+        With thousands of keys, a future for each would cost more than the request.
         """
 
         async def answers(timeout: float) -> dict[K, Any]:
@@ -199,6 +199,7 @@ class AdminCalls:
         return await self._repeat_until_answered(answer)
 
     def close(self) -> None:
+        """Stop the threads; calls that have not begun are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answer(self, future: Future[Any], timeout: float) -> None:
@@ -217,12 +218,12 @@ class AdminCalls:
                     refresh_at = time.monotonic() + REFRESH
                 if refusal := self._errors.refusal:
                     raise LogError(refusal)
-            answered.exception()  # asyncio wants it seen; `result` raises it
+            answered.exception()  # retrieved, as asyncio would log it else; `result` raises it
         finally:
             answered.cancel()
 
     def _refresh(self) -> None:
-        """Ask for all metadata, in a thread, unless that is being done."""
+        """Read all metadata in a thread, unless that is under way."""
 
         def ask() -> None:
             with suppress(KafkaException):
@@ -249,7 +250,7 @@ class AdminCalls:
                 if code in NO_ANSWER:
                     no_answer = self._no_answer()
                     if time.monotonic() - self._answered_at >= self.timeout:
-                        # It may have lost its brokers (`kafka_liveness`).
+                        # The client may have lost its brokers (`kafka_liveness`).
                         with suppress(LogError):
                             self.reopen()
                     raise no_answer from error
@@ -259,7 +260,7 @@ class AdminCalls:
 
     def reopen(self) -> None:
         """Replace the client by a new one. Raises `LogError` if none can be created."""
-        # Requests that others have sent by the former client may still end.
+        # Other callers' requests by the former client may still be answered.
         asyncio.get_running_loop().call_later(self.timeout, self._end, self._replace())
 
     def _replace(self) -> AdminClient:
@@ -275,8 +276,8 @@ class AdminCalls:
             self._threads.submit(former.poll, 0)
 
     def _no_answer(self) -> LogError:
-        """Return the error of a request without an answer, with what librdkafka knows of the
-        reason."""
+        """Return the error of a request without an answer, with the reason that librdkafka
+        reports."""
         self.admin.poll(0)
         why = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")
@@ -287,8 +288,8 @@ def read_watermarks(
 ) -> dict[int, tuple[int, int]]:
     """Return the first offset and the end offset of each partition. Blocks.
 
-    A partition whose leader is moving, as of a topic that was just made, is asked again for up to
-    `timeout` seconds. Raises `KafkaException`.
+    The request is repeated for up to `timeout` seconds while a partition's leader is moving, as
+    after a topic's creation. Raises `KafkaException`.
     """
     deadline = time.monotonic() + timeout
     bounds: dict[int, tuple[int, int]] = {}

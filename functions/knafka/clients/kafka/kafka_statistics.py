@@ -1,12 +1,12 @@
-"""librdkafka's statistics as metrics: how long Kafka takes, how it throttles, and what is queued.
+"""librdkafka's statistics as metrics: Kafka's response times and throttling, and queued records.
 
     a client --at each interval--> its report, as text --when somebody asks--> parsed -> metrics
 
-A report is kept as the text that librdkafka made of it, by the thread that polls the client, and is
-parsed when it is asked for, where the metrics are written: on a thread of its own. Clients of one
-process are put together, so that there is a series for each of Kafka's nodes at most.
+The thread that polls a client stores its reports as text. A report is parsed only when metrics are
+formatted, in another thread. The clients of a process are combined, so that there is at most one
+series for each of Kafka's nodes.
 
-Not here: what is counted of events (`observability`).
+Not here: counts of events (`observability`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from knafka.clients.kafka.kafka_client import Connection
 from knafka.observability import Labels, Metric
 
 STALE: Final = 2.5
-"""Intervals after which a client without a report is taken for closed."""
+"""Intervals without a report after which a client counts as closed."""
 PERCENTILES: Final = ("p50", "p99")
 """Percentiles of librdkafka's histograms that become metrics."""
 
 _TOPICS: Final = '"topics":'
-"""Text in a report where its topics begin, behind everything that is used: no topic's name has a
-quote or a colon."""
+"""Text at which a report's topics begin, behind all other fields that are used; no topic's name
+contains it."""
 _OF_PRODUCER: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
 _QUEUED: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
 
@@ -37,30 +37,31 @@ Sample: TypeAlias = tuple[Labels, float]
 
 
 class ClientStatistics:
-    """The reports of all clients that are opened with `connection`; thread-safe."""
+    """Collects the reports of all clients that are opened with `connection`; thread-safe."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`interval`: seconds between two reports of a client, 0: none; `clock`: seconds since
-        whenever."""
+        """`interval`: seconds between two reports of a client, 0: none; `clock` returns seconds of
+        any monotonic clock."""
         self._interval = interval
         self._clock = clock
         self._reports: dict[str, tuple[float, str]] = {}
-        """The last report of each client, and when it came, by the client's name."""
+        """The time and text of each client's last report, by the client's name."""
         self._lock = threading.Lock()
 
     @property
     def connection(self) -> Connection:
-        """Configuration with which a client reports its statistics here."""
+        """Configuration that makes a client report its statistics to this object."""
         if not self._interval:
             return {}
         return {"statistics.interval.ms": round(self._interval * 1000), "stats_cb": self.keep}
 
     def keep(self, report: str) -> None:
-        """librdkafka's `stats_cb`: on the thread that polls, so next to nothing is looked into."""
-        # The first field is the client's name, which is its own in this process.
+        """Store a client's report. This is librdkafka's `stats_cb`, called on the polling thread,
+        so it parses almost nothing."""
+        # The first field is the client's name, which is unique in this process.
         name = report[: report.find(",")]
         if _OF_PRODUCER(report):
-            # One that has thousands of partitions says of each a kilobyte that nobody asks for.
+            # A producer's report has an unused kilobyte for each of maybe thousands of partitions.
             report = report[: report.find(_TOPICS)]
         with self._lock:
             self._reports[name] = self._clock(), report
@@ -84,7 +85,7 @@ class ClientStatistics:
 
 @dataclass(slots=True)
 class _Pooled:
-    """Sums over the reports of all clients of one kind."""
+    """The combined reports of all clients of one kind: longest times, and sums of queues."""
 
     rtt: dict[tuple[str, str], float] = field(default_factory=dict)
     """Round-trip times in seconds, by node and percentile."""
@@ -95,7 +96,7 @@ class _Pooled:
 
 
 class _Reports:
-    """Some reports, parsed once, when that is first needed."""
+    """The reports of some clients, parsed once, at their first use."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
@@ -103,12 +104,12 @@ class _Reports:
 
     @property
     def pooled(self) -> Mapping[str, _Pooled]:
-        """Return the sums of all reports, of producers and of consumers."""
+        """The combined reports, by kind of client: producer or consumer."""
         if self._pooled is None:
             self._pooled = {}
             for text in self._texts:
-                # Of a thousand partitions to parse it all takes 6 to 17 ms, and this one or two, in
-                # which no other thread has its turn.
+                # Parsing all of a report on a thousand partitions takes 6 to 17 ms, in which no
+                # other thread runs; this takes one or two.
                 most, _, topics = text.partition(_TOPICS)
                 report = json.loads(most.rstrip(" ,") + "}")
                 _add(self._pooled.setdefault(report["type"], _Pooled()), report, topics)
@@ -116,7 +117,7 @@ class _Reports:
 
 
 class _Samples:
-    """An iterable that asks `reports` each time."""
+    """An iterable of samples that are computed from `reports` at each iteration."""
 
     def __init__(
         self, reports: _Reports, samples: Callable[[Mapping[str, _Pooled]], Iterator[Sample]]

@@ -1,12 +1,12 @@
 """Finds out whether Kafka is away, so that writers can fail at once instead of waiting.
 
 Kafka is doubted when librdkafka reports that all brokers are down, or when nothing was acknowledged
-for a while though records are in flight. Doubt alone changes nothing: Kafka is asked, and it counts
-as away if it doesn't answer while nothing is acknowledged either. It is asked again until it
-answers, so that nobody has to risk an event to find out that it is back.
+for a while though records are in flight. Doubt alone changes nothing: a request is sent, and Kafka
+counts as away if it neither answers nor acknowledges a record. Requests are repeated until it
+answers, so that no event is risked to find out that it is back.
 
 Kafka is not away while some of its brokers answer, nor when a partition has no leader. Not here:
-how Kafka is asked.
+the request (`Ask`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from knafka.core.errors import LogError
 log = logging.getLogger(__name__)
 
 SILENCE: Final = 2.0
-"""Seconds without an acknowledgement, with records in flight, after which Kafka is asked."""
+"""Seconds without an acknowledgement, with records in flight, after which Kafka is doubted."""
 ASK_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to answer; it takes milliseconds."""
 ASK_INTERVAL: Final = 0.2
-"""Seconds from one question without an answer to the next."""
+"""Seconds from one request without an answer to the next."""
 UNANSWERED: Final = 2
-"""Questions in a row without an answer before Kafka counts as away: the first may have been put to
-the one broker of several that hangs. Where all connections are broken, one is enough."""
+"""Requests in a row without an answer after which Kafka counts as away: the first may have gone to
+a single broker that hangs. If all connections are broken, one is enough."""
 
 RENEW_AFTER: Final = 12.0
 """Seconds that Kafka has been away until `renew` replaces the client, and until it does so again:
@@ -37,16 +37,17 @@ librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
 `kafka_producer.DELIVERY_TIMEOUT`, so that the old client holds no records any more."""
 
 Ask = Callable[[float], Awaitable[None]]
-"""Ask Kafka for any answer within so many seconds; raises `LogError`, which is not `retriable` if
-Kafka refuses us: then it is there."""
+"""Sends a request and waits so many seconds for Kafka's answer. Raises `LogError`, which is not
+`retriable` if Kafka refuses this client: then it isn't away."""
 
 
 class Reachability:
-    """Whether Kafka is away, as one writer knows it. Call everything on the event loop."""
+    """Finds out for one writer whether Kafka is away. All methods must be called on the event
+    loop."""
 
     def __init__(self, ask: Ask, on_away: Callable[[], None], renew: Callable[[], None]) -> None:
         self.away: LogError | None = None
-        """Why Kafka is known to be away, None while it isn't."""
+        """Why Kafka is known to be away; None: it isn't."""
         self._ask = ask
         self._on_away = on_away
         self._renew = renew
@@ -56,7 +57,8 @@ class Reachability:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, in_flight: Callable[[], int]) -> None:
-        """Doubt if nothing is acknowledged while something is in flight."""
+        """Doubt Kafka if no record is acknowledged within `SILENCE` while `in_flight` returns more
+        than 0; watch on until it returns 0."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             count = self._acknowledged
@@ -72,23 +74,23 @@ class Reachability:
             self.watch(in_flight)
 
     def acknowledged(self) -> None:
-        """Kafka has stored something: it is there."""
+        """Note that Kafka has stored a record, so it isn't away."""
         self._acknowledged += 1
         self._all_down = False
         self.away = None
 
     def all_down(self) -> None:
-        """No broker is connected."""
+        """Note that no broker is connected, and doubt Kafka."""
         self._all_down = True
         self.doubt()
 
     def doubt(self) -> None:
-        """Ask Kafka, unless that is under way."""
+        """Start to send requests until Kafka answers, unless that is under way."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_on())
 
     async def _ask_on(self) -> None:
-        """Ask until Kafka answers."""
+        """Send requests until Kafka answers; note when it counts as away."""
         loop = asyncio.get_running_loop()
         unanswered, renew_at = 0, math.inf
         while True:
@@ -111,14 +113,14 @@ class Reachability:
                 return
 
     def _give_up(self, error: LogError) -> None:
-        """Note that Kafka is away, and why."""
+        """Note that Kafka is away, and why; call `on_away` if it wasn't."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)
             self._on_away()
         self.away = error
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop sending requests and watching."""
         for pending in (self._asking, self._timer):
             if pending is not None:
                 pending.cancel()

@@ -1,9 +1,9 @@
-"""The API server, asked by a function's pod with its own token and the cluster's CA.
+"""Requests to the API server, with the pod's own token and the cluster's CA.
 
-Files of the folder are read for each request, as they change. No redirection is followed and no
-proxy is used: whoever is asked gets this pod's token.
+The files with token and CA are read for each request, as they change. Redirects are not followed
+and no proxy is used, as they would get this pod's token.
 
-Not here: what is asked (`api_server_keys`, `api_server_tokens`).
+Not here: the requests themselves (`api_server_keys`, `api_server_tokens`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ CA: Final = "ca.crt"
 TIMEOUT: Final = 5.0
 MAX_BYTES: Final = 256 * 1024
 ACCEPT: Final = "application/json, application/jwk-set+json"
-"""`Accept` header of a request; the keys come in the second type only, and a client that doesn't
-accept it gets 406."""
+"""`Accept` header of a request; the keys are served only as the second type, and requests that
+don't accept it get 406."""
 
 Ask: TypeAlias = Callable[[str, "bytes | None"], bytes]
-"""The body of the answer at a path, to GET, or to POST of JSON; blocks. Raises `OSError`."""
+"""Sends a GET to a path, or a POST with this JSON document, and returns the response's body;
+blocks. Raises `OSError`."""
 
 
 def ask_with_credentials(url: str, folder: Path) -> Ask:
-    """Ask the API server at `url` with what is in `folder`. Raises `InvalidDocument` for another
-    URL than one of HTTPS."""
+    """Return the function that sends requests to the API server at `url` with the credentials in
+    `folder`. Raises `InvalidDocument` if the URL isn't https."""
     if not url.startswith("https://"):
         raise InvalidDocument("", f"invalid value: {url:.200}: want https://HOST")
 
@@ -71,12 +72,12 @@ def own_audiences(folder: Path) -> Set[str]:
         audiences = json.loads(base64.urlsafe_b64decode(claims + "=="))["aud"]
         return {audiences} if isinstance(audiences, str) else frozenset(audiences)
     except (IndexError, ValueError, KeyError, TypeError, RecursionError):
-        # Without its cause, whose text may have a part of the token.
+        # The cause is left out, as its text may contain a part of the token.
         raise OSError("this pod's own token names no audience") from None
 
 
 def shown(error: Exception) -> str:
-    """Why the API server gave nothing: no word of its answer."""
+    """Return why a request to the API server failed, without any text of its response."""
     if isinstance(error, urllib.error.HTTPError):
         return f"it answered {error.code}"
     return str(error) or type(error).__name__

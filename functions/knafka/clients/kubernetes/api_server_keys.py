@@ -1,13 +1,13 @@
-"""Keys of the API server: who signs the tokens of service accounts, and with which keys.
+"""Keys of the API server: the issuer of service accounts' tokens, and its public keys.
 
     /.well-known/openid-configuration -> issuer
     /openid/v1/jwks                   -> public keys
 
-Read with the pod's own token and CA, in the background: at the start, each `INTERVAL`, and when a
-token names a key that isn't known, at most once in `PAUSE`. While the API server is away those that
-were read are used on.
+The keys are read in the background with the pod's own token and CA: at the start, every `INTERVAL`,
+and when a token names an unknown key, at most once in `PAUSE`. While the API server is away, the
+last keys stay in use.
 
-Not here: what a token must say (`core.auth_tokens`).
+Not here: what a token must claim (`core.tokens.auth_tokens`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 
 DISCOVERY: Final = "/.well-known/openid-configuration"
 JWKS: Final = "/openid/v1/jwks"
-"""Kubernetes' own path; the discovery document's `jwks_uri` may lead to an address that isn't the
-API server's for pods, and whoever is asked gets this pod's token."""
+"""Kubernetes' own path. The discovery document's `jwks_uri` is not used: it may lead to another
+server, which would get this pod's token."""
 INTERVAL: Final = 300.0
-"""Seconds between two reads: for so long a key that is withdrawn is believed."""
+"""Seconds between two reads: a withdrawn key is accepted for so long."""
 PAUSE: Final = 10.0
-"""Seconds from one read to the next for an unknown key: whoever invents keys causes no more."""
+"""Seconds between two reads for unknown keys, so that invented keys cause no more reads."""
 AGAIN: Final = 2.0
-"""Seconds after a read that failed."""
+"""Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
 
 Fetch = Callable[[str], bytes]
-"""The body of what is at a path; blocks. Raises `OSError`."""
+"""Returns the body at a path of the API server; blocks. Raises `OSError`."""
 
 
 class KeysUnreadable(KnafkaError):
-    """The API server answered with something else than its keys."""
+    """Raised if the API server's response holds no usable issuer or keys."""
 
 
 class _Discovery(msgspec.Struct):
@@ -65,7 +65,7 @@ class _Jwks(msgspec.Struct):
 
 
 class JwkKey:
-    """A `SigningKey` by the library."""
+    """A `SigningKey` of the library PyJWT."""
 
     def __init__(self, key: PyJWK) -> None:
         self._key = key
@@ -75,7 +75,7 @@ class JwkKey:
         """Whether `signature` is this key's signature of `signed`; False for a malformed one."""
         try:
             return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
-        except Exception:  # whatever a signature may have it meet, it isn't this key's
+        except Exception:  # a signature at which the library fails isn't this key's
             return False
 
 
@@ -94,7 +94,7 @@ def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
             continue  # never a shared secret
         try:
             key = PyJWK(described)
-        except Exception:  # the library raises many kinds for what is no key
+        except Exception:  # the library raises many kinds of errors for invalid keys
             continue
         if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", 0) >= (
             MIN_RSA_BITS if described["kty"] == "RSA" else 256
@@ -104,7 +104,7 @@ def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
 
 
 class ApiServerKeys:
-    """`ports.signing_keys.SigningKeys`, while `follow` runs."""
+    """`ports.signing_keys.SigningKeys` of the API server, up to date while `follow` runs."""
 
     def __init__(
         self,
@@ -112,35 +112,37 @@ class ApiServerKeys:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`wall_clock`: seconds since the Unix epoch, as the issuer's tokens have them."""
+        """`clock` returns monotonic seconds, `wall_clock` seconds since the Unix epoch, as in
+        tokens."""
         self.issuer: str | None = None
         self.generation = 0
         self._keys: Mapping[str, SigningKey] = {}
         self._described: bytes = b""
-        """The keys as they were read last."""
+        """The key set that was read last, as JSON."""
         self._fetch = fetch
         self._clock = clock
         self._wall_clock = wall_clock
         self._read_at: float | None = None
         self._newest = 0.0
-        """Time of issue after which a token's key may be newer than those that were read."""
+        """Unix time; the key of a token that was issued later may be newer than the keys that were
+        read."""
         self._wanted = asyncio.Event()
         self.tried = asyncio.Event()
-        """Set once the API server was asked, whatever came of it."""
+        """Set after the first read, whether it succeeded or not."""
 
     def find(self, key_id: str) -> SigningKey | None:
         return self._keys.get(key_id)
 
     def read_again(self, issued: float) -> bool:
-        """Read the keys again as a token that was `issued` then names an unknown one; returns False
-        if they were read since."""
+        """Request another read, as a token that was issued at `issued` (Unix time) names an unknown
+        key. Returns False if the keys were read after that: then the key doesn't exist."""
         if self._read_at is not None and self._clock() - self._read_at < PAUSE:
-            return issued > self._newest  # and is shown again once they may be read
+            return issued > self._newest  # its sender tries again, when another read is allowed
         self._wanted.set()
         return True
 
     async def follow(self) -> None:
-        """Read, and read again, until cancelled."""
+        """Read the keys regularly, and when `read_again` requests it, until cancelled."""
         while True:
             self._wanted.clear()
             try:

@@ -2,10 +2,10 @@
 
     POST /api/v1/namespaces/NAMESPACE/serviceaccounts/NAME/token
 
-Which accounts it gives tokens of is what the pod's own account may (decision 0040). How long one
-lives is taken from the answer's two times, both of the API server's clock.
+The rights of the pod's own account decide for which accounts it gets tokens (decision 0040). A
+token's lifetime is the difference of two times in the response, both of the API server's clock.
 
-Not here: keeping and renewing them (`core.sink_tokens`).
+Not here: caching and renewing tokens (`core.tokens.sink_tokens`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ApiServerTokens:
     """`ports.account_tokens.AccountTokens` of Kubernetes."""
 
     def __init__(self, ask: Ask, own_audiences: Callable[[], Set[str]]) -> None:
-        """`own_audiences` gives the API server's: of those no token is asked for, as whoever is
-        shown one could ask the API server with it. Raises `OSError`."""
+        """`own_audiences` returns the API server's audiences, or raises `OSError`. No token is
+        requested for them, as a destination that gets one could use it at the API server."""
         self._ask = ask
         self._own_audiences = own_audiences
 
@@ -65,7 +65,7 @@ class ApiServerTokens:
         """Request a token of `account` for `audience` from the API server. Raises
         `TokenUnavailable`."""
         if _NAMESPACE(account.namespace) is None or _NAME(account.name) is None:
-            # It becomes part of a path.
+            # The name becomes part of a path.
             raise TokenUnavailable("its name is no service account's")
         path = f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}/token"
         request = {
@@ -82,7 +82,7 @@ class ApiServerTokens:
         try:
             answer = msgspec.json.decode(body, type=_Answer)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            # Without its cause, whose text may have a part of a token.
+            # The cause is left out, as its text may contain a part of a token.
             raise TokenUnavailable("the API server answered with no token") from None
         token = IssuedToken(answer.status.token.encode(), _lifetime(answer))
         if not token.is_usable:
@@ -99,7 +99,7 @@ def _failure_text(error: OSError) -> str:
 
 
 def _lifetime(answer: _Answer) -> float:
-    """Seconds: it may be another one than was asked for."""
+    """Return the token's lifetime in seconds, which may differ from the requested one."""
     created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
     if created is not None and expires is not None:
         try:

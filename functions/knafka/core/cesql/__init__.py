@@ -2,11 +2,12 @@
 
     text -> lexer -> parser -> syntax (AST) -> evaluation (closures) -> Expression
 
-An expression is parsed once and evaluated per event, in the spec's fail-fast mode (§4.1), as it
-asks of filters: the first error ends the evaluation. To read or make too much is an error, too
-(`effort`): a neighbour's events wait meanwhile. It refuses user-defined functions, and to
-read an event's data. Beyond the letter of the spec, attribute names may be written in any case
-(no CloudEvents attribute has an upper-case letter), as every other SDK allows.
+An expression is parsed once and evaluated per event, in the spec's fail-fast mode, which it
+requires of filters (§4.1): the first error ends the evaluation. An evaluation that reads or makes
+too much text fails, too (`effort`), as other Triggers' events wait meanwhile. There are no
+user-defined functions, and expressions can't read an event's data. Beyond the letter of the spec,
+attribute names may be written in any case (no CloudEvents attribute has an upper-case letter), as
+every other SDK allows.
 
 Two rules of the spec surprise those who know SQL: `NOT a = b` is `(NOT a) = b`, and AND, OR and
 XOR bind equally tight, left to right (§3.6).

@@ -1,11 +1,11 @@
-"""Effort: what one evaluation may read and make, whatever the expression and the event are.
+"""Limits how much text one evaluation may read and make, whatever the expression and the event are.
 
-Text costs what it is long, each time that an operation reads or makes it, but for pieces up to
-`FREE_LENGTH`, of which an expression can't have enough to matter. So an ordinary evaluation counts
-nothing. Beyond `MAX_EFFORT` the evaluation fails like any other: a filter doesn't match.
+Each operation adds the length of every text that it reads or makes to the effort. Texts up to
+`FREE_LENGTH` are free, as an expression can't have enough of them to matter: so an ordinary
+evaluation counts nothing. Beyond `MAX_EFFORT` the evaluation fails, and the filter doesn't match.
 
-What was spent is kept in a context variable, as one expression serves many threads, and forgotten
-when the next evaluation begins. Not here: what is spent on what (`evaluation`, `functions`).
+The effort is kept in a context variable, as one expression serves many threads, and is reset when
+the next evaluation begins. `evaluation` and `functions` call `spend`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Final
 from knafka.core.cesql.errors import Exhausted
 
 MAX_EFFORT: Final = 8 * 1024 * 1024
-"""Characters that one evaluation may read and make: eight times what an event has, some 30 ms."""
+"""Most characters that one evaluation may read and make: eight times the largest event by default,
+some 30 ms."""
 
 FREE_LENGTH: Final = 1024
-"""Characters that an operation reads or makes for nothing."""
+"""Longest text, in characters, that an operation reads or makes without counting it."""
 
 SPENT: Final[list[bool]] = []
 """Not empty once an evaluation in this process has read a large text; until then `forget_spent`

@@ -1,4 +1,4 @@
-"""Why an evaluation failed, and how it ends (§3.3)."""
+"""Errors of an evaluation, and the exceptions that end it (§3.3)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class EvaluationError:
 
 
 class Failed(Exception):
-    """Ends an evaluation; it never leaves this package.
+    """Ends an evaluation with an error; this exception never leaves the package.
 
-    `value` is what the operation returns beside its error, where the spec names one that is not
-    the zero value. It counts only if `origin`, the syntax node that failed, is the whole
-    expression: every operator around it returns its own type's zero value.
+    `value` is returned with the error, where the spec names another value than the zero value. It
+    counts only if `origin`, the syntax node that failed, is the whole expression: every operator
+    around it returns its own type's zero value.
     """
 
     def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
@@ -37,7 +37,8 @@ class Failed(Exception):
 
 
 class Exhausted(Failed):
-    """The evaluation has read and made more than it may (`effort`): no function may catch it."""
+    """Ends an evaluation that reads and makes more text than it may (`effort`); no function may
+    catch it."""
 
     def __init__(self, message: str) -> None:
         super().__init__("generic", message)

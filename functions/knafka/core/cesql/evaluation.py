@@ -1,8 +1,8 @@
-"""From the syntax tree to closures: what an expression means (§3).
+"""Compiles a syntax tree into closures that evaluate it (§3).
 
 A closure takes the attributes of an event and returns a value, or raises `Failed`; without an
-error nothing is allocated. It refuses to recurse over the length of a chain: only right sides and
-arguments nest, and the parser bounds those.
+error nothing is allocated. It doesn't recurse over the length of a chain: only right sides and
+arguments nest, and the parser limits their depth.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Apply: TypeAlias = Callable[[Value, Attributes], Value]
 
 
 def type_of(node: Node) -> type | None:
-    """The type that `node` returns, None where only the event tells: a bare attribute."""
+    """Return the type of a node's value; None for a bare attribute, whose type depends on the
+    event."""
     match node:
         case Literal(value):
             return type(value)
@@ -123,7 +124,8 @@ def _chain(chain: Chain) -> Evaluate:
         return _all_true(_operands(chain))
     if chain.joined_by("OR"):
         return _any_true(_operands(chain))
-    # A chain that begins with a chain is one longer chain: its depth is not Python's.
+    # A chain that begins with a chain is flattened into one, so that its depth doesn't use Python's
+    # stack.
     first: Node = chain
     runs = []
     while isinstance(first, Chain):
@@ -145,6 +147,7 @@ def _chain(chain: Chain) -> Evaluate:
 
 
 def _operands(chain: Chain) -> list[Test]:
+    """Compile each operand of a chain of ANDs or ORs."""
     return [compile_test(chain.first), *(compile_test(step.operands[0]) for step in chain.steps)]
 
 
@@ -202,7 +205,7 @@ def _step(step: InfixStep) -> Apply:
 
 
 def _equality(right: Node, *, equal: bool) -> Apply:
-    """The right side's type is the one that the left side is cast to (§3.7)."""
+    """Compile = or !=, which cast the left side to the right side's type (§3.7)."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> bool:
@@ -241,7 +244,8 @@ def _like(pattern: Node, *, expected: bool) -> Apply:
 
 
 def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
-    """The left side's type is the one that each element is cast to, up to the first equal one."""
+    """Compile IN or NOT IN, which cast each element to the left side's type, up to the first equal
+    one."""
     literals = [node.value for node in elements if isinstance(node, Literal)]
     if len(literals) == len(elements):
         return _literal_membership(literals, expected=expected)
@@ -276,7 +280,8 @@ def _literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
 
 
 def _castable(literals: Sequence[Value], kind: type) -> tuple[frozenset[Value], str | None]:
-    """The literals as `kind`, up to the first that isn't one, and what is wrong with that."""
+    """Return the literals cast to `kind`, up to the first that can't be cast, and that cast's error
+    message."""
     members: set[Value] = set()
     for literal in literals:
         try:

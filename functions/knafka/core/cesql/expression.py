@@ -1,6 +1,6 @@
-"""A compiled expression, and what comes of evaluating it: the package's public face.
+"""The package's public interface: compiled expressions and the results of their evaluation.
 
-It refuses to raise on any event: an evaluation error is a value here.
+Evaluation never raises: errors are returned as values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Expression:
         return f"Expression({self.text!r})"
 
     def evaluate(self, attributes: Mapping[str, Value]) -> Evaluation:
-        """The value of the expression, and the first error if there is one."""
+        """Return the expression's value for an event's attributes, with the first error if there is
+        one."""
         if SPENT:
             forget_spent()
         try:
@@ -51,13 +52,13 @@ class Expression:
 
     @property
     def returns(self) -> type[str] | type[int] | type[bool]:
-        """The type of the expression's value unless it fails; a bare attribute is a string."""
+        """The type of the expression's value, unless evaluation fails; a bare attribute counts as a
+        string."""
         return type_of(self._syntax) or str
 
     def predicate(self, failed: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:
-        """Whether the value is the Boolean true, without an error (KN-TRG-10).
-
-        `failed` is called for each event for which the evaluation ends with an error.
+        """Return a test whether the value is the Boolean true, without an error (KN-TRG-10). It
+        calls `failed` with the kind of each error.
         """
         evaluate = self._evaluate
 
@@ -77,9 +78,11 @@ class Expression:
         return self.predicate(lambda _: None)(attributes)
 
     def explain(self, attributes: Mapping[str, Value]) -> tuple[str, ...]:
-        """The sources of the top-level AND clauses that said no, each with its error if any.
+        """Return the text of each top-level AND clause that isn't true, with its error if there is
+        one.
 
-        All of them, as if AND were not short-circuit; empty if and only if the event matches.
+        All clauses are evaluated, as if AND were not short-circuit; the result is empty if and only
+        if the event matches.
         """
         objections = []
         if SPENT:

@@ -1,7 +1,7 @@
 """The arithmetic operators and the built-in functions (§3.4, §3.5).
 
-Arguments come already cast; what is out of range raises `Failed`. It refuses user-defined
-functions, and results that no 32-bit integer holds: they are math errors, never wrapped.
+Arguments are already cast; one that is out of range raises `Failed`. A result that doesn't fit into
+32 bits is a math error and is never wrapped. There are no user-defined functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Cast = Callable[[Value], Value]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`rest` casts the arguments after those of `parameters`, None if there may be none."""
+    """A built-in function with the casts of its arguments and its value's type. `rest` casts the
+    arguments after those of `parameters`; None if there may be no more."""
 
     body: Callable[..., Value]
     parameters: tuple[Cast, ...]
@@ -47,7 +48,8 @@ def names() -> Sequence[str]:
 
 
 def resolve(name: str, arity: int) -> Function | None:
-    """The function that `name` (upper case) means with so many arguments."""
+    """Return the function of this name (upper case) that takes `arity` arguments; None if there is
+    none."""
     for function in _BUILT_IN.get(name, ()):
         fixed = len(function.parameters)
         if arity == fixed or (arity > fixed and function.rest is not None):
@@ -56,11 +58,12 @@ def resolve(name: str, arity: int) -> Function | None:
 
 
 def negate(x: int) -> int:
+    """Return `-x`. Raises `Failed` (math) if it doesn't fit into 32 bits."""
     return _in_range(-x)
 
 
 def divide(x: int, y: int) -> int:
-    """Rounds towards zero."""
+    """Return the quotient, rounded towards zero. Raises `Failed` (math)."""
     if y == 0:
         raise Failed("math", f"division of {x} by zero")
     quotient = abs(x) // abs(y)
@@ -68,7 +71,8 @@ def divide(x: int, y: int) -> int:
 
 
 def remainder(x: int, y: int) -> int:
-    """Return the remainder of a division, with the sign of `x`."""
+    """Return the remainder of a division, with the sign of `x`. Raises `Failed` (math) if `y` is
+    0."""
     if y == 0:
         raise Failed("math", f"remainder of {x} by zero")
     rest = abs(x) % abs(y)
@@ -135,7 +139,8 @@ def _right(text: str, length: int) -> str:
 
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
-    """Positions count from 1, or from the end when negative; 0 means nothing at all."""
+    """SUBSTRING (§3.4): return up to `length` characters from a position, counted from 1, or from
+    the end if negative; from position 0, none."""
     if length < 0:
         raise Failed("functionEvaluation", f"SUBSTRING takes no negative length: {length}")
     if not -len(text) <= position <= len(text):
@@ -147,7 +152,7 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
 
 
 def _is_castable(cast: Cast) -> Callable[[Value], bool]:
-    """Return the function that says whether a value can be cast."""
+    """Return a test whether a value can be cast."""
 
     def check(value: Value) -> bool:
         try:

@@ -1,7 +1,7 @@
-"""From text to tokens: words, keywords, strings and symbols.
+"""Splits an expression into tokens: words, keywords, strings and symbols.
 
-A sign is always a symbol here; whether `-1` is a literal or a subtraction only the parser knows.
-It refuses text longer than `MAX_LENGTH` and characters that no CESQL token has.
+A sign is always a symbol here; the parser decides whether `-1` is a literal or a subtraction. It
+refuses text longer than `MAX_LENGTH` and characters that no CESQL token has.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from knafka.core.errors import InvalidExpression
 
 MAX_LENGTH: Final = 65_536
-"""Characters in an expression: far beyond what people write, and it bounds what one evaluation
-can cost (LIKE takes at most pattern length times value length steps)."""
+"""Most characters in an expression: far more than people write. It also bounds the cost of an
+evaluation (LIKE takes at most pattern length times value length steps)."""
 
 KEYWORDS: Final = frozenset({"AND", "OR", "XOR", "NOT", "LIKE", "EXISTS", "IN", "TRUE", "FALSE"})
 
@@ -32,7 +32,8 @@ _token = re.compile(
 
 
 class Token(NamedTuple):
-    """`text` is as written, but upper case for a keyword; `start` and `end` are characters."""
+    """One token; `text` is as written, but upper case for a keyword; `start` and `end` are
+    character positions."""
 
     kind: TokenKind
     text: str

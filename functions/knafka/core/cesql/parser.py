@@ -1,7 +1,7 @@
-"""From tokens to the syntax tree, by precedence climbing (§2, §3.6).
+"""Parses tokens into a syntax tree by precedence climbing (§2, §3.6).
 
-It refuses what nests deeper than `MAX_DEPTH`, so that neither parsing nor evaluation can exhaust
-the stack; a chain of operators is as long as the text allows.
+It refuses expressions that nest deeper than `MAX_DEPTH`, so that neither parsing nor evaluation can
+exhaust the stack; a chain of operators is as long as the text allows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _digits = re.compile(r"[0-9]+").fullmatch
 
 
 def parse(text: str) -> Node:
-    """The syntax tree of `text`; raise `InvalidExpression`."""
+    """Parse an expression into its syntax tree. Raises `InvalidExpression`."""
     parser = _ExpressionParser(text)
     node = parser.expression()
     parser.expect_end()
@@ -47,8 +47,8 @@ def parse(text: str) -> Node:
 
 
 class _ExpressionParser:
-    """A cursor over tokens. The text of a token alone tells what it is: a string's keeps its
-    quotes, a keyword's is upper case, and no word reads like a keyword."""
+    """Parses an expression's tokens, one after the other. A token's text alone identifies it: a
+    string keeps its quotes, a keyword is upper case, and no word equals a keyword."""
 
     def __init__(self, text: str) -> None:
         self._tokens = tokenize(text)
@@ -56,7 +56,7 @@ class _ExpressionParser:
         self._depth = 0
 
     def expression(self, lowest: int = 0) -> Node:
-        """An operand and the operators after it that bind at least as tight as `lowest`."""
+        """Parse an operand and the operators after it whose precedence is at least `lowest`."""
         self._enter_level()
         start = self._token.start
         node = self._operand()
@@ -75,7 +75,7 @@ class _ExpressionParser:
             self._reject("expected an operator or the end")
 
     def _level(self) -> int:
-        """The precedence of the operator that comes next, -1 if none does."""
+        """Return the next operator's precedence; -1 if the next token is no operator."""
         operator = self._token.text
         if operator == "NOT":
             operator = f"NOT {self._tokens[self._at + 1].text}"
@@ -133,6 +133,7 @@ class _ExpressionParser:
         self._reject("expected a value")
 
     def _number_touches(self, sign: Token) -> bool:
+        """Whether a number follows the sign without space between them."""
         return self._token.start == sign.end and _digits(self._token.text) is not None
 
     def _call(self, token: Token) -> Call:
@@ -202,7 +203,8 @@ def _integer(text: str, position: int) -> Literal:
 
 
 def _unquote(token: Token) -> Literal:
-    """Only the delimiter is unescaped; other backslashes stay, for LIKE to read (§2.2)."""
+    """Return the literal of a string token; only its delimiter is unescaped, other backslashes stay
+    for LIKE (§2.2)."""
     quote = token.text[0]
     return Literal(
         re.sub(r"\\(.)", lambda m: quote if m[1] == quote else m[0], token.text[1:-1], flags=re.S)

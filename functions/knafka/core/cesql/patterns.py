@@ -1,7 +1,8 @@
-"""The patterns of LIKE: `%` any characters, `_` one, a backslash before either takes it literally.
+"""Compiles patterns of LIKE: `%` matches any characters, `_` one; a backslash before either makes
+it literal.
 
-Matching never backtracks over an earlier `%`: the leftmost match of what stands between two of
-them is as good as any other. It refuses nothing: any other backslash stands for itself (§3.4.3).
+Matching never backtracks over an earlier `%`: the leftmost match of the text between two of them is
+as good as any other. Every pattern is valid: any other backslash stands for itself (§3.4.3).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Final
 _piece = re.compile(r"\\([%_])|(.)", re.DOTALL).finditer
 
 SEARCH_STEPS: Final = 8
-"""Cost of a search for plain text per character, at most, as `str.find` does it."""
+"""Most steps per character of a search for plain text by `str.find`."""
 
 
 def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
-    """A test of a whole text against `pattern`, case-sensitive; and how many steps it takes at most
-    for each character of the text."""
+    """Return a case-sensitive test of a whole text against `pattern`, and the most steps that it
+    takes per character of the text."""
     segments = [""]
     plain = [""]
     has_any = False

@@ -1,7 +1,6 @@
-"""The syntax tree of an expression: what was written, before any meaning.
+"""Nodes of an expression's syntax tree, as it was written.
 
-Parentheses are gone; the shape of the tree holds what they said. It refuses behaviour: parsing
-and evaluation live beside it.
+The shape of the tree replaces parentheses. `parser` makes the tree, `evaluation` compiles it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """`operator` is NOT or -."""
+    """A prefix operator, NOT or -, with its operand."""
 
     operator: str
     operand: Node
@@ -37,7 +36,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function invocation; `name` is upper case, and may name no function."""
+    """A function call; `name` is upper case, and there may be no such function."""
 
     name: str
     arguments: tuple[Node, ...]
@@ -60,8 +59,8 @@ class InfixStep:
 class Chain:
     """Infix operators of one precedence, applied left to right: `first op a op b ...`.
 
-    One node however long the chain is, so that its length costs no depth. `start` and `end` are
-    the characters of `first`.
+    A chain of any length is one node, so that long chains don't nest. `start` and `end` are the
+    characters of `first`.
     """
 
     first: Node

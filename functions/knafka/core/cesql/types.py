@@ -1,4 +1,4 @@
-"""Types: what a CESQL expression computes with (§3.1). Casts between them: `values`."""
+"""The types of values in CESQL expressions (§3.1); `values` casts between them."""
 
 from __future__ import annotations
 

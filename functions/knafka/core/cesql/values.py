@@ -1,7 +1,6 @@
 """The three types of CESQL and the casts between them (§3.1, §3.7).
 
-It refuses to guess: a string casts to an Integer or a Boolean only in the forms that the spec
-names.
+A string can be cast to an Integer or a Boolean only in the forms that the spec names.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1
 
 ZERO: Final[dict[type, Value]] = {str: "", int: 0, bool: False}
-"""The zero value of each type: what an expression in error returns (§3.1)."""
+"""The zero value of each type, which a failed expression returns (§3.1)."""
 
 _QUOTED: Final = 80
-"""Characters of a value that an error message quotes; attributes may be kilobytes long."""
+"""Most characters of a value that an error message quotes; attributes may be kilobytes long."""
 
 _integer = re.compile(r"([+-]?)0*+([0-9]{1,10})").fullmatch
 _zero = re.compile(r"[+-]?0++").fullmatch

@@ -1,7 +1,7 @@
 """An event: a CloudEvent as the rest of the core sees it.
 
 Attributes are plain strings in their canonical form, whatever binding or JSON type they came
-from; data are bytes that nobody parses (CE-H10). The hot path needs no Event object: the
+from; data are bytes that are never parsed (CE-H10). The hot path needs no Event object: the
 bindings go from HTTP headers to record headers and back, and filters read a mapping of attributes.
 Not here: HTTP, Kafka and JSON; see `http_binding`, `kafka_binding` and `json_format`.
 """
@@ -22,8 +22,8 @@ SPEC_VERSIONS: Final = frozenset({"0.3", "1.0"})
 """Accepted values of `specversion`; a version is never upgraded on the way (KN-DP-14)."""
 
 MAX_ATTRIBUTES: Final = 128
-"""Attributes that an event may have when it is taken from a sender, or read from a structured
-document: as headers, with those of a connection, servers take so many and hardly more."""
+"""Most attributes of an event from a sender or from a structured document: as headers, together
+with those of a connection, servers accept hardly more."""
 
 REQUIRED: Final = ("specversion", "id", "source", "type")
 
@@ -65,7 +65,7 @@ class Event:
 
 
 def key_of(attributes: Attributes) -> str | None:
-    """The record key: `partitionkey`, else `subject`, else none (CE-K4, CE-K5, CHN-30)."""
+    """Return the record key: `partitionkey`, else `subject`, else None (CE-K4, CE-K5, CHN-30)."""
     return attributes.get("partitionkey") or attributes.get("subject") or None
 
 
@@ -76,7 +76,7 @@ def validate(attributes: Attributes) -> None:
 
 
 def problems_of(attributes: Attributes) -> list[str]:
-    """Every rule of CE-H12 that the attributes break, each as a short clause."""
+    """Return every rule of CE-H12 that the attributes break, each as a short clause."""
     problems = [
         f"the attribute {name} is required" for name in REQUIRED if not attributes.get(name)
     ]
@@ -107,14 +107,15 @@ def problems_of(attributes: Attributes) -> list[str]:
 
 
 def too_many() -> InvalidEvent:
-    """The refusal of an event with more than `MAX_ATTRIBUTES`."""
+    """Return the error for an event with more than `MAX_ATTRIBUTES` attributes."""
     return InvalidEvent(
         f"an event may have {MAX_ATTRIBUTES} attributes: put what is more into the data"
     )
 
 
 def is_valid_1_0(attributes: Attributes) -> bool:
-    """Whether these are a valid event's of version 1.0 for certain: then `problems_of` has none."""
+    """Whether these are certainly the attributes of a valid event of version 1.0, without any of
+    `problems_of`; False: only `problems_of` knows."""
     get = attributes.get
     names = "".join(attributes)
     source, time, schema = get("source"), get("time"), get("dataschema")
@@ -146,6 +147,7 @@ def refusal(problems: Sequence[str]) -> InvalidEvent:
 
 
 def is_attribute_name(name: str) -> bool:
+    """Whether a text is a valid attribute name: a-z and 0-9, but not `data`."""
     return name != "data" and _NAME(name) is not None
 
 
@@ -155,7 +157,7 @@ def is_legal(text: str) -> bool:
 
 
 def cleaned(text: str) -> str:
-    """The text with U+FFFD for each character that CloudEvents forbids."""
+    """Replace each character that CloudEvents forbids by U+FFFD."""
     return text if is_legal(text) else _EACH_FORBIDDEN("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -165,17 +167,19 @@ def is_media_type(text: str) -> bool:
 
 
 def is_uri_reference(text: str) -> bool:
-    """Non-empty and made of a URI's characters; those outside ASCII are let through (RFC 3987)."""
+    """Whether a text is non-empty and has only characters of URIs; characters outside ASCII are
+    allowed (RFC 3987)."""
     return _URI_REFERENCE(text) is not None
 
 
 def is_uri(text: str) -> bool:
-    """A URI-reference that begins with a scheme (RFC 3986, 3)."""
+    """Whether a text is a URI-reference that begins with a scheme (RFC 3986, 3)."""
     return _SCHEME(text) is not None and is_uri_reference(text)
 
 
 def is_timestamp(text: str) -> bool:
-    """RFC 3339, a real day of the calendar; second 60 is a leap second."""
+    """Whether a text is an RFC 3339 timestamp of a real calendar day; second 60 is a leap
+    second."""
     if _TIMESTAMP(text) is None:
         return False
     if (day := int(text[8:10])) <= 28:

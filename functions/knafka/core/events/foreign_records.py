@@ -1,12 +1,12 @@
-"""Foreign records: any record of a KafkaSource's topics as a CloudEvent, in upstream's form.
+"""Converts any record of a KafkaSource's topics to a CloudEvent, in upstream's form.
 
     a CloudEvent, structured or binary -> that event
     any other record                   -> dev.knative.kafka.event, its value as the data
 
-Whatever a record holds becomes an event: what looks like a CloudEvent and is a broken one is any
-other record. Text that CloudEvents forbids is replaced by U+FFFD, as is what isn't UTF-8.
+Every record becomes an event: one that looks like a CloudEvent but is invalid counts as any other
+record. Characters that CloudEvents forbids, and bytes that aren't UTF-8, are replaced by U+FFFD.
 
-Not here: Kafka clients, and what is delivered of the event (`kafka_binding`, `http_binding`).
+Not here: Kafka clients, and requests that deliver the event (`kafka_binding`, `http_binding`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def as_event(
     headers: Iterable[tuple[str, bytes | None]] | None,
     value: bytes | None,
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Headers and value of the record that holds the event (`kafka_binding.read` takes it)."""
+    """Convert a record; return headers and value of a record that holds the event, for
+    `kafka_binding.read`."""
     found = list(headers or ())
     if _looks_like_an_event(found):
         try:
@@ -136,8 +137,8 @@ def key_text(key: bytes, key_type: str) -> str:
 
 
 def _float_text(key: bytes) -> str:
-    """A floating-point number of 32 or 64 bits as Java writes it: the fewest digits that tell it
-    from its neighbours, with an exponent below a thousandth and from ten million on."""
+    """Format a floating-point number of 32 or 64 bits as Java does: the fewest digits that identify
+    it, with an exponent below a thousandth and from ten million on."""
     form = ">f" if len(key) == 4 else ">d"
     (number,) = struct.unpack(form, key)
     if not math.isfinite(number):

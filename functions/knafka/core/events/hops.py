@@ -1,11 +1,13 @@
-"""Hops: how often what comes of an event has come back, so that a loop ends (KN-BRK-13).
+"""Counts how often replies and dead letters of an event have come back, so that loops end
+(KN-BRK-13).
 
     event --reply--> event --reply--> ...           `knativebrokerttl`, upstream's: 254, 253, ... 1
     event --dead letter, to a sink--> event --> ... `knafkahops`: 1, 2, 3
 
 A reply that would have no hop left is not stored or sent, so its event becomes a dead letter; a
 dead letter that would have more hops than `MAX_HOPS` goes to the dead-letter topic, not to its
-sink. Both counts are attributes, so that they cross Brokers; a reply takes its event's over.
+sink. Both counts are attributes, so that they pass from Broker to Broker; a reply inherits those of
+its event.
 
 Not here: what becomes of either (`dispatcher.replying`, `dispatcher.sender`).
 """
@@ -20,35 +22,37 @@ from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, read, to_record
 
 TTL: Final = "knativebrokerttl"
-"""Attribute of a reply: how many replies in a row may still follow, and this one."""
+"""Attribute of a reply: how many replies in a row are left, this one included."""
 FIRST_TTL: Final = 255
 """Remaining replies of an event without the attribute; upstream's default."""
 DEEP: Final = 10
-"""Replies in a row from which on they are told of as a loop."""
+"""Number of replies in a row from which on they are reported as a loop."""
 
 HOPS: Final = "knafkahops"
 """Attribute of a dead letter at a sink: how often in a row it has become one."""
 MAX_HOPS: Final = 3
-"""Dead letters in a row that go to sinks. Few, as where many Triggers have their own Broker for a
-sink, each makes a dead letter of each: so many that they multiply with each hop."""
+"""Most dead letters in a row that go to sinks. Few, because where the sink of many Triggers is
+their own Broker, each Trigger dead-letters each event again, so that they multiply with each
+hop."""
 
 
 class HopLimit(InvalidEvent):
-    """A reply that may not follow."""
+    """Raised for a reply that has no hop left."""
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """How many hops a record's event has left."""
+    """Return how many replies in a row a record's event has left."""
     return min(_number(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
 def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """How often a record's event has been a dead letter at a sink."""
+    """Return how often a record's event has been a dead letter at a sink."""
     return _number(headers, value, HOPS, 0)
 
 
 def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
-    """The reply to a record's event with the counts that it takes over, and its hops left.
+    """Return the reply with the counts that it inherits from the record's event, and how many
+    replies are left.
 
     Raises `HopLimit` if none would be left.
     """
@@ -65,7 +69,7 @@ def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -
 
 
 def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
-    """The record with these attributes of its event in place of its own."""
+    """Return the record with these attributes set in its event."""
     if _is_structured(draft.headers):
         envelope = read(draft.headers, draft.value)
         event = Event(envelope.attributes | attributes, envelope.data)

@@ -1,9 +1,9 @@
-"""The HTTP binding: requests and responses as records, and records as requests (CE-H1 to CE-H13).
+"""Converts HTTP requests and responses to records, and records to requests (CE-H1 to CE-H13).
 
-The hot paths go from header bytes to header bytes. Reading has two ways: a fast one that only
-ever says yes, to a binary event whose header values stand for themselves, and a careful one that
-decodes, names every problem and judges all else; where the fast one says yes they agree.
-Not here: sockets, status codes, and headers of the connection (host, content-length, prefer).
+The hot paths go from header bytes to header bytes. There are two readers: a fast one that accepts
+only binary events whose header values need no decoding, and a careful one that decodes, names every
+problem and judges all other requests; they agree on what the fast one accepts. Not here: sockets,
+status codes, and headers of the connection (host, content-length, prefer).
 """
 
 from __future__ import annotations
@@ -54,26 +54,28 @@ from knafka.core.events.kafka_binding import (
 )
 
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
-"""As an HTTP parser gives them: names in any letter case, order and duplicates kept."""
+"""Headers as an HTTP parser returns them: names in any letter case, order and duplicates kept."""
 
 MAX_BATCH: Final = 1_000
-"""Events in one batch: a sender's requests become a thousandth, and others wait 20 ms at most."""
+"""Most events in one batch: a sender needs a thousandth of the requests, and others wait 20 ms at
+most."""
 MAX_TOLD: Final = 10
-"""Events of a batch whose problems are told; of all others only where they stand."""
+"""Most events of a batch whose problems an error describes; of further ones it names only the
+positions."""
 
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
-"""What stands for itself in a header value, written and read (CE-H5)."""
+"""Bytes that are not percent-encoded in a header value (CE-H5)."""
 _PLAIN_TEXT = _PLAIN.decode()
 
 _PLAIN_CODINGS: Final = {
     b"content-encoding": (b"", b"identity"),
     b"transfer-encoding": (b"", b"identity", b"chunked"),
 }
-"""What leaves a body as it is, by header."""
+"""Encodings that leave a body unchanged, by header."""
 
 PARTITION: Final = "knativekafkapartition"
 OFFSET: Final = "knativekafkaoffset"
-"""Attributes of what is delivered: where its record lies."""
+"""Attributes of a delivered event: partition and offset of its record."""
 _PARTITION, _OFFSET = b"ce-" + PARTITION.encode(), b"ce-" + OFFSET.encode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
@@ -83,7 +85,7 @@ _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def record_of(headers: HttpHeaders, body: bytes) -> Draft:
-    """The record of the event in a request: always binary, whichever mode the request is in.
+    """Return the record of the event in a request: always binary, whatever mode the request is in.
 
     An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
     that names every problem, `BatchedContent` for a batch (CE-H11).
@@ -118,11 +120,12 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
 
 
 def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
-    """The records of the events in a batch, in their order (CE-H11); `headers` have been found to
-    be a batch's by `record_of`.
+    """Return the records of the events in a batch, in their order (CE-H11), after `record_of` has
+    raised `BatchedContent` for it.
 
-    What travels beside an event travels beside each of them. Raises `InvalidBatch` that names the
-    position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no array.
+    Headers of the request that aren't attributes go with each event. Raises `InvalidBatch` that
+    names the position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no
+    array.
     """
     beside: dict[str, bytes] = {}
     for name, raw in headers:
@@ -150,7 +153,8 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
 
 
 def _told(problems: Mapping[int, str], count: int) -> str:
-    """Where in a batch what is wrong: the first ones with their reasons, all with their places."""
+    """Return the error text for a batch: the problems of the first invalid events, and the
+    positions of all."""
     shown = list(problems.items())[:MAX_TOLD]
     text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
     if rest := [str(position) for position in problems][MAX_TOLD:]:
@@ -159,11 +163,11 @@ def _told(problems: Mapping[int, str], count: int) -> str:
 
 
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
-    """The record of the event in a response; None if the response doesn't claim to hold one.
+    """Return the record of the event in a response; None if the response doesn't claim to hold one.
 
-    It claims to by any `ce-` header or a CloudEvents content type; then `InvalidEvent` is raised
-    for what is malformed, a batch included (CE-H13, KN-DP-08), and for a body that is encoded: no
-    attribute of an event says that its data are compressed, as a receiver answers 415 to.
+    Any `ce-` header or a CloudEvents content type claims an event; then `InvalidEvent` is raised
+    for a malformed event or a batch (CE-H13, KN-DP-08), and for an encoded body, as no attribute of
+    an event says that its data are compressed (a receiver answers 415).
     """
     if not claims_event(headers):
         return None
@@ -189,7 +193,7 @@ def claims_event(headers: HttpHeaders) -> bool:
 def request_of(
     envelope: Envelope, mode: Literal["json", "binary", "batch"] | None = None
 ) -> tuple[bytes, bytes]:
-    """The event's header lines, each ending in CRLF, and the body of the request that delivers it.
+    """Return header lines, each ending in CRLF, and body of the request that delivers an event.
 
     `mode` None leaves the content mode as the record has it, or as its event came in if its
     attributes are too large for header lines (KN-DLV-05); `batch` sends the events that
@@ -220,11 +224,12 @@ def located_request_of(
     offset: int,
     mode: Literal["json", "binary", "batch"] | None = None,
 ) -> tuple[bytes, bytes]:
-    """As `request_of`, with the attributes that say where in Kafka the record lies, as upstream's
-    Kafka Broker and channel add them to what they deliver.
+    """Return the request as `request_of` does, with attributes for the record's partition and
+    offset, as upstream's Kafka Broker and channel add them.
 
-    They replace the event's own of these names. A document gets them in front of its members, and
-    stays as it is behind them. A batch is of events that lie nowhere: it gets none.
+    They replace the event's own attributes of these names. In a JSON document they are inserted
+    before the members, which stay as they are. A batch gets none, as its events have no records of
+    their own.
     """
     attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
@@ -248,7 +253,8 @@ def located_request_of(
 
 
 def head_of(attributes: Attributes) -> bytes:
-    """The header lines of valid attributes in binary mode, minimally percent-encoded (CE-H5)."""
+    """Return the header lines of valid attributes in binary mode, minimally percent-encoded
+    (CE-H5)."""
     lines = [
         f"ce-{name}: {value}\r\n" for name, value in attributes.items() if name != "datacontenttype"
     ]
@@ -265,12 +271,12 @@ def head_of(attributes: Attributes) -> bytes:
 
 
 def encode(text: str) -> str:
-    """An attribute's value as a header value (CE-H5)."""
+    """Percent-encode an attribute's value for a header (CE-H5)."""
     return quote(text, safe=_PLAIN_TEXT)
 
 
 def decode(value: bytes) -> str:
-    """An attribute's value from a header value (CE-H6). Raises `UnicodeDecodeError`.
+    """Decode an attribute's value from a header value (CE-H6). Raises `UnicodeDecodeError`.
 
     A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
     """
@@ -278,7 +284,7 @@ def decode(value: bytes) -> str:
 
 
 def decode_uri(value: bytes) -> str:
-    """A URI or URI-reference from a header value: decoded, unless only the raw value is one.
+    """Return a URI or URI-reference from a header value: decoded, unless only the raw value is one.
 
     Most SDKs send the URI as it is, percent signs and all (CE-H7): `/a%20b` means `/a%20b`, since
     no URI holds a space. Raises `UnicodeDecodeError`.
@@ -290,7 +296,7 @@ def decode_uri(value: bytes) -> str:
 
 
 def text_of(value: bytes) -> str:
-    """A header value as text: UTF-8, else ISO-8859-1, which Node.js and WSGI servers write."""
+    """Decode a header value as UTF-8, else as ISO-8859-1, which Node.js and WSGI servers write."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -298,13 +304,14 @@ def text_of(value: bytes) -> str:
 
 
 def _unquoted(value: bytes) -> str:
-    """A header value as text, without the quotes of a quoted string."""
+    """Return a header value as text, without the quotes of a quoted string."""
     if quoted := _QUOTED(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
     return text_of(value)
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
+    """Read an event from a request in any mode. Raises `InvalidEvent` that names every problem."""
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
     content_types: list[str] = []
@@ -350,6 +357,8 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
 
 
 def _structured(body: bytes, beside: RecordHeaders) -> Draft:
+    """Return the record of a structured event with the headers that go with it. Raises
+    `InvalidEvent`."""
     return json_records.record_of(body, beside) or _structured_carefully(body, beside)
 
 
@@ -366,14 +375,14 @@ def _is_large(attributes: Attributes) -> bool:
     if len(attributes) > MAX_HEAD_LINES:
         return True
     characters = sum(len(name) + len(value) for name, value in attributes.items())
-    # One that is outside ASCII takes up to 12 bytes.
+    # A character outside ASCII takes up to 12 bytes.
     return 12 * characters > MAX_HEAD_BYTES and len(head_of(attributes)) > MAX_HEAD_BYTES
 
 
 def _record_header_of(name: bytes) -> str:
     """The record header that a request header becomes, or "" if it's dropped.
 
-    `_NOT_AN_ATTRIBUTE` stands for all whose names begin with `ce-` and then go wrong.
+    `_NOT_AN_ATTRIBUTE` is returned for all names that begin with `ce-` and are no attribute's.
     """
     lower = name.decode("latin-1").lower()
     if lower.startswith("ce-"):

@@ -1,13 +1,13 @@
 """The JSON event format: a whole CloudEvent as one JSON document (structured mode, CE-H8, CE-H9).
 
-Both bindings share it. JSON data cross it byte for byte: they are the very bytes between the
-document's other members, found by scanning and never written anew (CE-H10), so that whitespace,
-key order, big integers and NaN survive.
+Both bindings share it. JSON data cross it byte for byte: they are the bytes between the document's
+other members, found by scanning and never rewritten (CE-H10), so that whitespace, key order, big
+integers and NaN are kept.
 
-Reading has two ways, as the HTTP binding has: a fast one in C that only ever says yes, to a
-document of which it is certain that the careful one takes it for the same event, and the careful
-one, which names every problem (docs/decisions/0036-structured-events.md).
-Not here: other event formats, and any look inside the data.
+There are two readers, as in the HTTP binding: a fast one in C that accepts only documents that are
+certainly the same event for the careful one, and the careful one, which names every problem
+(docs/decisions/0036-structured-events.md). Not here: other event formats, and any look inside the
+data.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 Members: TypeAlias = dict[str, msgspec.Raw]
-"""An object's, values as their own bytes."""
+"""The members of a JSON object, each value as the bytes of the document."""
 
 _SPLIT = msgspec.json.Decoder(Members).decode
-"""The members of an object; of a member given twice the last one."""
+"""Decodes the members of an object; of a repeated member, the last one."""
 _SPLIT_ALL = msgspec.json.Decoder(list[Members]).decode
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _TEXT = msgspec.json.Decoder(str).decode
@@ -60,15 +60,16 @@ _IS_JSON = msgspec.json.Decoder(msgspec.Raw).decode
 _ENCODE = msgspec.json.Encoder().encode
 QUOTE: Final = ord('"')
 MAX_COLONS: Final = 4096
-"""In a document that is split at once: that takes up to a microsecond for each member, and every
-sender waits meanwhile. The careful way ends at the first member that is one too many."""
+"""Most colons in a document that the fast reader splits: it takes up to a microsecond for each
+member, and every sender waits meanwhile. The careful reader ends at the first member too many."""
 MAX_BATCH_COLONS: Final = 16 * MAX_COLONS
-"""The same in a batch: 15 ms, were all of them members."""
+"""Most colons in a batch that is split in one pass: 15 ms if all of them were members."""
 _WHITESPACE: Final = b" \t\n\r"
 
 _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
 _SKIP = json.JSONDecoder(parse_int=len).raw_decode
-"""The same for a list or an object, whose value nobody needs: a megabyte has 500,000 integers."""
+"""Like `_SCAN`, for a list or an object whose value isn't needed: it keeps no text of integers, of
+which a megabyte has 500,000."""
 _CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_constant).decode
 
 
@@ -79,19 +80,19 @@ def is_json(media_type: str) -> bool:
 
 
 def read(document: bytes) -> Event:
-    """The valid event in a structured JSON document; `InvalidEvent` names every problem in it.
+    """Read the event in a structured JSON document. Raises `InvalidEvent` that names every problem.
 
     Integers and booleans become canonical strings, null is unset, and data without a
-    datacontenttype are `application/json` (CE-H9). A member given twice is refused, since readers
-    differ in which one they believe; so are more than `MAX_ATTRIBUTES`, at once, as every sender
-    waits while one event is read.
+    datacontenttype are `application/json` (CE-H9). A repeated member is refused, since readers
+    differ in which one they take; more than `MAX_ATTRIBUTES` are refused without reading on, as
+    every sender waits while one event is read.
     """
     event = _read_fast(document)
     return _read_carefully(document) if event is None else event
 
 
 def _read_fast(document: bytes) -> Event | None:
-    """The event, or None: only the other way knows whether there is one, and which."""
+    """Read the event if it is certain; None: the careful reader has to read the document."""
     try:
         members = split(document)
         if members is None:
@@ -119,14 +120,14 @@ def _read_fast(document: bytes) -> Event | None:
 
 
 def is_integer_or_boolean(text: str | bytes) -> bool:
-    """Whether what is JSON already is an integer from 0 on, or a boolean: canonical as it is."""
+    """Whether a JSON value's text is an integer from 0 on or a boolean, and so canonical."""
     return text.isdigit() or text in ("true", "false", b"true", b"false")
 
 
 def split(document: bytes) -> Members | None:
-    """The members of a JSON object, if it is written without whitespace between them, or with as
-    much as Python's own json writes; None: it isn't, a member is given twice, or there may be far
-    more than an event may have. ValueError: that it is one is not certain."""
+    """Return the members of a JSON object, if it is written without whitespace between them, or
+    with as much as Python's json writes; None: it isn't, a member is repeated, or there may be far
+    more than an event may have. Raises ValueError if it may be no JSON object."""
     if _may_have_members(document, MAX_COLONS):
         return None
     document.decode()  # the values were not looked at so closely
@@ -134,25 +135,26 @@ def split(document: bytes) -> Members | None:
     if len(members) > MAX_ATTRIBUTES:
         return None
     document = document.strip(_WHITESPACE)
-    # Whitespace, escapes in names and members given twice make it longer. Each member has two
-    # quotes, a colon and a comma or brace, and there is one more brace.
+    # Whitespace, escapes in names and repeated members make it longer. Each member has two quotes,
+    # a colon and a comma or brace, and there is one more brace.
     compact = len("".join(members)) + len(b"".join(members.values())) + 4 * len(members) + 1
     return members if len(document) == compact or document == _spaced(members) else None
 
 
 def _may_have_members(document: bytes, limit: int) -> bool:
-    """Whether there may be more members than that: each takes five bytes, `"":0,`."""
+    """Whether there may be more than `limit` members: each takes five bytes, `"":0,`."""
     return len(document) > 5 * limit and document.count(b":") > limit
 
 
 def _split_deep(document: bytes) -> Members:
-    """In a frame of its own: nothing that is nested deeper than the other way takes."""
+    """Split an object, in a frame of its own: so no deeper nesting is accepted than by the careful
+    reader."""
     return _SPLIT(document)
 
 
 def split_batch(document: bytes, limit: int) -> list[Members] | None:
-    """The members of every object in a JSON array, in one pass, where `split` gives them of each
-    and there are `limit` at most; None: the elements have to be looked at one by one."""
+    """Return the members of every object in a JSON array, in one pass, if `split` accepts each and
+    there are `limit` at most; None: the elements have to be read one by one."""
     if _may_have_members(document, MAX_BATCH_COLONS):
         return None
     try:
@@ -172,13 +174,13 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
 
 
 def _split_batch_deep(document: bytes) -> list[Members]:
-    """As `_split_deep`."""
+    """Split an array of objects, as `_split_deep` does one object."""
     return _SPLIT_ALL(document)
 
 
 def _spaced(members: Members) -> bytes:
-    """The object as Python's json writes it; not one that has no members, or a percent sign in a
-    name."""
+    """Return the object as Python's json writes it; empty if it has no members, or a percent sign
+    in a name."""
     if not members or "%" in "".join(members):
         return b""
     text = '": %b, "'.join(members)
@@ -221,8 +223,8 @@ def _read_carefully(document: bytes) -> Event:
 
 
 def elements_of(document: bytes, limit: int) -> list[bytes]:
-    """The elements of a JSON array, each as it is written, and what is left of it from the first
-    one beyond `limit` on as none. Raises `InvalidEvent`."""
+    """Return the elements of a JSON array, each as it is written, and no more than `limit` + 1 of
+    them. Raises `InvalidEvent`."""
     try:
         document.decode()  # the values were not looked at so closely
         return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
@@ -242,12 +244,13 @@ def elements_of(document: bytes, limit: int) -> list[bytes]:
 
 
 def write_batch(events: Iterable[Event]) -> bytes:
-    """The events as one JSON array."""
+    """Write events as one JSON array."""
     return b"[%b]" % b",".join(map(write, events))
 
 
 def write(event: Event) -> bytes:
-    """The event as one JSON document; JSON data are spliced in as they are, others as base64."""
+    """Write an event as one JSON document; JSON data are inserted as they are, other data as
+    base64."""
     attributes, data = event.attributes, event.data
     if data is None:
         return _dump(attributes)
@@ -262,7 +265,8 @@ def write(event: Event) -> bytes:
 
 
 def _members(text: str) -> Iterator[tuple[str, object, str]]:
-    """The members of a JSON object: name, value, and the value's own text. Raises ValueError."""
+    """Yield the members of a JSON object: name, value, and the value's own text. Raises
+    ValueError."""
     mark, at = _punctuation(text, 0, "{")
     if text.startswith("}", at):
         mark, at = _punctuation(text, at, "}")
@@ -279,7 +283,7 @@ def _members(text: str) -> Iterator[tuple[str, object, str]]:
 
 
 def _elements(text: str) -> Iterator[str]:
-    """The elements of a JSON array, as they are written. Raises ValueError."""
+    """Yield the elements of a JSON array, as they are written. Raises ValueError."""
     mark, at = _punctuation(text, 0, "[")
     if text.startswith("]", at):
         mark, at = _punctuation(text, at, "]")
@@ -293,7 +297,8 @@ def _elements(text: str) -> Iterator[str]:
 
 
 def _punctuation(text: str, at: int, wanted: str) -> tuple[str, int]:
-    """One of the wanted marks and the position after it, whitespace around it skipped."""
+    """Read one of the wanted marks; return it and the position after it and the whitespace around
+    it. Raises ValueError."""
     match = _PUNCTUATION(text, at)
     if match is None or match[1] not in wanted:
         raise ValueError(f"want {' or '.join(wanted)} at character {at}")
@@ -301,7 +306,7 @@ def _punctuation(text: str, at: int, wanted: str) -> tuple[str, int]:
 
 
 def _canonical(name: str, value: object) -> str | None:
-    """An attribute's value as a string; None when its JSON type isn't allowed."""
+    """Return an attribute's JSON value as a string; None if its type isn't allowed."""
     if type(value) is str:
         return value
     if name in CORE:
@@ -314,7 +319,8 @@ def _canonical(name: str, value: object) -> str | None:
 
 
 def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str]) -> bytes | None:
-    """The data's bytes; sets or drops the attribute that describes their encoding in the document.
+    """Return the data's bytes, None if there are none; sets a missing `datacontenttype`, and drops
+    `datacontentencoding` of base64 data.
 
     Raises ValueError.
     """

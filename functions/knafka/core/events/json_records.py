@@ -1,10 +1,10 @@
-"""Records of structured events and batches, straight from a document's bytes (CE-H8, CE-H11).
+"""Makes records of structured events and batches directly from a document's bytes (CE-H8, CE-H11).
 
     document --msgspec--> members --names--> layout --values--> record headers
 
-Only ever says yes, to events whose values stand for themselves; everything else is for
-`http_binding`, which asks here first, and for `json_format`, which names every problem.
-What follows from members' names alone is worked out once: a sender's events mostly have the same.
+It accepts only events whose values need no decoding. `http_binding` tries it first, and leaves all
+other events to `json_format`, which names every problem. A layout is computed once for each
+sequence of member names, as a sender's events mostly have the same names.
 """
 
 from __future__ import annotations
@@ -28,49 +28,52 @@ from knafka.core.events.event import (
 from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, RecordHeaders
 
 MAX_HEAD_BYTES: Final = 7 * 1024
-"""An event's attributes as header lines, at most, of one that came as JSON. Tomcat and Jetty take
-8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js 16
-KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
+"""Most bytes of the attributes, as header lines, of an event that came as JSON. Tomcat and Jetty
+take 8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js
+16 KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
 MAX_HEAD_LINES: Final = 80
 """Apache and gunicorn take 100."""
 
 _PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
-"""What stands for itself in a JSON string, and is legal in every attribute."""
+"""Bytes that are not escaped in a JSON string, and are legal in every attribute."""
 ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
     re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
 )
 IS_URI_REFERENCE = BoundedCache[bytes, bool](lambda value: is_uri_reference(value.decode()))
-"""Of sources: a sender has few."""
+"""Whether a source is a URI-reference, cached: a sender has few sources."""
 _IS_MINUTE = BoundedCache[bytes, bool](lambda value: is_timestamp(value.decode() + "00Z"))
 _IS_SECOND = re.compile(
     rb"(?:[0-5]\d|60)(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 ).fullmatch
 _JSON: Final = (CONTENT_TYPE, b"application/json")
-"""Of data whose event has no datacontenttype (CE-H9)."""
+"""Content type header of data whose event has no datacontenttype (CE-H9)."""
 _LOOKED_AT: Final = (
     "specversion", "id", "type", "source", "time", "subject", "partitionkey", "datacontenttype"
 )  # fmt: skip
-"""Attributes whose values are looked at, each by itself."""
+"""Attributes whose values are checked one by one."""
 
 
 class _Layout(NamedTuple):
-    """What follows from the names of a document's attributes, in their order."""
+    """The record layout for the names of a document's attributes, in their order."""
 
     headers: tuple[str, ...]
-    """The record headers that they become."""
+    """The record headers for these attributes, in the same order."""
     size: int
-    """Characters of all headers."""
+    """Number of characters of all header names."""
     pick: Callable[[Sequence[Any]], Any]
-    """Takes what is `_LOOKED_AT` out of the values and a None behind them."""
+    """Selects the `_LOOKED_AT` attributes from a sequence of the values and a final None (for
+    missing ones)."""
 
 
 def is_time(value: bytes) -> bool:
-    """As `event.is_timestamp`, of ASCII; events of a minute have most of it in common."""
+    """Whether ASCII text is an RFC 3339 timestamp, like `event.is_timestamp`; the minute's part is
+    cached, as many events share it."""
     return _IS_MINUTE[value[:17]] and _IS_SECOND(value, 17) is not None
 
 
 def record_of(document: bytes, beside: RecordHeaders) -> Draft | None:
-    """The record of a structured event; `beside` are the headers that travel with it."""
+    """Return the record of a structured event, with the headers `beside` added; None: the careful
+    reader has to read it."""
     try:
         members = json_format.split(document)
     except (ValueError, RecursionError):
@@ -82,7 +85,8 @@ def record_of(document: bytes, beside: RecordHeaders) -> Draft | None:
 
 
 def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft] | None:
-    """The records of all events of a batch of up to `limit`, from one pass over it."""
+    """Return the records of all events of a batch, from one pass over it; None: it has more than
+    `limit`, or the careful reader has to read it."""
     objects = json_format.split_batch(document, limit)
     if objects is None:
         return None
@@ -103,8 +107,8 @@ def _records_alike(
     data: Sequence[Raw | None],
     beside: RecordHeaders,
 ) -> list[Draft] | None:
-    """As `_record_of` for each, of events whose attributes have the same names in the same order,
-    and are all strings: as in most batches. None: for some it isn't so."""
+    """Return the records of events whose attributes have the same names in the same order and are
+    all strings, as in most batches; None: some events differ."""
     if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
         return None
     names, size, pick = layout
@@ -153,13 +157,14 @@ def _records_alike(
 def _record_of(
     members: json_format.Members, data: Raw | None, beside: RecordHeaders
 ) -> Draft | None:
-    """`members`: without the `data`."""
+    """Return an event's record from its members other than `data`; None: the careful reader has to
+    read it."""
     layout = _LAYOUTS[tuple(members)]
     if layout is None:
         return None
     names, size, pick = layout
     text = b"".join(members.values())
-    # Between strings stand two quotes, unless there are some in them: those aren't plain.
+    # Two quotes separate strings, unless a string contains some: then it isn't plain.
     values = text[1:-1].split(b'""')
     if not (len(values) == len(names) and text[0] == text[-1] == json_format.QUOTE):
         if (found := _values_of(members)) is None:
@@ -190,8 +195,8 @@ def _record_of(
 
 
 def _values_of(members: json_format.Members) -> list[bytes] | None:
-    """The values of attributes that aren't all strings; None: one is of a type it can't have, or
-    looks otherwise as a header."""
+    """Return the values of attributes that aren't all strings; None: one has a type that isn't
+    allowed, or another form as a header."""
     values = []
     for name, raw in members.items():
         value = bytes(raw)
@@ -205,7 +210,8 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
 
 
 def _layout_of(names: tuple[str, ...]) -> _Layout | None:
-    """None: only the careful way knows what is wrong with them, or large."""
+    """Return the layout of these attribute names; None: some are invalid, or too many, and the
+    careful reader has to say so."""
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
         return None
     if not all(map(is_attribute_name, names)):

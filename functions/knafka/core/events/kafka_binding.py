@@ -1,4 +1,4 @@
-"""The Kafka binding: an event as a record, and a record as an event (CE-K1 to CE-K7).
+"""Converts events to Kafka records, and records to events (CE-K1 to CE-K7).
 
 Records are written in binary mode, whatever mode an event came in, unless a KafkaSink wants them in
 structured mode. The one exception is an event whose datacontenttype is itself that of a structured
@@ -27,13 +27,14 @@ from knafka.core.events.event import (
 )
 
 RecordHeaders: TypeAlias = list[tuple[str, bytes]]
-"""Record headers as confluent-kafka takes and gives them."""
+"""Record headers in confluent-kafka's form."""
 
 CONTENT_TYPE: Final = "content-type"
 
 MODE: Final = "knafka-mode"
-"""Record header, no attribute: `structured`, of an event that is sent as JSON, as it came, unless a
-delivery has another format: as header lines its attributes are more than common servers take."""
+"""Record header (no attribute of the event): `structured` if the event is delivered as JSON, as it
+came, unless the delivery declares another format. As header lines its attributes would be more than
+common servers accept."""
 
 _passes = re.compile(r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z0-9_.-]+").fullmatch
 
@@ -47,12 +48,12 @@ class Draft(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """A record taken apart once, for filters and for the HTTP request."""
+    """A record's event and headers, parsed once for filters and for the HTTP request."""
 
     attributes: dict[str, str]
     data: bytes | None
     passed: RecordHeaders
-    """Headers that travel beside the event (KN-DP-10, KN-DP-11), fit for HTTP as they are."""
+    """Headers that are passed on with the event (KN-DP-10, KN-DP-11), unchanged in HTTP."""
     document: bytes | None = None
     """The record's value if it holds the whole event as JSON (CE-K7)."""
     sent_as_json: bool = False
@@ -64,7 +65,7 @@ class Envelope(NamedTuple):
 
 
 class Mode(Enum):
-    """How an event lies in a request or a record, by the content type alone (CE-H1, CE-K2)."""
+    """Content mode of a request or a record, by its content type alone (CE-H1, CE-K2)."""
 
     BINARY = "binary"
     STRUCTURED = "structured"
@@ -96,10 +97,10 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
-    """`compute(key)` by key, each computed once: for header names and content types.
+    """Caches `compute(key)` by key, for header names and content types.
 
-    Bounded, as they come from outside: keys that weigh more than 64, their length unless it is
-    said how, are not kept, and a full cache starts anew.
+    It is bounded, as keys come from outside: keys whose weight (by default their length) is above
+    64 are not kept, and a full cache is emptied.
     """
 
     def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:
@@ -117,12 +118,12 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
 
 
 def passes(name: str) -> bool:
-    """Whether a header, its name in lower case, travels beside the event (KN-DP-10, KN-DP-11)."""
+    """Whether a header (name in lower case) is passed on with the event (KN-DP-10, KN-DP-11)."""
     return _passes(name) is not None
 
 
 def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
-    """The record of a valid event; `passed` are the headers beside it."""
+    """Return the record of a valid event; the headers `passed` are added."""
     key = key_of(event.attributes)
     headers = [
         (CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}", value.encode())
@@ -136,9 +137,10 @@ def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
 
 
 def in_structured_mode(record: Draft) -> Draft:
-    """The record of the same event in structured mode (CE-K7), of one in any mode.
+    """Convert a record of any content mode to structured mode (CE-K7).
 
-    What travels beside the event still does. The content type is upstream's, without a charset.
+    Headers that are passed on with the event are kept. The content type is upstream's, without a
+    charset.
     """
     envelope = read(record.headers, record.value)
     document = envelope.document
@@ -149,10 +151,11 @@ def in_structured_mode(record: Draft) -> Draft:
 
 
 def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None) -> Envelope:
-    """Take a record apart. Raises `InvalidEvent` if it holds no event (CE-K8).
+    """Parse a record's event and headers. Raises `InvalidEvent` if it holds no event (CE-K8).
 
-    Checked is what filters and HTTP rely on: UTF-8, a known specversion, the required attributes,
-    nothing that CloudEvents forbids in a string. Of headers with one name the last wins (CE-K6).
+    It checks only what filters and HTTP rely on: UTF-8, a known specversion, the required
+    attributes, no characters that CloudEvents forbids. Of headers with the same name the last wins
+    (CE-K6).
     """
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
@@ -199,7 +202,8 @@ def _is_printable(raw: bytes) -> bool:
 
 
 def _attribute_of(name: str) -> str | None:
-    """The attribute in a record header; None for one that is kept beside it, "" for any other."""
+    """Return the attribute that a record header holds; None for a header that is passed on with the
+    event, "" for any other. Raises `InvalidEvent`."""
     if name.startswith("ce_"):
         attribute = name[3:]
         if attribute == "datacontenttype" or not is_attribute_name(attribute):

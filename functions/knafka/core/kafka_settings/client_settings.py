@@ -1,7 +1,8 @@
-"""Client settings: what a Broker or Trigger may set of our Kafka clients, and what nobody may.
+"""The settings of our Kafka clients that a Broker or Trigger may declare, and those that are
+refused.
 
-Names and values are Kafka's own (Java's, as its documentation has them). Only what is listed can
-be set, since some settings would lose events: those are refused with the reason (`REFUSED`).
+Names and values are Kafka's own (Java's, as its documentation has them). Only listed settings are
+allowed, since some others would lose events: those are refused with the reason (`REFUSED`).
 
 Not here: where they stand (a Broker's ConfigMap, a Trigger's annotations: `kafka.desired`).
 """
@@ -18,7 +19,7 @@ Settings: TypeAlias = Mapping[str, str]
 """Name to value, checked."""
 
 _Check: TypeAlias = Callable[[str], str]
-"""The value as it is kept; raises `ValueError` with what is wanted."""
+"""Check a value: return it in its normal form, or raise `ValueError` with the expectation."""
 
 _DIGITS = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
 _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
@@ -54,7 +55,7 @@ def _rack(text: str) -> str:
 
 
 _CONNECTIONS: Final[Mapping[str, _Check]] = {
-    # What a load balancer before Kafka forgets, such as Azure's after four minutes.
+    # A load balancer before Kafka drops idle connections, such as Azure's after four minutes.
     "connections.max.idle.ms": _number(10_000, 86_400_000),
     "metadata.max.age.ms": _number(10_000, 3_600_000),
     "socket.keepalive.enable": _one_of("true", "false"),
@@ -63,9 +64,9 @@ _CONNECTIONS: Final[Mapping[str, _Check]] = {
 CONSUMER: Final[Mapping[str, _Check]] = {
     "client.rack": _rack,
     "fetch.min.bytes": _number(1, 1_048_576),
-    # A partition that was just assigned or resumed waits for the question under way.
+    # A partition that was just assigned or resumed waits for the fetch under way.
     "fetch.max.wait.ms": _number(0, 5_000),
-    # Less than a record may have librdkafka refuses; more would be held in memory.
+    # librdkafka refuses less than the largest record; more would be held in memory.
     "fetch.max.bytes": _number(1_048_576, 67_108_864),
     "max.partition.fetch.bytes": _number(1_024, 16_777_216),
     **_CONNECTIONS,
@@ -106,18 +107,19 @@ REFUSED: Final[Mapping[str, str]] = {
     "max.request.size": "the largest event is the topic's to say: set its max.message.bytes",
     "message.max.bytes": "the largest event is the topic's to say: set its max.message.bytes",
 }
-"""Settings that would break delivery, and how."""
+"""Settings that would break delivery, each with the reason."""
 
 _LIBRDKAFKA: Final[Mapping[str, str]] = {
     "fetch.max.wait.ms": "fetch.wait.max.ms",
     "max.partition.fetch.bytes": "fetch.message.max.bytes",
     "compression.type": "compression.codec",
 }
-"""Settings that librdkafka calls by another name."""
+"""librdkafka's names of settings whose name there differs from Java's."""
 
 
 def checked(side: str, name: str, value: str, path: str) -> str:
-    """The value as it is kept; raises `InvalidDocument` with `path`. `side` is one of `SIDES`."""
+    """Check a setting; return its value in normal form. Raises `InvalidDocument` with `path`.
+    `side` is one of `SIDES`."""
     if (reason := REFUSED.get(name)) is not None:
         raise InvalidDocument(path, f"can't be set: {reason}")
     allowed = SIDES[side]

@@ -1,12 +1,12 @@
-"""OAUTHBEARER: who gives out tokens for Kafka, by the Secret's keys, for librdkafka and for Java.
+"""Configures SASL/OAUTHBEARER for librdkafka and Java from the keys of a Secret.
 
     OIDC client credentials     sasl.oauthbearer.token.endpoint.url, .client.id, .client.secret,
                                 and if need be .scope and .extensions, and https.ca.pem
     AWS MSK, by IAM             tokenProvider, awsRegion, roleARN
 
 The first are librdkafka's own names, the second upstream's. With OIDC the clients fetch and renew
-tokens by themselves; those of AWS are signed by a library (`knafka.tokens`), which the keys `MSK`
-of our librdkafka configuration ask for.
+tokens by themselves; tokens for AWS are signed by a library (`knafka.tokens`), as the settings
+`MSK_REGION` and `MSK_ROLE_ARN` of our configuration say.
 
 Not here: any token.
 """
@@ -42,7 +42,7 @@ the environment's region."""
 MSK_ROLE_ARN: Final = "knafka.msk.role.arn"
 
 JAVA_ONLY: Final = ("sasl.jaas.config", "sasl.login.callback.handler.class")
-"""Upstream hands these on to its Java clients."""
+"""Keys that upstream passes on to its Java clients."""
 
 _LOGIN_MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 _LOGIN_HANDLER: Final = (
@@ -55,7 +55,8 @@ _REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """Beside the protocol and TLS; raises `InvalidDocument`."""
+    """Return librdkafka's OAUTHBEARER settings, without protocol and TLS. Raises
+    `InvalidDocument`."""
     if _token_signer(secret) is not None:
         return _msk_settings(secret)
     configuration = {
@@ -108,9 +109,9 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
-    """Refuse to show AWS's token to whoever listens; raises `InvalidDocument`.
+    """Refuse to send AWS's token over an unencrypted connection. Raises `InvalidDocument`.
 
-    It is no password of the server's: it stands for an identity that has other rights, too.
+    The token isn't a password for Kafka alone: its identity has other rights, too.
     """
     if _token_signer(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(

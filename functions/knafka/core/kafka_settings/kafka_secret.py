@@ -1,8 +1,8 @@
-"""The Secret for Kafka: what its values mean to librdkafka and to a Java client.
+"""Converts the Secret for Kafka into the configuration of librdkafka and of Java clients.
 
 Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
-name no protocol. Its values come in by key, wherever they lie; a Secret that can't work is an
-`InvalidDocument`. Not here: tokens (`kafka_oauth`), and reading it.
+name no protocol. A Secret that can't work raises `InvalidDocument`. Not here: tokens
+(`kafka_oauth`), and reading it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHER_KEY: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """The security part of librdkafka's configuration."""
+    """Return the security part of librdkafka's configuration. Raises `InvalidDocument`."""
     secret = _explicit(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol.lower()}
@@ -51,14 +51,15 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
-    """Values of a Secret that doesn't say how Kafka is reached, with what is declared of that: a
-    client has a certificate if there is one."""
+    """Add a separately declared protocol to a Secret's values; a client uses a certificate if the
+    Secret has one."""
     without = {} if values.get("user.crt") else {"user.skip": "true"}
     return {**values, **without, "protocol": protocol}
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """The security part of a Java client's configuration, certificates inline."""
+    """Return the security part of a Java client's configuration, with inline certificates. Raises
+    `InvalidDocument`."""
     secret = _explicit(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol}
@@ -86,7 +87,7 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
-    """The Secret in today's keys; upstream's older ones leave the protocol to be inferred."""
+    """Return the Secret with today's keys; from upstream's older keys the protocol is inferred."""
     found = dict(secret)
     mechanism = secret.get("saslType") or secret.get("sasltype")
     if mechanism and not secret.get("sasl.mechanism"):
@@ -132,7 +133,8 @@ def _has_certificate(secret: Mapping[str, str]) -> bool:
 
 
 def _key(secret: Mapping[str, str]) -> str:
-    """The client's private key, which Java reads in one format only, so we do as upstream does."""
+    """Return the client's private key. Raises `InvalidDocument` for other formats than PKCS#8, the
+    only one that Java reads."""
     key = _required_value(secret, "user.key")
     if other := _OTHER_KEY.search(key):
         raise InvalidDocument(

@@ -1,14 +1,14 @@
-"""What doesn't come: conditions with something unwanted, as `a && !b` within ten minutes.
+"""Decides conditions with unwanted events, such as `a && !b` within ten minutes.
 
     a       a b            a                 a: wanted, b: unwanted, each - is a minute
     |----------> fires     |---------->
             |-b                              answered: doesn't fire
 
-Once the wanted events are complete, their round waits for as long as the trigger says. An unwanted
-event of that time answers it, whichever of the two was read first; if none has come it fires, which
-is known only when every event of that time was read. While a round waits, further wanted events of
-its time are ignored: it is about those that completed it. The last of them are held nevertheless:
-an unwanted event that is read later may have come before them, and then they begin a round.
+Once the wanted events are complete, their round waits for the trigger's `within`. An unwanted event
+of that time cancels the round, whichever was read first; without one the round fires, once every
+event of that time was read. While a round waits, further wanted events of its time are ignored. The
+latest of them are held nevertheless: if an unwanted event that is read later came before them, they
+begin a new round.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from knafka.core.sensor.conditions import TriggerCondition
 from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
 
 IGNORED: Final = 16
-"""Ignored events of each dependency that are held, the latest ones. Of more than that a round may
-be about a later event than the first that the unwanted one didn't answer, and none is missed."""
+"""Most ignored events that are held of each dependency, the latest ones. With more, a round may
+begin with a later event than the first possible one, but no round is missed."""
 
 
 class Round(NamedTuple):
-    """Wanted events that are complete, and wait for what is unwanted."""
+    """A complete set of wanted events that waits for an unwanted one."""
 
     events: Held
     until: int
-    """The last time (ms) of an event that would answer it."""
+    """Latest time (ms) of an unwanted event that would cancel the round."""
 
     def covers(self, at: int) -> bool:
-        """Whether an event of that time (ms) is of the time in which it waits."""
+        """Whether a time (ms) is within the round's wait."""
         return self.events[-1].at <= at <= self.until
 
 
@@ -47,7 +47,7 @@ class AbsenceDecision:
     partial: Held
     """Wanted events of a round that isn't complete."""
     unwanted: Held
-    """Events that may answer a round whose own events are still to come."""
+    """Unwanted events that may cancel a round whose own events are still to come."""
     ignored: Held = ()
     """Wanted events that came while a round waited."""
 
@@ -64,7 +64,7 @@ class AbsenceDecision:
 def decide(
     condition: TriggerCondition, within: int, events: Iterable[HeldEvent]
 ) -> AbsenceDecision:
-    """Decide rounds from these events, in the order of time, whatever order they came in."""
+    """Decide rounds from these events by their times, whatever order they came in."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
@@ -104,7 +104,7 @@ def expire(
 
 
 def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return when the first round fires unless it is answered."""
+    """Return when (ms) the first round fires unless it is cancelled; None if no round waits."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
@@ -112,7 +112,7 @@ def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
 
 
 def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """The first time at which `expire` would change something."""
+    """Return the first time (ms) at which `expire` would change something; None: never."""
     now = decide(condition, within, held)
     times = [round_.until for round_ in now.rounds]
     times += [event.at + within for event in now.partial]
@@ -123,12 +123,13 @@ def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
 def _in_order(
     condition: TriggerCondition, event: HeldEvent
 ) -> tuple[int, bool, tuple[int, int], int]:
-    """At one time, what is unwanted comes last: it answers what came in the same millisecond."""
+    """Return the sort key of an event: at the same time unwanted events come last, as they cancel
+    rounds of the same millisecond."""
     return event.at, event.dependency in condition.unwanted, event.origin, event.offset
 
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
-    """Only the latest of each dependency count (BUS-S3)."""
+    """Add a wanted event; only the latest ones of each dependency are kept (BUS-S3)."""
     same = [other for other in partial if other.dependency == event.dependency]
     if len(same) >= condition.wanted[event.dependency]:
         partial.remove(same[0])
@@ -136,7 +137,7 @@ def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCo
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """Add an event that answers rounds; one between two others within the wait adds nothing and is
+    """Add an unwanted event; one between two others within the wait changes nothing and is
     dropped."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event

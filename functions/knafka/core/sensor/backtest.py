@@ -1,5 +1,5 @@
-"""What a Sensor would have fired for events that are there already: the same routing and the same
-reducer, without Kafka."""
+"""Computes what a Sensor would have fired for past events, by the same routing and rules, without
+Kafka."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Fired(NamedTuple):
 
     key: str
     at: int
-    """When the firing was certain: the time of its last event, or the end of a wait."""
+    """Time (ms) at which the firing was certain: that of its last event, or the end of a wait."""
     firing: Firing
 
 
 class Backtest:
-    """Events are played in the order of time; what they leave is in `held`."""
+    """Plays past events in the order of time; `held` has the events that triggers then hold."""
 
     def __init__(self, sensor: Conditions, failed: CountError) -> None:
         self._router = Router(sensor, failed)
@@ -73,7 +73,8 @@ class Backtest:
                     yield Fired(route.key, event.at, firing)
 
     def until(self, time: int) -> Iterator[Fired]:
-        """Return the firings that follow because nothing else has come before this time (ms)."""
+        """Yield the firings that are due because no further event has come before this time
+        (ms)."""
         for key in self._timers.until(time):
             rule = self._rules[trigger_of(key)]
             after = rules.expire(rule, self._held[key], time)

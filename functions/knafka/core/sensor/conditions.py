@@ -1,11 +1,11 @@
-"""A Sensor's condition: which events it takes for a trigger to fire (BUS-2, BUS-3, BUS-S1).
+"""Parses a Sensor's conditions: which events a trigger needs to fire (BUS-2, BUS-3, BUS-S1).
 
     condition  = all, { "||", all } ;
     all        = term, { "&&", term } ;
     term       = "(", condition, ")" | name | number, "of", name | "!", name ;
 
 `3 of a` wants the latest three events of `a`. `a && !b` wants `a` without a `b` that follows in
-time. Not here: when that is decided; see `absence`.
+time. Not here: when absence is decided; see `absence`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from knafka.core.errors import InvalidExpression
 MAX_LENGTH: Final = 4096
 """Characters of a condition."""
 MAX_DEPTH: Final = 32
-"""Parentheses within each other."""
+"""Deepest nesting of parentheses."""
 MAX_COUNT: Final = 1000
-"""Events of one dependency that a condition may want: all of them are held until it fires."""
+"""Most events of one dependency that a condition may want: all of them are held until it fires."""
 
 MAX_NAME: Final = 63
 """Characters of a name."""
@@ -69,9 +69,9 @@ class TriggerCondition:
     """A parsed condition of a trigger."""
 
     tree: Node
-    """What is wanted; without what isn't."""
+    """The wanted events; `unwanted` has the others."""
     wanted: Mapping[str, int]
-    """The dependencies that count for it, and the most events that it wants of each at once."""
+    """The wanted dependencies, with the most events that it wants of each at once."""
     unwanted: frozenset[str]
     """The dependencies of which no event may follow."""
 
@@ -85,7 +85,7 @@ class TriggerCondition:
         return self.unwanted | self.wanted.keys()
 
     def holds(self, counts: Mapping[str, int]) -> bool:
-        """Whether so many events of each dependency are what is wanted."""
+        """Whether these numbers of events, by dependency, fulfil the condition's wanted part."""
         return _holds(self.tree, counts)
 
 
@@ -96,7 +96,7 @@ def all_of(names: Sequence[str]) -> TriggerCondition:
 
 
 def parse(text: str) -> TriggerCondition:
-    """The condition in `text`. Raises `InvalidExpression`."""
+    """Parse a condition. Raises `InvalidExpression`."""
     if len(text) > MAX_LENGTH:
         raise InvalidExpression(f"a condition has {MAX_LENGTH} characters at most", MAX_LENGTH)
     tree = _ConditionParser(list(_tokens(text))).condition()
@@ -187,7 +187,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 class _ConditionParser:
-    """One method for each rule of the grammar."""
+    """Parses a condition's tokens, with one method for each rule of the grammar."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
@@ -276,7 +276,8 @@ class _ConditionParser:
 
 
 def _flat(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]:
-    """`a && (b && c)` is `a && b && c`."""
+    """Return the parts with nested parts of the same kind merged: `a && (b && c)` is `a && b &&
+    c`."""
     return [
         inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,))
     ]

@@ -1,7 +1,8 @@
-"""The contract of a Sensor: all that its function knows of it, as JSON in its environment.
+"""The contract of a Sensor: everything that its function knows about it, as JSON in the
+environment.
 
-The vocabulary is Argo's (BUS-S1 to BUS-S5); what goes beyond it is said where it stands. Field
-names are camelCase in JSON and snake_case here.
+The vocabulary is Argo's (BUS-S1 to BUS-S5); additions are marked as ours. Field names are camelCase
+in JSON and snake_case here.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
 
 MAX_HELD_KEYS: Final = 1_000_000
-"""Correlation keys that are held at most; each costs some 450 bytes of memory besides its events:
-half a GB."""
+"""Most correlation keys that are held; each takes some 450 bytes of memory besides its events: half
+a GB in all."""
 MAX_HELD_BYTES: Final = 512 * 1024 * 1024
-"""Bytes of held events as JSON, at most: more than a million keys with 200 bytes of data each."""
+"""Most bytes of held events as JSON: more than a million keys with 200 bytes of data each."""
 
 MAX_TRIGGERS = 100
-"""Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
+"""Most triggers, and most dependencies, of one Sensor: the first offset that each trigger needs has
+to fit into a commit's 4 KiB."""
 
 MAX_DEDUPE: Final = 24 * 3600
-"""Seconds: for so long a mark of each event is held."""
+"""Longest time in seconds for which an event's mark is held."""
 
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=f"^{conditions.NAME}$", max_length=conditions.MAX_NAME)
@@ -50,7 +52,7 @@ Grace: TypeAlias = Annotated[Duration, Field(ge=0, le=600)]
 
 
 class Dependency(Model):
-    """Which events of the bus count as one of those that a condition names."""
+    """A dependency of conditions: which events of the bus count for its name."""
 
     name: Name
     filter: AttributesFilter = AttributesFilter()
@@ -59,7 +61,7 @@ class Dependency(Model):
 
 
 class ByTime(Model):
-    """When held events stop counting (BUS-S5)."""
+    """Times at which held events stop counting (BUS-S5)."""
 
     cron: str
     timezone: str = "UTC"
@@ -81,26 +83,27 @@ class ConditionsReset(Model):
 
 
 class SensorTrigger(Model):
-    """A trigger of a Sensor: its condition, and the action once that is true."""
+    """A trigger of a Sensor: its condition, and how its action is delivered."""
 
     name: Name
     conditions: str = ""
-    """A boolean expression of dependencies (BUS-S1); empty: all of them."""
+    """A boolean expression of dependencies (BUS-S1); empty: all dependencies are wanted."""
     conditions_reset: tuple[ConditionsReset, ...] = ()
     within: Annotated[Duration, Field(ge=0.001)] | None = None
-    """Seconds in which the events of one firing lie, ours: with `!`, how long is waited."""
+    """Ours: most seconds between the events of one firing; with `!`, how long to wait for the
+    unwanted event."""
     correlation: CesqlText | None = None
-    """What the events of one firing have in common, ours: an attribute, or an expression of them.
-    An event that doesn't have it counts for none."""
+    """Ours: the value that all events of one firing share, an attribute or an expression of
+    attributes. An event without the value doesn't count."""
     order: Literal["key", "partition", "unordered"] | None = None
-    """In which order its actions are delivered, ours. None: of those with a key, one after another:
-    where the condition wants one event the key is that event's, else it is the correlation. `key`:
-    the same, and one after another without a key as well."""
+    """Ours: the order in which its actions are delivered. None: actions with the same key one after
+    another; the key is the event's if the condition wants one event, else the correlation. `key`:
+    the same, and actions without a key one after another as well."""
     at_least_once: bool = True
-    """False: its action may be lost, and is never begun twice (BUS-5, BUS-S7)."""
+    """False: its action may be lost, and is never attempted twice (BUS-5, BUS-S7)."""
 
     def rule(self, dependencies: Iterable[str]) -> Rule:
-        """Ready to be asked; raises `InvalidExpression`."""
+        """Return the compiled rule. Raises `InvalidExpression`."""
         return Rule(
             self.name,
             self.condition(dependencies),
@@ -118,7 +121,7 @@ class SensorTrigger(Model):
 
 
 def _names_once(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
-    """Refuse names that stand more than once."""
+    """Refuse names that occur more than once."""
     counts = Counter(item.name for item in named)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise problem(f"{', '.join(sorted(twice))}: there is more than one of that name")
@@ -140,8 +143,8 @@ class Conditions(Model):
     ]
     triggers: Annotated[tuple[SensorTrigger, ...], Field(min_length=1, max_length=MAX_TRIGGERS)]
     dedupe: Annotated[Duration, Field(ge=0.001, le=MAX_DEDUPE)] | None = None
-    """Seconds in which an event of the same source and id as one that counted doesn't count, ours;
-    None: each counts."""
+    """Ours: seconds in which a further event of the same source and id doesn't count; None: every
+    event counts."""
 
     @property
     def dedupe_millis(self) -> int | None:
@@ -181,13 +184,13 @@ class SensorContract(Conditions):
     namespace: str
     name: str
     generation: Annotated[int, Field(ge=0)] = 0
-    """What is read from the trigger topic may come from a process with a later one: then this one
-    ends, as it can't tell what that is."""
+    """If a record of the trigger topic comes from a process with a later generation, this process
+    ends, as it may not understand the record."""
     kafka: Kafka
     topic: str
     """The bus: its events are read from there (BUS-8)."""
     group: str
-    """Reads it, and the trigger topic."""
+    """The consumer group that reads the bus and the trigger topic."""
     trigger_topic: str
     """Events of complex conditions, by trigger (BUS-10, BUS-13)."""
     changelog_topic: str
@@ -201,17 +204,18 @@ class SensorContract(Conditions):
     """Topic of the events that could not be handled; created at the first of them."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
     grace: Grace | None = None
-    """Seconds by which the time of an event may be before that of one which was read already; None:
-    20 ms where the times are Kafka's, and 2 s where they are the senders'."""
+    """Seconds by which an event may be earlier than one that was already read; None: 20 ms if times
+    are Kafka's, 2 s if they are the senders'."""
     max_held_keys: Annotated[int, Field(gt=0)] = MAX_HELD_KEYS
-    """Triggers and correlation keys for which one process holds events; beyond it lets go of the
-    oldest."""
+    """Most triggers and correlation keys for which one process holds events; beyond that it drops
+    the oldest."""
     max_held_bytes: Annotated[int, Field(gt=0)] = MAX_HELD_BYTES
-    """Bytes of the events, as JSON, that one process holds; beyond it lets go of the oldest."""
+    """Most bytes of events, as JSON, that one process holds; beyond that it drops the oldest."""
 
     @cached_property
     def triggers_in_order(self) -> frozenset[str]:
-        """Names of the triggers whose actions go one after another also without a key."""
+        """Names of the triggers whose actions are delivered one after another, even without a
+        key."""
         return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
@@ -219,7 +223,7 @@ class SensorContract(Conditions):
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:
-        """The slot (`DrainRequest.slot`) of a process by its transactional id; None: it has none,
-        or is none of this Sensor's."""
+        """Return a process's slot (`DrainRequest.slot`) from its transactional id; None: it has
+        none, or belongs to another Sensor."""
         name = client_id.removeprefix(f"{self.group}-")
         return int(name) if name != client_id and name.isdecimal() and len(name) < 10 else None

@@ -1,7 +1,7 @@
-"""Events that come again: the same source and id within a declared time count once.
+"""Recognises duplicates: events of the same source and id within a declared time count once.
 
-A Sensor's function keeps for each event that a trigger has taken a mark, as it keeps what triggers
-hold: in its changelog, under a key of its own (`key_of`), until its time is over. Pure.
+A Sensor's function keeps a mark for each event that a trigger has taken, as it keeps held events:
+in its changelog, under a key of its own (`key_of`), until the time is over. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from knafka.core.sensor.held import HeldEvent
 from knafka.core.sensor.rules import Rule
 
 MARK: Final = "@"
-"""Begins the keys of marks, and is their dependency: no name of a trigger or a dependency has it.
+"""Prefix of the keys of marks, and their dependency; names of triggers and dependencies can't have
+it.
 """
 
 
@@ -25,7 +26,7 @@ def rule_of(trigger: str, dedupe: int) -> Rule:
 
 
 def key_of(trigger: str, event: HeldEvent) -> str:
-    """Under which the mark of an event is held."""
+    """Return the key under which the mark of an event is held."""
     return f"{MARK}{trigger}/{event.dependency}/{event.identity}"
 
 
@@ -34,6 +35,7 @@ def is_mark(key: str) -> bool:
 
 
 def mark_of(event: HeldEvent) -> HeldEvent:
+    """Return the mark of an event: the event without its document and trace."""
     return event._replace(dependency=MARK, document=b"", trace=b"")
 
 
@@ -46,7 +48,7 @@ class Seen:
         self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
 
     def is_new(self, key: str, dependency: str, identity: str, at: int) -> bool:
-        """Whether an event counts that has come for a key at this time (ms)."""
+        """Whether an event that came for a key at this time (ms) counts; if so, it is marked."""
         if self._dedupe is None:
             return True
         taken = self._taken

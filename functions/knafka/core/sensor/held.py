@@ -1,4 +1,4 @@
-"""The events that a trigger of a Sensor holds, and what it fires with (BUS-13)."""
+"""The events that a Sensor's trigger holds, and its firings (BUS-13)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class HeldEvent(NamedTuple):
 
     dependency: str
     identity: str
-    """Which event it is: its source and id (CE: together they are unique)."""
+    """The event's source and id, which identify it (CE: together they are unique)."""
     at: int
-    """When the bus took it: milliseconds since the Unix epoch."""
+    """Time at which the bus took it, in milliseconds since the Unix epoch."""
     offset: int
-    """Its record's in its partition of the trigger topic: no other event there has it."""
+    """Offset of its record in its partition of the trigger topic, where no other event has it."""
     document: bytes
     """The event as a JSON document (structured mode)."""
     trace: bytes = b""
     """Its `traceparent` on the bus, if its trace is sampled."""
     origin: tuple[int, int] = (-1, -1)
-    """Its partition and offset on the bus: its order at one time."""
+    """Its partition and offset on the bus, which order events of the same time."""
 
     @property
     def place(self) -> Place:
@@ -36,7 +36,7 @@ class HeldEvent(NamedTuple):
 
 
 Held: TypeAlias = tuple[HeldEvent, ...]
-"""What a trigger holds, for one correlation key if it has any; in the order of time."""
+"""The events that a trigger holds for one correlation key (if it has one), in the order of time."""
 
 
 class Firing(NamedTuple):
@@ -46,8 +46,7 @@ class Firing(NamedTuple):
 
     @property
     def last(self) -> HeldEvent:
-        """The event that made it true, or after which nothing came that would have kept it from
-        being so."""
+        """The latest of its events, which completed the condition."""
         return max(self.events, key=lambda event: (event.at, event.origin, event.offset))
 
 

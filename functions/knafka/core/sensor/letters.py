@@ -1,8 +1,9 @@
-"""Dead letters of a Sensor: records that it could not handle, and events that it can't fire with.
+"""Makes a Sensor's dead letters: of records that it could not handle, and of events that it can't
+fire with.
 
-A record becomes a dead letter as a dispatcher's does (`core.dead_letter`): the event as it was, and
-why. Events that a trigger held, or was to fire with, are named in one dead letter, an event of type
-`FAILED`: they may be megabytes together, and lie in the bus's topic.
+A record becomes a dead letter as in a dispatcher (`core.dead_letter`): the event as it was, and the
+reason. Events that a trigger held, or was to fire with, are named in one dead letter, an event of
+type `FAILED`: they may be megabytes together, and are in the bus's topic.
 
 Pure. Not here: writing them, which is part of the Sensor's transaction (`sensor.batch`).
 """
@@ -26,11 +27,11 @@ from knafka.core.sensor.held import HeldEvent
 from knafka.core.times import rfc3339
 
 FAILED: Final = "dev.knafka.sensor.failed"
-"""The type of the event that names those which a trigger could not fire with."""
+"""The type of the event that names the events with which a trigger could not fire."""
 NAMED_BYTES: Final = 16_384
-"""Bytes of the names of events in a dead letter; of more events their number is told."""
+"""Most bytes of names of events in a dead letter; further events are only counted."""
 NAME: Final = 256
-"""Characters of one event's source and id that are kept."""
+"""Most characters that are kept of an event's source, and of its id."""
 
 
 class TooLarge(Exception):
@@ -38,8 +39,8 @@ class TooLarge(Exception):
 
 
 def failure_of(error: Exception) -> tuple[Reason, str]:
-    """Why something is given up for an error that it raised, and in words: what is no event and no
-    record that is too large is a bug."""
+    """Return reason and text for a record that raised this error; an error other than an invalid
+    event or a too large record is a bug."""
     if isinstance(error, TooLarge):
         return Reason.TOO_LARGE, str(error)
     if isinstance(error, InvalidEvent):
@@ -55,8 +56,9 @@ def of_record(
     now: float,
     trigger: str | None = None,
 ) -> Draft:
-    """The dead letter of the record at `place` (topic, partition, offset), for a reason and in
-    words. `trigger`: the one for which alone it failed. `now`: seconds since the Unix epoch."""
+    """Return the dead letter of the record at `place` (topic, partition, offset), for a reason and
+    its text. `trigger`: the only trigger for which it failed. `now`: seconds since the Unix
+    epoch."""
     headers, value = draft.headers, draft.value
     reason, told = failure
     extensions = () if trigger is None else ((records.TRIGGER, trigger),)
@@ -71,7 +73,8 @@ def of_record(
 
 
 def structured(document: bytes | None) -> RecordHeaders:
-    """Headers of a record whose value is an event as JSON, as those of the trigger topic are."""
+    """Return the headers of a record whose value is an event as JSON, like those of the trigger
+    topic."""
     return [] if document is None else [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode())]
 
 
@@ -83,8 +86,8 @@ def of_events(
     failure: tuple[Reason, str],
     now: float,
 ) -> Draft:
-    """The dead letter that names what a trigger held, by `records.key_of`, in a partition of the
-    trigger topic; there is at least one event. `now`: seconds since the Unix epoch."""
+    """Return the dead letter that names events held at `key` (`records.key_of`) in a partition of
+    the trigger topic; there is at least one event. `now`: seconds since the Unix epoch."""
     trigger, correlation = records.trigger_of(key), records.correlation_of(key)
     last = max(event.offset for event in events)
     attributes = {

@@ -1,11 +1,12 @@
-"""The order in which a trigger takes events: by time over all partitions of the bus.
+"""Puts events in the order in which a trigger takes them: by time over all partitions of the bus.
 
     partition 0   a@10 ------------- a@30      what is taken: a@10 b@12 a@30 b@31,
     partition 1         b@12 b@31              whichever partition was read first
 
 Events are ordered by time, and events of the same time by their partition and offset on the bus. A
 record that was read waits until no earlier event can still be read (`InOrder.note_read_until`).
-Pure. Not here: how that is found out (`knafka.sensor.bus`, `knafka.sensor.watermark`).
+Pure. Not here: finding out up to which time events were read (`knafka.sensor.bus`,
+`knafka.sensor.watermark`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """Where an event stands in the order of all events of a bus."""
+    """An event's position in the order of all events of a bus."""
 
     at: int
     """Milliseconds since the Unix epoch."""
     partition: int = -1
-    """Of the bus; -1 comes before every event of that time."""
+    """Partition of the bus; -1 comes before every event of that time."""
     offset: int = -1
 
 
@@ -32,10 +33,10 @@ BEFORE_ALL: Final = Place(-(2**63))
 
 
 class Routed(NamedTuple):
-    """How far a partition of the bus was routed."""
+    """Up to which time a partition of the bus was routed."""
 
     until: int | None = None
-    """All events before this time (ms) were routed; None: not known."""
+    """Time (ms) before which all events were routed; None: not known."""
     by_sender: bool = False
     """Whether the bus's times are its senders', and not Kafka's."""
 
@@ -74,8 +75,8 @@ class InOrder(Generic[T]):
     def add(self, offset: int, place: Place, until: int, record: T, size: int = 0) -> None:
         """Add a record of `size` bytes that was read.
 
-        `until` (ms): every event before this time lies in front of this record in the partition,
-        except events that its writer appended together with it and that come after it in order.
+        `until` (ms): every event before this time precedes this record in the partition, except
+        events that its writer appended together with it and that come after it in order.
         """
         if offset >= self._taken_below or place > self._taken_place:
             heappush(self._waiting, (place, offset, size, record))
@@ -139,10 +140,11 @@ class InOrder(Generic[T]):
         return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
     def position(self, read: int) -> int:
-        """The offset to commit: the lowest that waits or, if none waits, the next to be read,
-        `read`. Records after it may have been taken already (`taken`)."""
+        """Return the offset to commit: the lowest of a waiting record or, if none waits, the next
+        to be read, `read`. Records after it may have been taken already (`taken`)."""
         return next(iter(self._offsets), read)
 
     def taken(self, read: int) -> Taken | None:
-        """The `Taken` to commit with the offset `position(read)`; None if no record waits."""
+        """Return the `Taken` to commit with the offset `position(read)`; None if no record
+        waits."""
         return Taken(read, self._last) if self._waiting else None

@@ -1,11 +1,12 @@
-"""What a Sensor writes: the records of its three topics (BUS-7, BUS-18, BUS-S6).
+"""Encodes and decodes the records of a Sensor's three topics (BUS-7, BUS-18, BUS-S6).
 
     trigger     key TRIGGER or TRIGGER/CORRELATION   value one event, as JSON     what was matched
     changelog   key OFFSET/ and that key             the same, or a tombstone     what is held
     action      that key                             a CloudEvent, see `action`   what has fired
 
-The key of a trigger's record is that of all it holds, so one partition has it, and one process at a
-time (BUS-18, BUS-19). A changelog's record lies in the partition of the same number.
+All records for one trigger and correlation have the same key, so they are in one partition, and one
+process at a time handles them (BUS-18, BUS-19). A changelog record is in the partition of the same
+number.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from knafka.core.sensor.order import Place, Routed, Taken
 from knafka.core.times import rfc3339
 
 FIRED: Final = "dev.knafka.sensor.fired"
-"""The type of the event that a firing is."""
+"""The type of the event that is written for a firing."""
 TRIGGER: Final = "sensortrigger"
-"""The extension that says which trigger has fired."""
+"""Extension attribute: the trigger that has fired."""
 DEPENDENCIES: Final = "sensordependencies"
-"""The extension that says which dependencies its events are of, in their order, with commas."""
+"""Extension attribute: the dependencies of the firing's events, in their order, comma-separated."""
 
 _DEPENDENCY, _IDENTITY, _AT, _GENERATION = "dependency", "identity", "at", "generation"
 _ORIGIN: Final = "origin"
@@ -39,15 +40,15 @@ NEVER: Final = -(2**62)
 
 
 class TriggerTopicRecord(NamedTuple):
-    """An event on its way to what a trigger holds."""
+    """An event on its way to a trigger."""
 
     key: str
     """`key_of` its trigger and correlation."""
     event: HeldEvent
     generation: int
-    """The Sensor's, as the process that wrote it knew it."""
+    """Generation of the Sensor in the process that wrote the record."""
     until: int = NEVER
-    """Every event of the bus of an earlier time (ms) lies in front of it, for certain."""
+    """Every event of the bus before this time (ms) is certainly in front of this record."""
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
@@ -56,7 +57,7 @@ def key_of(trigger: str, correlation: str | None) -> str:
 
 
 def trigger_of(key: str) -> str:
-    """The name of the trigger: it has no slash."""
+    """Return the trigger's name in a key: it has no slash."""
     return key.partition("/")[0]
 
 
@@ -67,12 +68,12 @@ def correlation_of(key: str) -> str | None:
 
 
 def identity_of(attributes: Attributes) -> str:
-    """Which event it is; a source has no spaces."""
+    """Return an event's identity: its source (which has no spaces), a space, and its id."""
     return f"{attributes['source']} {attributes['id']}"
 
 
 def source_of(namespace: str, sensor: str) -> str:
-    """The source of the events that a Sensor makes."""
+    """Return the source of the events that a Sensor makes."""
     return f"/apis/v1/namespaces/{namespace}/sensors/{sensor}"
 
 
@@ -93,7 +94,7 @@ def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> R
 def read_trigger(
     key: bytes | None, value: bytes | None, headers: RecordHeaders | None, offset: int
 ) -> TriggerTopicRecord:
-    """A record of the trigger topic, at this offset. Raises `InvalidEvent`."""
+    """Decode the record of the trigger topic at this offset. Raises `InvalidEvent`."""
     try:
         found: Mapping[str, bytes] = dict(headers or ())
         if key is None or value is None:
@@ -129,7 +130,8 @@ def changelog_key(key: str, offset: int) -> bytes:
 
 
 def read_changelog(key: bytes | None) -> tuple[str, int]:
-    """The key in the trigger topic, and the offset there. Raises `InvalidEvent`."""
+    """Decode a changelog record's key: return the key in the trigger topic, and the offset there.
+    Raises `InvalidEvent`."""
     offset, _, rest = (key or b"").partition(b"/")
     try:
         return rest.decode(), int(offset)
@@ -140,8 +142,9 @@ def read_changelog(key: bytes | None) -> tuple[str, int]:
 def action(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
-    """The event that a firing is: an array of the events in it. `identity`: the same whenever this
-    firing is written, so that a subscriber can tell that it had it. `trace`: its `traceparent`."""
+    """Return headers and value of a firing's event, whose data are the array of its events.
+    `identity`: the same whenever this firing is written, so that a subscriber can recognise
+    duplicates. `trace`: its `traceparent`."""
     correlation = correlation_of(key)
     attributes = {
         "specversion": "1.0",
@@ -161,15 +164,16 @@ def action(
 
 
 DUE: Final = "@due"
-"""Beside the triggers' names, which have no @: when the next firing is due that waits for none."""
+"""Metadata key beside the triggers' names, which have no @: when (ms) timers must be checked
+again."""
 
 
 TAKEN: Final = "@taken"
-"""What was taken behind the offset: see `order.Taken`."""
+"""Metadata key: the records taken after the offset, see `order.Taken`."""
 UNTIL: Final = "@until"
-"""Beside an offset of the bus: `Routed.until`."""
+"""Metadata key of a bus offset: `Routed.until`."""
 BY_SENDER: Final = "@bysender"
-"""Beside an offset of the bus: `Routed.by_sender`."""
+"""Metadata key of a bus offset: `Routed.by_sender`."""
 
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
@@ -185,8 +189,8 @@ def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | 
 
 
 def taken_in(metadata: str) -> Taken | None:
-    """Decode which records after the committed offset were taken already; None: none, or it isn't
-    ours (BUS-S8)."""
+    """Decode which records after the committed offset were already taken; None: none were, or the
+    metadata isn't ours (BUS-S8)."""
     try:
         read, *last = map(int, json.loads(metadata)[TAKEN])
         return Taken(read, Place(*last))
@@ -203,7 +207,8 @@ def bus_metadata(routed: Routed) -> str:
 
 
 def routed_in(metadata: str) -> Routed:
-    """Decode up to which time a partition of the bus was routed."""
+    """Decode up to which time a partition of the bus was routed; unknown if the metadata isn't
+    ours."""
     try:
         found = json.loads(metadata)
         until = found.get(UNTIL)
@@ -213,7 +218,7 @@ def routed_in(metadata: str) -> Routed:
 
 
 def due_in(metadata: str) -> int | None:
-    """When, by this metadata, somebody has to look again; None: never, or it isn't ours
+    """Decode when (ms) timers must be checked again; None: never, or the metadata isn't ours
     (BUS-S8)."""
     try:
         found = json.loads(metadata)

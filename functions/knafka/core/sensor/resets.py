@@ -17,11 +17,11 @@ _ANY = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
 
 
 class Reset:
-    """A cron expression of five fields in a time zone. Times are milliseconds since the Unix
-    epoch."""
+    """Resets at the times of a cron expression of five fields in a time zone. Times are
+    milliseconds since the Unix epoch."""
 
     def __init__(self, cron: str, timezone: str = "UTC") -> None:
-        """Raises `InvalidDocument`."""
+        """Parse the cron expression. Raises `InvalidDocument`."""
         try:
             self._zone = ZoneInfo(timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -39,13 +39,14 @@ class Reset:
             raise InvalidDocument(
                 "cron", f"invalid cron expression {cron!r:.80}: {str(error).lower()}"
             ) from None
-        # The last answer: events come in order but for a few, so the next one is mostly the same.
+        # Cache of the last result: events are mostly in order, so the next result is mostly the
+        # same.
         self._last: int | None = None
         self._next: int | None = None
         self._from = self._until = 0
 
     def last(self, at: int) -> int | None:
-        """The last reset at or before this time; None: there was none."""
+        """Return the last reset at or before this time; None: there was none."""
         if not self._from <= at < self._until:
             self._last, self._next = self._last_before(at), self._next_after(at)
             self._from = at if self._last is None else self._last
@@ -53,12 +54,12 @@ class Reset:
         return self._last
 
     def next(self, at: int) -> int | None:
-        """The first reset at or after this time; None: there is none."""
+        """Return the first reset at or after this time; None: there is none."""
         return at if self.last(at) == at else self._next
 
     def _last_before(self, at: int) -> int | None:
         """Return the last reset at or before this time (ms); None: there is none."""
-        # What is looked for is strictly before the second that it is asked of.
+        # CronSim searches strictly before the second that it starts from.
         found = self._first_reset(_whole_second(at) + _SECOND, reverse=True)
         return None if found is None or found > at else found
 
@@ -72,7 +73,7 @@ class Reset:
         moments = CronSim(self._cron, of.astimezone(self._zone), reverse=reverse)
         try:
             found = next(moments, None)
-        except OverflowError:  # it looks beyond the years that there are
+        except OverflowError:  # it searches beyond the last year
             return None
         return None if found is None else round(found.timestamp() * 1000)
 

@@ -1,4 +1,4 @@
-"""Which triggers of a Sensor an event concerns (BUS-21: the event handler's part)."""
+"""Finds the triggers of a Sensor that an event concerns (BUS-21: the event handler's part)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from knafka.core.sensor.contract import Conditions, SensorTrigger
 from knafka.core.sensor.records import key_of
 
 MAX_CORRELATION: Final = 1024
-"""Characters: it is part of a record's key, and of what is held."""
+"""Most characters of a correlation key: it is part of record keys, and held in memory."""
 
 Correlate: TypeAlias = Callable[[Attributes], str | None]
 
 
 class Route(NamedTuple):
-    """An event counts as this dependency of this trigger."""
+    """A trigger that an event concerns, and the dependency for which it counts."""
 
     dependency: str
     key: str
     """The trigger, and the correlation key if it has any (`records.key_of`)."""
     fires: bool
-    """Whether the trigger's condition is simple, and nothing is held for it (BUS-12)."""
+    """Whether the event fires the trigger at once, as its condition is simple and nothing is held
+    for it (BUS-12)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wants:
-    """What a trigger wants of a dependency."""
+    """A trigger that a dependency concerns."""
 
     trigger: str
     correlate: Correlate | None
@@ -38,7 +39,7 @@ class _Wants:
 
 
 class Router:
-    """Compiled once; `route` is asked for each event of the bus."""
+    """Finds the routes of each event of the bus; its filters are compiled once."""
 
     def __init__(self, sensor: Conditions, failed: CountError) -> None:
         """`failed` is called for each filter and correlation that ends with an error."""
@@ -59,8 +60,8 @@ class Router:
             self._wanted.append((dependency.name, passes, wants))
 
     def route(self, attributes: Attributes) -> list[Route]:
-        """Return the routes of an event: each trigger at most once per dependency; one with a
-        simple condition at most once."""
+        """Return the routes of an event: at most one for each trigger and dependency; at most one
+        in all for a trigger with a simple condition."""
         routes: list[Route] = []
         fired: set[str] = set()
         for dependency, passes, wants in self._wanted:

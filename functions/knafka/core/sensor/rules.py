@@ -1,12 +1,12 @@
-"""The reducer: what a trigger of a Sensor holds, and when it fires (BUS-13, BUS-S3 to BUS-S5).
+"""Decides which events a Sensor's trigger holds, and when it fires (BUS-13, BUS-S3 to BUS-S5).
 
     held, event ----step----> held, firing?        an event of one of its dependencies has come
     held, time  ---expire---> held, firings        every event before this time has come
 
-All of it is pure. Time is that of the events (when the bus took them), never that of their
-processing: a backlog that is read after an outage fires what it would have fired without one.
-What is held is a tuple of a few events for each trigger and correlation key; who keeps it, and
-where, is not said here. A condition with something unwanted (`a && !b`) is decided in `absence`.
+Pure. Times are those of the events (when the bus took them), never of their processing: a backlog
+that is read after an outage causes the same firings as without one. A tuple of a few events is held
+for each trigger and correlation key; storing it is the caller's task. Conditions with unwanted
+events (`a && !b`) are decided in `absence`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Rule:
     name: str
     condition: TriggerCondition
     within: int | None = None
-    """Milliseconds between the first and the last event of a firing at most; None: any. With
-    something unwanted, it is also how long that is waited for."""
+    """Most milliseconds between the first and the last event of a firing; None: no limit. With an
+    unwanted event, also how long to wait for it."""
     resets: tuple[Reset, ...] = ()
 
     def __post_init__(self) -> None:
@@ -46,8 +46,8 @@ class RuleStep(NamedTuple):
 
 
 def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
-    """An event has come: the latest ones of each dependency count, by their time (BUS-S3); what
-    fires is held no more (BUS-S4). One that came before, by its source and id, is replaced."""
+    """Add an event: the latest ones of each dependency count, by their time (BUS-S3); events that
+    fire are held no more (BUS-S4). An event of the same source and id is replaced."""
     events = _counting_events(rule, [*_without_same(rule, held, event), event])
     if rule.condition.unwanted:
         assert rule.within is not None
@@ -62,8 +62,8 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
 
 
 def expire(rule: Rule, held: Held, until: int) -> RuleStep:
-    """Every event of a time before `until` (ms) has come: what waits for none fires, and what can
-    become part of no firing is held no more."""
+    """Handle the passing of time, when every event before `until` (ms) has come: waits for absence
+    that are over fire, and events that can be part of no firing are dropped."""
     if not held:
         return RuleStep(held)
     if rule.condition.unwanted:
@@ -84,7 +84,7 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
 
 
 def due(rule: Rule, held: Held) -> int | None:
-    """Return when the next firing is due that waits for no event, in ms; None: there is none."""
+    """Return when (ms) the next firing is due without a further event; None: there is none."""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
@@ -92,7 +92,7 @@ def due(rule: Rule, held: Held) -> int | None:
 
 
 def expires(rule: Rule, held: Held) -> int | None:
-    """The first time (ms) at which `expire` would change what is held; None: never."""
+    """Return the first time (ms) at which `expire` would change the held events; None: never."""
     if not held:
         return None
     if rule.condition.unwanted:
@@ -105,8 +105,8 @@ def expires(rule: Rule, held: Held) -> int | None:
 
 
 def _without_same(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
-    """Without the same event. In a backlog, one whose wait is over hasn't fired yet, and is another
-    firing's."""
+    """Return the held events without this one. In a backlog, an event whose wait is over but hasn't
+    fired yet is kept, as it belongs to another firing."""
     same = [other for other in held if other.is_same_as(event)]
     if same and rule.condition.unwanted:
         assert rule.within is not None
@@ -146,7 +146,7 @@ def _last_reset(rule: Rule, until: int) -> int | None:
 
 
 def _was_reset(rule: Rule, waited: Held) -> bool:
-    """Whether a reset came while these waited for what is unwanted."""
+    """Whether a reset came while these events waited for an unwanted one."""
     assert rule.within is not None
     last = _last_reset(rule, waited[-1].at + rule.within)
     return last is not None and last >= waited[-1].at

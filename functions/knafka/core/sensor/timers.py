@@ -1,4 +1,5 @@
-"""When to look at what triggers hold, though no event comes: for one partition of a Sensor."""
+"""Timers for one partition of a Sensor: when held events must be checked although no event
+comes."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from heapq import heapify, heappop, heappush
 
 
 class Timers:
-    """Times (ms since the Unix epoch) by key. A time that was changed stays in the heap, and is
-    passed over there."""
+    """Holds one time (ms since the Unix epoch) for each key. A replaced time stays in the heap,
+    where it is skipped."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
     def set(self, key: str, at: int | None) -> None:
-        """The one time of this key; None: it has none any more."""
+        """Set the time of this key; None removes it."""
         if at is None:
             self._times.pop(key, None)
         elif self._times.get(key) != at:
@@ -26,11 +27,12 @@ class Timers:
             heapify(self._heap)
 
     def of(self, key: str) -> int | None:
+        """Return the time of this key; None if it has none."""
         return self._times.get(key)
 
     @property
     def first(self) -> int | None:
-        """The earliest."""
+        """The earliest time; None if there is none."""
         while self._heap:
             at, key = self._heap[0]
             if self._times.get(key) == at:
@@ -39,7 +41,7 @@ class Timers:
         return None
 
     def until(self, time: int) -> Iterator[str]:
-        """The keys whose time has come by then, which have none any more."""
+        """Yield the keys whose times are up to `time`, and remove their times."""
         while (first := self.first) is not None and first <= time:
             _, key = heappop(self._heap)
             del self._times[key]

@@ -1,9 +1,9 @@
-"""Senders' tokens: a JWT taken apart, and what its claims must say (RFC 7515, 7519). Pure.
+"""Splits senders' tokens (JWT) and checks their claims (RFC 7515, 7519). Pure.
 
     token --split--> algorithm, key id, what is signed, signature      before anything is believed
     claims --check_claims--> subject, end                              if the signature holds, too
 
-What is done is bounded by a token's length; no text of a token is in any error.
+The work is bounded by a token's length; no error contains text of a token.
 
 Not here: signatures and keys (`ports.signing_keys`), and who may send (`authorization`).
 """
@@ -24,7 +24,7 @@ ALGORITHMS: Final = frozenset(
 """Algorithms with public keys. Never `none`, and never HS256 and its like, which would take a
 public key for a shared secret."""
 MAX_TOKEN_BYTES: Final = 8 * 1024
-"""Kubernetes' have one or two thousand."""
+"""Longest token that is accepted; Kubernetes' have one or two thousand bytes."""
 LEEWAY: Final = 60.0
 """Seconds by which the issuer's clock may differ from ours."""
 
@@ -32,11 +32,11 @@ _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 
 
 class InvalidToken(KnafkaError):
-    """A token that proves nothing; the message says why, and nothing of the token."""
+    """Raised for a token that is invalid; the message says why without any text of the token."""
 
 
 class SplitToken(NamedTuple):
-    """A token of which nothing is proved."""
+    """The parts of a token that isn't verified yet."""
 
     algorithm: str
     """One of `ALGORITHMS`."""
@@ -71,7 +71,7 @@ class _Head(msgspec.Struct):
 
     @property
     def names_a_key(self) -> bool:
-        """Whether the header brings a key or says where one is; only the issuer's keys count, by
+        """Whether the header contains a key or a URL of one; only the issuer's keys count, by
         `kid`."""
         return any(value is not None for value in (self.jwk, self.jku, self.x5u, self.x5c))
 

@@ -1,6 +1,6 @@
 """Bearer tokens in a request's headers (RFC 6750, 2.1). Pure.
 
-Not here: what a token proves (`caller_tokens`, `auth_tokens`).
+Not here: checking a token (`caller_tokens`, `auth_tokens`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _AUTHORIZATION: Final = b"authorization"
 
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the token after `Authorization: Bearer`; None if there is no such header, or several,
-    as only one of them can be the sender's."""
+    """Return the token after `Authorization: Bearer`; None if there is no such header, or more than
+    one, as it is unclear which one is the sender's."""
     given: bytes | None = None
     for name, value in headers:
         if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:

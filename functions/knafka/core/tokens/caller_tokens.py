@@ -1,13 +1,14 @@
-"""Caller tokens: how a function knows that a request is its operator's (decision 0038). Pure.
+"""Makes and checks the tokens by which a function recognises its operator's requests (decision
+0038). Pure.
 
     key of the installation, URL of a function --HMAC-SHA-256--> token: what the operator sends
     token --SHA-256--> verifier: what stands in the function's environment
 
-A verifier is no secret: nobody finds a token of 256 bits by its digest. So a function keeps none,
-and whoever reads its Service, its environment or its image learns nothing to call it with. A token
-is good for one function only: who answers in a function's place learns what opens that function.
+A verifier is no secret: a token of 256 bits can't be found from its digest. So a function's
+Service, environment and image contain nothing to call it with. A token is valid for one function
+only: a server that impersonates a function learns only that function's token.
 
-Not here: where keys are kept and how they are rotated (`knafka_operator.runtime.function_keys`).
+Not here: storing and rotating keys (the operator's `function_keys`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.bearer import SCHEME, bearer_token
 
 CALLERS: Final = "KNAFKA_CALLERS"
-"""Environment variable with the verifiers of the tokens that open a function."""
+"""Environment variable with the verifiers of the tokens that a function accepts."""
 SCRAPERS: Final = "KNAFKA_SCRAPERS"
-"""Environment variable with the verifiers of the tokens that open a function's metrics."""
+"""Environment variable with the verifiers of the tokens that a function accepts for its metrics."""
 METRICS_TOKENS: Final = "KNAFKA_METRICS_TOKENS"
 """Environment variable of the operator and the console with the tokens for metrics."""
 MAX_HEADER_BYTES: Final = 256
-"""Longest `Authorization` header that is looked at; `Bearer` and a token have 50 bytes."""
+"""Longest `Authorization` header that is read, in bytes; `Bearer` and a token have 50."""
 MAX_VERIFIERS: Final = 16
-"""Keys of an installation at once; two are usual while one replaces the other."""
+"""Most keys of an installation at once; usually two while one replaces the other."""
 
 REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
 """Text of the 401 for callers without a token."""
@@ -108,7 +109,7 @@ class Callers:
         if not self.verifiers:
             return True
         digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()
-        # All of them are compared: what is known of one tells nothing of the next.
+        # All of them are compared, so that the time taken is the same.
         return any([hmac.compare_digest(digest, verifier) for verifier in self.verifiers])
 
 

@@ -1,13 +1,14 @@
-"""Sink tokens: what a Trigger shows a destination that has an audience, and when it asks for
-another one (decision 0040). Pure.
+"""Keeps the token that a Trigger sends to a destination with an audience, and decides when to
+request another (decision 0040). Pure.
 
     none, or most of its life is over   --> ask for one; the one that lives is used meanwhile
     the request failed                  --> ask again later, each time later
     the destination answers 401         --> ask for another one at once, but not for each 401
 
-Times are seconds of one clock that is never set back; the issuer's own is looked at nowhere.
+Times are seconds of one monotonic clock; the issuer's clock isn't used.
 
-Not here: asking (`ports.account_tokens`), and sending (`knafka.dispatcher.engine.authorizing`).
+Not here: requesting tokens (`ports.account_tokens`), and sending them
+(`knafka.dispatcher.engine.authorizing`).
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from typing import Final, NamedTuple
 from knafka.core.tokens.auth_tokens import MAX_TOKEN_BYTES
 
 EXPIRATION: Final = 3600
-"""Seconds for which a token is asked for, as upstream does; the API server may give another life.
-If the API server goes away just before a renewal, the token can still be sent for about a fifth of
-its life."""
+"""Requested lifetime of a token in seconds, as upstream; the API server may choose another. If the
+API server goes away just before a renewal, the token can still be sent for about a fifth of its
+life."""
 RENEWED_AT: Final = 0.8
 """Fraction of its life after which a token is renewed, as by kubelet. Each is renewed up to
 `SPREAD` of its life earlier, at random, so that tokens issued together aren't renewed together."""
 SPREAD: Final = 0.1
 MARGIN: Final = 10.0
-"""Seconds before its end from which a token isn't sent any more, or a tenth of its life: it has to
-arrive, and clocks differ."""
+"""Seconds before its end (or a tenth of its life, if that is less) from which a token isn't sent
+any more: it has to arrive, and clocks differ."""
 SHORTEST_LIFE: Final = 1.0
-"""Seconds: a token with less is none."""
+"""Shortest life of a usable token, in seconds."""
 FIRST_AGAIN: Final = 1.0
 LAST_AGAIN: Final = 10.0
-"""Seconds after a request that failed, doubled each time."""
+"""Seconds to wait after a failed request, doubled each time."""
 FIRST_REFUSAL_PAUSE: Final = 10.0
 LAST_REFUSAL_PAUSE: Final = 300.0
 """Seconds from one renewal for a 401 to the next, doubled each time: a sink that takes no token
@@ -42,7 +43,7 @@ REFUSALS_FORGOTTEN: Final = 600.0
 """Seconds without a 401 after which the pause is short again."""
 
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
-"""Characters that RFC 6750 allows after `Bearer`: none of them ends a header."""
+"""Matches the characters that RFC 6750 allows after `Bearer`; none of them ends a header."""
 
 
 class Account(NamedTuple):
@@ -56,11 +57,11 @@ class Account(NamedTuple):
 
 
 class IssuedToken(NamedTuple):
-    """A token as it was given; never shown."""
+    """A newly issued token; its value is never shown."""
 
     value: bytes
     life: float
-    """Seconds from its request on."""
+    """Lifetime in seconds, counted from its request."""
 
     @property
     def is_usable(self) -> bool:
@@ -92,7 +93,7 @@ class SinkToken:
     )
 
     def __init__(self, jitter: float = 0.0) -> None:
-        """`jitter`: 0 to 1, by chance."""
+        """`jitter`: random, 0 to 1; moves the renewal earlier by up to `SPREAD` of a life."""
         self._jitter = jitter
         self._value = b""
         self._until = self._renew_at = self._ask_from = -math.inf
@@ -107,11 +108,11 @@ class SinkToken:
         return f"SinkToken(until={self._until!r})"
 
     def current(self, now: float) -> bytes | None:
-        """The token, while it lives; None: there is none to send."""
+        """Return the token while it is valid; None: there is none to send."""
         return self._value if now < self._until else None
 
     def is_due(self, now: float) -> bool:
-        """Whether another one is to be asked for now."""
+        """Whether another token is to be requested now."""
         return now >= self._renew_at and now >= self._ask_from
 
     def issued(self, token: IssuedToken, asked_at: float) -> bool:

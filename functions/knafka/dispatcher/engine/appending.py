@@ -1,8 +1,8 @@
 """Append one record to Kafka and wait until it is stored: for replies and for dead letters.
 
 A dead-letter topic is created at its first dead letter, as most Triggers never need one. Each
-process ensures once that the topic exists, and again after a dead letter could not be stored, as
-somebody may have deleted the topic meanwhile.
+process creates the topic once if it is missing, and checks again after a dead letter could not be
+stored, as somebody may have deleted the topic.
 
 Not here: what an event's failure means (`sender`), and the topic's settings (`Egress`).
 """
@@ -23,8 +23,8 @@ async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None
     stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
 
     def reported(error: LogError | None) -> None:
-        """Pass Kafka's report of the record on to the waiting caller, if it still waits."""
-        if not stored.done():  # nobody may wait any more
+        """Pass Kafka's report of the record on to the caller, if it still waits."""
+        if not stored.done():  # the caller may have been cancelled
             stored.set_result(error)
 
     try:
@@ -51,7 +51,8 @@ class DeadLetterTopic:
         """Append a dead letter, after creating the topic if necessary; returns None once it is
         durable, else why it was not stored."""
         creation_error = await self.ensure()
-        # Also if it could not be created: without the right to create topics, it may still exist.
+        # Append even if creating failed: without the right to create topics, the topic may still
+        # exist.
         error = await append(self._writer, self.name, draft)
         if error is None or error.too_large:
             self._exists = True

@@ -2,12 +2,11 @@
 
     read --> commit, confirmed --> filter --> lane --> workers: attempts --> settled | lost
 
-Nobody else reads committed events again. So a drain finishes the events that it holds before its
-partitions go; events that it can't finish within the time of a stop or a revoke are lost, and
-counted as lost.
+No other dispatcher reads committed events again. So a drain finishes the events that it holds
+before its partitions go; events that it can't finish within the time of a stop or a revoke are
+lost, and counted as lost.
 
-`ConfirmedReader` stands between a drain and its reader. The rest is as in every other drain
-(`drain`).
+`ConfirmedReader` stands between a drain and its reader. Everything else is as in `drain`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from knafka.ports.log import (
 log = logging.getLogger(__name__)
 
 CONFIRM_TIMEOUT: Final = 10.0
-"""Seconds for a commit with all its repetitions; then the drain fails."""
+"""Seconds within which a commit, repeated or not, must be confirmed; else the drain fails."""
 COMMIT_RETRY_TIMEOUT: Final = 0.1
 """Longest time (seconds) that a read waits for records while a failed commit must be repeated."""
 
@@ -229,7 +228,8 @@ class AtMostOnceDrain(Drain):
         return super().progress(ended, error)
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return as `Drain.seconds_until_idle`; uncommitted records count as work."""
+        """Return the seconds until the drain is idle, as `Drain` does; uncommitted records count as
+        work."""
         if self._confirmed is not None and self._confirmed.uncommitted:
             self._active_at = self._loop.time()
         return super().seconds_until_idle(idle)
@@ -255,16 +255,18 @@ class AtMostOnceDrain(Drain):
         return max(1, self._egress.max_in_flight // max(1, len(self._partitions)))
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Finish the events that are held, until `_stop_at`: nobody reads them again."""
+        """Finish the held events, until `_stop_at`: they are committed, so no other drain reads
+        them."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + REVOKE_TIMEOUT
         while self._count_unsettled() and (left := self._stop_at - self._loop.time()) > 0:
-            # Reads keep us in the group; records that they commit are taken, too.
+            # Reading keeps the drain in its group; a read commits what it returns, so that is
+            # taken, too.
             reader.pause(list(self._partitions))
             self._take_records(await reader.read(1, 0.0))
             await self._wait_until(lambda: not self._count_unsettled(), min(left, READ_TIMEOUT))
         self._workers.stop()
-        self._revoke_timeout = 0.0  # they had their time
+        self._revoke_timeout = 0.0  # attempts have used up their time
 
     async def _commit_regularly(self, reader: LogReader) -> None:
         """Count lost events and release finished ones every `COMMIT_INTERVAL`; `reader` has

@@ -1,14 +1,14 @@
-"""Authorizing: requests to destinations that have an audience, with a token for it (KN-DP).
+"""Authorizing: adds a bearer token to each request whose destination has an audience (KN-DP).
 
     audience of the target --> its Egress's token for it --> Authorization: Bearer --> the target
     401                    --> another token at once, and the same attempt goes on with it
 
-A token goes to the destination that it is for and to nobody else: no redirection is followed
-(`ports.subscriber`), and an answer that repeats it is kept without it. Without a token nothing is
-sent: the attempt hasn't taken place, and the event waits.
+A token is sent only to the destination that it is for: redirects are not followed
+(`ports.subscriber`), and the token is removed from a response that repeats it. Without a token no
+request is sent: no attempt has taken place, and the event waits.
 
-Imported only where an Egress has such a destination. Not here: what a token's life means
-(`core.sink_tokens`), and where tokens come from (`ports.account_tokens`).
+Imported only where an Egress has such a destination. Not here: when a token is renewed
+(`core.tokens.sink_tokens`), and who issues it (`ports.account_tokens`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class SinkTokens:
         return await self._await_request(kept)
 
     def refused(self, account: Account, audience: str, value: bytes) -> bool:
-        """Note that the destination refused the token `value`; see `SinkToken.refused`."""
+        """Note that the destination refused the token `value`; returns what `SinkToken.refused`
+        returns."""
         return self._kept_token(account, audience).token.refused(value, self._clock())
 
     async def replacement(self, account: Account, audience: str, value: bytes) -> bytes:
@@ -140,7 +141,7 @@ class SinkTokens:
             kept.problem = ""
         except TokenUnavailable as error:
             self._failed(kept, account, audience, str(error))
-        except Exception as error:  # a bug of ours: its text may have what it was about
+        except Exception as error:  # a bug of ours; its text may contain the token
             self._failed(kept, account, audience, type(error).__name__)
         finally:
             kept.request = None
@@ -173,7 +174,7 @@ class AuthorizedSubscriber:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         if _AUTHORIZATION.search(head) is not None:
-            head = _AUTHORIZATION.sub(b"", head)  # no event says who we are
+            head = _AUTHORIZATION.sub(b"", head)  # an event must not set our authorization
         try:
             async with asyncio.timeout_at(deadline):
                 token = await self._tokens.token(account, audience)
@@ -210,8 +211,8 @@ def authorize(egress: Egress, subscriber: Subscriber, tokens: SinkTokens | None)
 
 
 def _redact(token: bytes, response: Response) -> Response:
-    """Return the response with the token replaced, as others read it in a reply or a dead
-    letter."""
+    """Return the response with the token replaced by `HIDDEN`, as replies and dead letters repeat
+    it."""
     if token not in response.body and not any(token in value for _, value in response.headers):
         return response
     headers = [(name, value.replace(token, HIDDEN)) for name, value in response.headers]

@@ -1,18 +1,19 @@
 """Dead letters of a Broker: one for each record that holds no event, whatever number of Triggers
 read it.
 
-    the topic has a dead letter of the record ---------------> settled, nothing written     it has
-none, and this dispatcher's turn is later --------> read the topic again soon     it has none, and
-this dispatcher's turn has begun -------> written, durable --> settled
+    A dispatcher reads the dead-letter topic. If it holds the record's dead letter, the record is
+    settled and nothing is written. If not, and this dispatcher's turn is later, it reads the topic
+    again soon. If not, and its turn has begun, it writes the dead letter, and the record is settled
+    once that is durable.
 
-The dispatchers of all Triggers read such a record at about the same moment, and one of them is to
-write its dead letter. No Trigger is elected for that, as it may lag behind, be paused or be
-deleted. Instead each dispatcher reads the dead-letter topic up to its end before it writes there,
-and waits for its turn: a random moment within `TURN_WINDOW`, by which the others will see its dead
-letter. A dispatcher whose turn has passed writes at once from then on. A dispatcher that has seen
-another one's dead letter waits `DELAY_AFTER_OTHERS` longer. Two dispatchers whose turns are closer
-than reading and writing take still write two dead letters (at least once); `compact.plan` merges
-those of one origin.
+The dispatchers of all Triggers read such a record at about the same moment, and one of them should
+write its dead letter. No Trigger is elected for that, as the elected one may lag behind, be paused
+or be deleted. Instead each dispatcher reads the dead-letter topic up to its end before it writes
+there, and waits for its turn: a random moment within `TURN_WINDOW`, by which the others will see
+its dead letter. A dispatcher whose turn has passed writes at once from then on. A dispatcher that
+has seen another one's dead letter waits `DELAY_AFTER_OTHERS` longer. If two turns are closer
+together than reading and writing take, two dead letters are written (at least once); `compact.plan`
+merges dead letters of one origin.
 
 The number of remembered dead letters is bounded: if one is forgotten, a second one may be written.
 
@@ -47,26 +48,26 @@ DELAY_AFTER_OTHERS: Final = 1.0
 READ_AGAIN_INTERVAL: Final = 0.25
 """Seconds between two reads of the dead-letter topic before this dispatcher's turn."""
 LETTERS_PER_READ: Final = 100
-"""Dead letters that one read returns at most; each may have a megabyte."""
+"""Dead letters that one read returns at most; each may take a megabyte."""
 MAX_REMEMBERED_LETTERS: Final = 10_000
 """Dead letters that are remembered: one or two megabytes."""
 MAX_CLOCK_DIFFERENCE: Final = 300_000
-"""Milliseconds by which the clocks of two Kafka brokers may differ: a dead letter's timestamp may
-be that much older than its record's."""
+"""Milliseconds by which the clocks of two Kafka brokers may differ: so much older than its record
+may a dead letter's timestamp be."""
 LOG_APPEND_TIME: Final = 2
 """Kafka's type of a timestamp that the Kafka broker has set. A timestamp of the sender proves
 nothing."""
 
 
 class _RecordIdentity(NamedTuple):
-    """A record's place, and a hash of its value: a topic that was created anew has other records
-    there."""
+    """A record's place and a hash of its value: a topic that was created anew holds other records
+    at the same place."""
 
     topic: str
     partition: int
     offset: int
     value_hash: int | None
-    """None of a record without a value, and of a dead letter that was stored without the value."""
+    """None: the record has no value, or its dead letter was stored without it."""
 
 
 class BrokerDeadLetters:
@@ -106,7 +107,7 @@ class BrokerDeadLetters:
         be read.
         """
         place = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
-        # In a shared dispatcher many have the same record.
+        # In a shared dispatcher, many drains may hold the same record.
         lock = self._locks.setdefault(place, asyncio.Lock())
         async with lock:
             if await self._has_letter(place, record):
@@ -115,7 +116,7 @@ class BrokerDeadLetters:
                 return None
             now = asyncio.get_running_loop().time()
             if self._turn_begins_at is None:
-                # Made first, as that takes longer than a look and a write.
+                # The topic is created first, as that takes longer than reading and writing it.
                 await self.topic.ensure()
                 wait = TURN_WINDOW * self._draw() + (
                     DELAY_AFTER_OTHERS if self._has_seen_others else 0.0
@@ -132,11 +133,11 @@ class BrokerDeadLetters:
         await self._tail.close(timeout)
 
     async def _has_letter(self, place: _RecordIdentity, record: Record) -> bool:
-        """Whether the topic has a dead letter of this record; reads the topic up to its end unless
-        that is known. Raises `LogError`."""
+        """Read the topic up to its end, if necessary; returns whether it holds a dead letter of
+        this record. Raises `LogError`."""
         asked = self._reads_begun
         async with self._read_lock:
-            # A look that began after we asked has answered us, too.
+            # A complete read that began after this call answers it, too.
             if self._knows(place) or self._last_complete_read > asked:
                 return self._knows(place)
             kind, timestamp = record.timestamp()
@@ -153,7 +154,7 @@ class BrokerDeadLetters:
                     for letter in letters:
                         self._note_letter(letter)
             except asyncio.CancelledError:
-                self._read_since = None  # what it was given is lost: it is read again
+                self._read_since = None  # the letters of this read are lost: read them again
                 raise
             except LogError as error:
                 if not error.denied:
@@ -175,7 +176,7 @@ class BrokerDeadLetters:
         return self._known.get(place, False) or self._known.get(without_value, False)
 
     def _note_letter(self, letter: Record) -> None:
-        """Remember the record that a dead letter says it is of."""
+        """Remember the record that is named in a dead letter's headers."""
         # Anybody with the right to write to the topic can forge these headers.
         with suppress(InvalidEvent):
             if (origin := origin_of(headers_of(letter) or [])) is not None:

@@ -5,12 +5,13 @@
 Closed, the limit adapts as TCP's window does: failures in a row halve it, answers raise it, first
 quickly and then slowly, between 1 and the Egress's `maxInFlight`. Open, a few events *probe* the
 subscriber, each with its own declared retries, and all others wait without an attempt: an hour
-without a subscriber costs some events and not the backlog. A Retry-After that the delivery spec
-honours pauses all attempts until then.
+without a subscriber uses up the retries of a few events, not of the backlog. A Retry-After that the
+delivery spec honours pauses all attempts until then.
 
-What counts is what says that nobody could have taken the event: no connection, no response in
-time, no token to show, 429, 502, 503 and 504, be it of a Subscription's reply destination, without
-which no delivery succeeds. Any other answer is an answer. Times are the event loop's, in seconds.
+A failure counts if the subscriber could not have taken the event: no connection, no response in
+time, no token, or status 429, 502, 503 or 504; the same holds for a Subscription's reply
+destination, without which no delivery succeeds. Any other response counts as an answer. Times are
+the event loop's, in seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from knafka.dispatcher.engine.rate import AttemptRate
 FAILURES_TO_OPEN: Final = 10
 """Failed attempts in a row after which only probes are sent."""
 EVENTS_TO_OPEN: Final = 3
-"""Different events among those failures: one event that always fails says nothing about the
-subscriber."""
+"""Different events among these failures, at least: a single event that always fails proves nothing
+about the subscriber."""
 FAILURES_TO_SLOW_DOWN: Final = 3
 """Failed attempts in a row that halve the limit; rare failures among successes don't."""
 SLOW_DOWN_INTERVAL: Final = 0.5
@@ -94,7 +95,7 @@ class CongestionControl:
 
     def record_failure(self, outcome: Outcome, event: int, now: float) -> None:
         """Note that an attempt failed at the time `now`; `event` is any number that identifies its
-        event. An outcome that proves the subscriber is there counts as an answer."""
+        event. An outcome that shows that the subscriber can take requests counts as an answer."""
         failure = outcome.failure
         unanswered = failure in _NO_RESPONSE or (
             failure is Reason.REPLY_NOT_DELIVERED and outcome.status is None
@@ -117,8 +118,7 @@ class CongestionControl:
             self._slow_down(now)
 
     def pause(self, seconds: float, now: float) -> None:
-        """Begin no attempt for so many seconds from `now` on, as the subscriber's Retry-After
-        asks."""
+        """Begin no attempt until `seconds` after `now`, as the subscriber's Retry-After asks."""
         self.paused_until = max(self.paused_until, now + seconds)
 
     def probe_began(self, now: float) -> None:
@@ -130,7 +130,7 @@ class CongestionControl:
         return max(self.paused_until, self._probed_at + self._pace * max(1, probes // PROBES))
 
     def describe(self) -> str:
-        """Explain in a sentence why attempts are held back; empty if they aren't."""
+        """Return a sentence that says why attempts are held back; empty if they aren't."""
         if self.is_open:
             return f"{self._failures} attempts in a row failed, the last one with: {self.reason}"
         return ""

@@ -24,8 +24,8 @@ class DrainCounts:
 
     events: Counts = field(default_factory=Counts)
     failures: Counter[str] = field(default_factory=Counter)
-    """Failed attempts, and records that were given up without one, by reason and status: `status
-    503`, `timeout`, `undecodable-record`."""
+    """Failed attempts, and records that were given up without an attempt, by reason and status:
+    `status 503`, `timeout`, `undecodable-record`."""
     filter_errors: Counter[str] = field(default_factory=Counter)
     """Evaluations of a CESQL filter that ended with an error, by the error's kind."""
     attempts: Histogram = field(default_factory=Histogram)
@@ -40,11 +40,11 @@ class DrainCounts:
     """Events that became dead letters, by the last failure's reason and status, as in
     `failures`."""
     replies_in_a_row: int = 0
-    """Length of the longest chain of replies to replies that is long enough to be a loop; 0: none
-    is."""
+    """Length of the longest chain of replies to replies that may be a loop; 0: no chain is that
+    long."""
     dead_letters_in_a_row: int = 0
-    """How often in a row a dead letter has come back from its sink, if that is often enough to be a
-    loop; 0: it isn't."""
+    """How often in a row a dead letter has come back from its sink, once that may be a loop; else
+    0."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
         return DrainCounts(
@@ -65,15 +65,15 @@ class DrainCounts:
         return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
     def growth_since(self, before: ReportedCounts) -> dict[str, Any]:
-        """Return by how much each reported count has grown since `before`, as fields of a
+        """Return by how much each count has grown since it was `reported`, as fields of a
         `DrainProgress`."""
         letters = self.dead_letters - before.dead_letters
         return {**asdict(self.events - before.events), "dead_letters": dict(letters)}
 
     @property
     def loop_description(self) -> str | None:
-        """A sentence about replies or dead letters that go round in a loop (`core.hops`); None:
-        none do."""
+        """A sentence about replies or dead letters that seem to go in a loop (`core.events.hops`);
+        None: there are none."""
         if letters := self.dead_letters_in_a_row:
             return f"its dead letters come back from their sink, {letters} in a row"
         if replies := self.replies_in_a_row:

@@ -4,13 +4,12 @@
                         \\--yes--> lane --> workers: attempts --> settled | again later
     every COMMIT_INTERVAL: commit the positions, and what is known of what is above them
 
-At-least-once lives here: an offset is committed only up to the lowest unsettled record. What is
-settled above it, and how far the delivery of the others has come, is in the commit's metadata
-(`core.progress`), so that a partition's next owner goes on where this one stopped. Memory is
-bounded by the unsettled records it holds: a partition that outgrows its share is not read until it
-has caught up.
+The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
+commit's metadata (`core.progress`) says which records above it are settled and how far the others'
+deliveries have come, so that a partition's next owner continues there. To bound memory, a partition
+that holds more than its share of unsettled records is not read until it has caught up.
 
-Not here: who asks for it, and how long it may live (`function`); what an outcome means (`sender`).
+Not here: the requests that start and extend a drain (`function`); what an outcome means (`sender`).
 """
 
 from __future__ import annotations
@@ -73,19 +72,17 @@ COMMIT_INTERVAL: Final = 1.0
 MAX_UNSETTLED: Final = 10_000
 """Records held at once over all partitions: how far others may overtake a slow key."""
 NEIGHBOURS_LIMIT: Final = 100
-"""Most records of one partition that a drain holds if it shares its event loop and its order is
-`partition`, in which none may overtake another. While it doesn't read further, the other drains
-have time."""
+"""Records of one partition that a drain holds at most if it shares its event loop and delivers in
+order of the partition. While it doesn't read further, the other drains of the loop go on."""
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
-"""Seconds to wait for room before a partition is paused, as pausing discards what was
-prefetched."""
+"""Seconds to wait for room before a partition is paused, as pausing discards prefetched records."""
 JOIN_PATIENCE: Final = 50.0
-"""Seconds to wait for partitions at least: the group may first have to notice a dead member, which
-takes the 45 s of a session (docs/decisions/0013)."""
+"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
+first, which takes a session's 45 s (docs/decisions/0013)."""
 FIRST_READ_PATIENCE: Final = 1.0
-"""Seconds of idleness at least: the time that a reader may take from its assignment to its first
-record."""
+"""Seconds without work after which a drain ends at the earliest: a reader may take so long from its
+assignment to its first record."""
 REVOKE_TIMEOUT: Final = 2.0
 """Seconds that attempts under way may still take when a partition is revoked; slower ones are
 repeated by the next owner."""
@@ -133,7 +130,7 @@ class Drain:
         self._matches_filter = compile_trigger(egress.filter, egress.filters, count_filter_error)
         self.selection: Selection | None = select(egress.filter, egress.filters, count_filter_error)
         self._shared: SharedReader | None = None
-        """Its reader, if that reads for many drains."""
+        """This drain's reader, if that reader serves many drains."""
         self._records_arrived = asyncio.Event()
         """Set when records for this drain were read."""
         self._lane_of = lane_function(egress.order)
@@ -167,10 +164,10 @@ class Drain:
     def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
         """End the drain: finish the attempts under way, commit and leave the group.
 
-        Attempts get `timeout` seconds, or those of another call if that is less: a deleted Trigger
-        must not use up its pod's grace period. Attempts that take longer than `REVOKE_TIMEOUT`
-        don't hold up the others: new attempts go on beside them until `2 * REVOKE_TIMEOUT` before
-        the end.
+        Attempts get `timeout` seconds, or fewer if another call set an earlier deadline: a deleted
+        Trigger must not use up its pod's grace period. Attempts that take longer than
+        `REVOKE_TIMEOUT` don't hold up the others: new attempts go on beside them until `2 *
+        REVOKE_TIMEOUT` before the end.
         """
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
@@ -180,14 +177,16 @@ class Drain:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether `stop` was called, or the drain is ending."""
         return self._stopping
 
     @property
     def owns_partitions(self) -> bool:
+        """Whether the group has assigned partitions to this drain."""
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the drain's state now."""
+        """Return the counts since the last request ended, and the drain's present state."""
         self.catch_up()
         return DrainProgress(
             **self.counts.growth_since(self._reported),
@@ -225,7 +224,7 @@ class Drain:
             self._stopping = True
             committing.cancel()
             try:
-                # Leaving revokes every partition, with a last commit.
+                # Closing the reader revokes every partition, with a last commit.
                 await reader.close(CLOSE_TIMEOUT)
             finally:
                 self.lost(list(self._partitions))
@@ -254,7 +253,7 @@ class Drain:
     async def _read(self, reader: LogReader, timeout: float) -> None:
         """Read once: wait for capacity, pause or resume partitions, then take what `reader`
         returns."""
-        # Not for long, however slow the subscriber is: reading is what keeps us in the group.
+        # The wait is short, however slow the subscriber is: reading keeps the drain in its group.
         await self._workers.wait_for_capacity(ROOM_TIMEOUT)
         await self._make_room(reader)
         if records := await reader.read(READ_LIMIT, timeout):
@@ -280,11 +279,11 @@ class Drain:
                 and self._stop_at - self._loop.time() > 2 * REVOKE_TIMEOUT
             ):
                 await self._read(reader, READ_TIMEOUT)
-        self._revoke_timeout = 0.0  # they had their time
+        self._revoke_timeout = 0.0  # attempts have used up their time
 
     async def _wait_until(self, holds: Callable[[], bool], timeout: float) -> bool:
-        """Wait until a worker's progress has made `holds` return True, at most `timeout` seconds;
-        returns whether it does."""
+        """Wait until `condition` returns True, at most `timeout` seconds, checking it whenever an
+        attempt has ended; returns whether it does."""
         moved = self._workers.moved
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -310,7 +309,7 @@ class Drain:
             if partition := self._partitions.get(number):
                 partition.tracker.reach(end)
 
-    # What a shared reader gives
+    # Called by a shared reader
 
     def catch_up(self) -> None:
         """Count the records that a shared reader has skipped for this drain, and advance the
@@ -339,7 +338,8 @@ class Drain:
             partition.matching_from = offset
 
     def passed_over(self, number: int, count: int, behind: int) -> None:
-        """Count records that the shared reader skipped; all offsets below `behind` are done."""
+        """Count `count` records that the shared reader skipped, and settle all offsets below
+        `behind`."""
         if (partition := self._partitions.get(number)) is not None:
             partition.tracker.reach(behind)
             if count:
@@ -352,10 +352,10 @@ class Drain:
         self._active_at = self._loop.time()
         self._take_records(records)
 
-    # What was read
+    # Records that were read
 
     def _take_records(self, records: Sequence[Record]) -> None:
-        """Parse and filter records; track those that match and queue them in their lanes."""
+        """Parse and filter records; track the matching ones and queue them in their lanes."""
         passes, counts, tracing = self._matches_filter, self.counts.events, self._tracing
         envelope_of, touched = self._parser.envelope, self._touched
         self._records_arrived.set()
@@ -385,8 +385,8 @@ class Drain:
                     trace.filtered(passes=event is not None)
                     if event is not None:
                         event.trace = trace
-            except Exception as error:  # it concerns this record, and the others go on
-                # What holds no event has no order: nothing waits behind it.
+            except Exception as error:  # only this record fails; the others go on
+                # A record without an event belongs to no lane: no event waits behind it.
                 lane = None if isinstance(error, InvalidEvent) else self._lane_of(record.key())
                 event = PendingEvent(record, headers, partition, lane)
                 event.size = len(record.value() or b"")
@@ -427,8 +427,8 @@ class Drain:
     # Room
 
     async def _make_room(self, reader: LogReader) -> None:
-        """Resume partitions that have room, and pause those that are full, after waiting for room
-        where pausing costs something."""
+        """Resume paused partitions that have room, and pause full ones; if pausing isn't free,
+        first wait up to `ROOM_TIMEOUT` for room."""
         self._resume(reader)
         if not (full := self._full_partitions()):
             return
@@ -490,7 +490,7 @@ class Drain:
     def _partition_share(self) -> int:
         """Return how many records one partition may hold."""
         if self._egress.order is Order.PARTITION:
-            return self._held_in_order  # what is further ahead only takes memory
+            return self._held_in_order  # records further ahead would only take memory
         return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
 
     # Offsets and partitions
@@ -498,7 +498,7 @@ class Drain:
     async def _commit_regularly(self, reader: LogReader) -> None:
         """Commit the positions every `COMMIT_INTERVAL`; of partitions for which a shared reader
         brings nothing, less often."""
-        # Drains that begin together would commit together: so each first waits for a part of the
+        # Drains that begin together would commit together, so each first waits for a part of the
         # interval that is derived from its group's name.
         moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
         await asyncio.sleep(moment)
@@ -532,7 +532,7 @@ class Drain:
 
     async def _wait_to_commit(self, interval: float, moment: float) -> None:
         """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
-        Among many drains, each commits at its own `moment` of the second."""
+        Each of many drains commits at its own `commit_phase`, a moment within `COMMIT_INTERVAL`."""
         self._records_arrived.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(interval):
@@ -541,7 +541,7 @@ class Drain:
                 await asyncio.sleep(left or COMMIT_INTERVAL)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Start the partitions, from what earlier owners have committed."""
+        """Start reading these partitions from their commits; None: nothing was committed."""
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
         for number, committed in partitions.items():

@@ -1,11 +1,11 @@
 """Lanes: which event may be sent next.
 
-Events of one lane go one at a time, in the order they were admitted; lanes don't know of each
-other. What makes a lane is the Trigger's order: a key, a partition, or nothing (then the lane is
-None and every event may go at once).
+Events of one lane go one at a time, in the order they were admitted; lanes are independent of each
+other. The Trigger's order decides what a lane is: a key's events, a partition's, or (lane None) a
+single event, which may go at once.
 
 A lane exists only while one of its events is under way, and needs a queue only when another one
-waits behind it: a topic of a million keys costs what is in flight, not a million lanes.
+waits behind it: a topic of a million keys needs only as many lanes as keys are in flight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parse the event in a record and encode the request that delivers it, anew for each drain.
+"""Parse a record's event and encode the request that delivers it, again for each drain.
 
 Where many drains read the same record, `shared.record` does both only once.
 """
@@ -18,7 +18,7 @@ in the mode of its record."""
 
 
 class Parser(Protocol):
-    """Parses records and encodes requests. `headers` are the record's, which must be read only
+    """Parses records and encodes requests. `headers` are the record's, as these may be read only
     once."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class AssignedPartition:
     """One assigned partition: its offsets, its lanes and its unsettled events.
 
-    `progress` is what an earlier owner stored in its last commit's metadata, and `initial_offset`
+    `progress` was stored by an earlier owner in its last commit's metadata; `initial_offset` is
     that commit's offset.
     """
 
@@ -72,7 +72,7 @@ class AssignedPartition:
         self.in_flight = 0
         """Attempts under way."""
         self.retrying: set[PendingEvent] = set()
-        """Unsettled events that had an attempt, or found no token for one."""
+        """Unsettled events that had an attempt, or had none because there was no token."""
         self.held_back: list[PendingEvent] = []
         """Events that wait until the commit metadata has room for their state (`may_begin`)."""
         self.backoffs: set[TimerHandle] = set()
@@ -80,7 +80,7 @@ class AssignedPartition:
         self.open = True
         """Whether attempts may begin; a partition is closed before it is revoked."""
         self.paused = False
-        """Whether its reader is paused."""
+        """Whether reading this partition is paused."""
         self.matching_from: float = inf
         """First offset from which on its reader returns only records that match the filter
         (`selecting`)."""
@@ -104,7 +104,7 @@ class AssignedPartition:
         return self.initial_offset if position is None else position
 
     def close(self) -> None:
-        """Let no more attempts begin, and cancel the timers of those that wait."""
+        """Begin no more attempts, and cancel the timers of events that wait for one."""
         self.open = False
         while self.backoffs:
             self.backoffs.pop().cancel()
@@ -182,7 +182,7 @@ class PendingEvent:
         self.head = b""
         self.body = b""
         self.size = 0
-        """Bytes of head and body as first encoded, and of a kept reply."""
+        """Bytes of head and body as first encoded, plus those of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
         self.tries = 0
         """Failed attempts in this stage."""
@@ -197,7 +197,7 @@ class PendingEvent:
         self.due = 0.0
         """When the next attempt may begin (Unix time)."""
         self.is_probe = False
-        """Whether it probes a subscriber that is away (`congestion`)."""
+        """Whether this event probes a subscriber that is away (`congestion`)."""
         self.failed: Outcome | None = None
         """The subscriber's last outcome, once the delivery has failed for good."""
         self.response_body = b""
@@ -205,11 +205,11 @@ class PendingEvent:
         self.log: list[Attempt] | None = None
         """The last failed attempts, at most `LOGGED_ATTEMPTS`; None: none is recorded."""
         self.trace: DeliveryTrace | None = None
-        """Its spans; None: it isn't sampled."""
+        """Spans of this event's delivery; None: it isn't sampled."""
 
     @property
     def hops(self) -> int:
-        """How often in a row the event has been a dead letter at a sink (`core.hops`)."""
+        """How often in a row the event has been a dead letter at a sink (`core.events.hops`)."""
         return hops_of(self.headers, self.record.value())
 
     def attempt_failed(self, outcome: Outcome) -> None:

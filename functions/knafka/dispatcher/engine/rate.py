@@ -1,9 +1,10 @@
-"""Rate limit: attempts at one subscriber begin so far apart that no unit of time has too many.
+"""Rate limit: spaces the attempts at one subscriber so that no unit of time has more than declared.
 
-Evenly, without bursts: 60 in a minute are one in a second (BUS-S13). Each attempt counts, retries
-as well; the first one after a quiet time begins at once. A timer may be late, so that an attempt
-begins `LATE` after its time, and then the next one's time doesn't move with it: else a thousand in
-a second, each late, would be far fewer. So those of one timer begin together.
+Attempts begin evenly, without bursts: 60 in a minute are one in a second (BUS-S13). Each attempt
+counts, also a retry; the first one after a quiet time begins at once. A timer may fire up to `LATE`
+seconds late; the next attempt's due time then counts from this one's due time, else a limit of a
+thousand in a second would allow far fewer. So attempts that fall due before a late timer fires
+begin together.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ LATE: Final = 0.002
 
 
 class AttemptRate:
-    """The declared rate limit of one drain. The drain must not end before the limit is open again,
-    as the next drain starts with a fresh limit."""
+    """Applies the declared rate limit to one drain. The drain must not end before the limit is open
+    again, as the next drain starts with a fresh limit."""
 
     def __init__(self, limit: RateLimit) -> None:
         self.is_open = True
         """Whether an attempt may begin."""
-        # The times of those that begin in a unit lie in that unit, or are `LATE` before it.
+        # Attempts that begin within a unit were due within it, or at most `LATE` before it.
         self._interval = limit.interval + LATE / limit.requests_per_unit
         self._next = 0.0
 

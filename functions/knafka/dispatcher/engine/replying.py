@@ -1,12 +1,12 @@
 """Handle a subscriber's reply before its event is settled.
 
-    reply to a Trigger        is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)     reply to a
-Subscription   is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
+    A reply to a Trigger's event is stored in its Broker's topic (KN-BRK-11, KN-BRK-12). A reply to
+    a Subscription's event is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02).
 
-A reply that could not be stored or sent has retries of its own, as many as its event's; the event
-is not sent to the subscriber again meanwhile. The last failure fails the delivery, with a reason of
-its own. A reply at the end of a chain of too many replies, as in a loop (`core.hops`; KN-BRK-13),
-fails it at once.
+A reply that could not be stored or sent is retried as often as its event may be; meanwhile the
+event is not sent to the subscriber again. The last failed retry fails the delivery, with a reason
+of its own. A reply that ends too long a chain of replies, as in a loop (`core.events.hops`;
+KN-BRK-13), fails the delivery at once.
 
 Not here: what the failure means for the event (`sender`).
 """
@@ -62,7 +62,7 @@ class Replies(Protocol):
 
 
 class _RetriedReplies(ABC):
-    """Base of the handlers whose replies are retried."""
+    """Base of handlers that store or send replies, and retry them."""
 
     failure_reason: Reason
 
@@ -106,7 +106,7 @@ class _RetriedReplies(ABC):
         return Outcome(event.reply.status), event.reply.body
 
     def _note_deep_reply(self, replies: int) -> None:
-        """Count and log a chain of so many replies to replies."""
+        """Count and log a chain of `replies` replies to replies."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
         log.warning(
@@ -120,8 +120,8 @@ class _RetriedReplies(ABC):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """Store or send the reply; returns None once that is done, else the outcome and body of
-        `handle`."""
+        """Store or send the reply; returns None if that succeeded, else the outcome and body that
+        `handle` returns."""
 
 
 class StoredReplies(_RetriedReplies):
@@ -151,8 +151,8 @@ class StoredReplies(_RetriedReplies):
 
 
 class SentReplies(_RetriedReplies):
-    """Sends a Subscription's replies to its reply destination, encoded as events are; `now` returns
-    Unix time."""
+    """Sends a Subscription's replies to its reply destination, encoded as its events are; `now`
+    returns Unix time."""
 
     failure_reason = Reason.REPLY_NOT_DELIVERED
 

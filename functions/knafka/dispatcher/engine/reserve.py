@@ -1,13 +1,14 @@
-"""The reserve: the last places for attempts, spent so slowly that some stay free.
+"""The reserve: the last places for attempts, which fill so slowly that some stay free.
 
-    most attempts are quick, most places are held by slow ones --> one attempt after a delay     a
-place comes free, or no attempt is quicker than others   --> as many as there are places
+    While most attempts are quick but slow ones hold most places, attempts begin one at a time,
+    after a delay. Once a place becomes free, or if no attempt is quicker than others, attempts may
+    fill all places.
 
 Where one attempt in a hundred takes 5 s and the others 1 ms, slow attempts take all places within
 half a second, and nothing is sent until the first of them ends. So once slow attempts hold four
-fifths of the places, the others begin at a rate by which the remaining places last for as long
-again as the oldest slow attempt has already taken. Over time as many events are delivered as
-without a reserve.
+fifths of the places, other attempts begin so slowly that the remaining places last as long again as
+the oldest slow attempt has taken so far. In the long run, as many events are delivered as without a
+reserve.
 
 Not here: which event is next (`lanes`, `workers`). Times are Unix time, in seconds.
 """
@@ -21,13 +22,14 @@ from typing import Final
 from knafka.observability import BUCKETS, Histogram
 
 RESERVE_SHARE: Final = 5
-"""One place in so many belongs to the reserve."""
+"""One in this many places belongs to the reserve."""
 MIN_PLACES: Final = 10
-"""Places without which there is no reserve: it would be one place or none."""
+"""Fewest places with a reserve: of fewer, it would be one place or none."""
 USUAL_QUANTILE: Final = 0.75
 """The quantile of recent durations that counts as the usual duration."""
 SLOW_FACTOR: Final = 4
-"""An attempt is slow after so many times the usual duration, rounded up to a histogram bucket."""
+"""An attempt is slow after this multiple of the usual duration, rounded up to a histogram
+bucket."""
 MIN_SLOW_SECONDS: Final = 0.025
 """Seconds within which no attempt counts as slow."""
 MEMORY_SECONDS: Final = 30.0
@@ -46,8 +48,8 @@ class Reserve:
         self._durations = durations
         self._counted_at = 0.0
         self._older = self._newer = [0] * len(durations.counts)
-        """The histogram's counts at the start of the period that is evaluated, and of the next
-        one."""
+        """The histogram's counts at the start of the period that is evaluated, and at the start of
+        the next one."""
         self._unchecked_until = 0.0
         self._next_at = 0.0
 
@@ -62,7 +64,7 @@ class Reserve:
         begun.
 
         `began` yields when each attempt under way began, the oldest first; `places` is how many may
-        be.
+        be under way.
         """
         if places < MIN_PLACES or (recent := self._recent_durations(now)) is None:
             return self._skip_checks(now)
@@ -76,7 +78,8 @@ class Reserve:
             return self._skip_checks(now)
         if now < self._next_at <= now + MAX_DELAY:
             return self._next_at - now
-        # So many attempts take half of the places that are left, while the oldest doubles its time.
+        # At this rate, attempts take half of the free places while the oldest attempt doubles its
+        # time.
         share = (ended_slow + slow) / (ended + slow)
         delay_before_attempt = min(2 * share * oldest / max(1, places - slow), MAX_DELAY)
         self._next_at = max(self._next_at, now - CHECK_INTERVAL) + delay_before_attempt

@@ -1,10 +1,11 @@
-"""Selecting: how a drain tells a reader that many drains share which records it wants.
+"""Selecting: lets a drain declare which records it wants to a reader that many drains share.
 
-    Selective: a drain. It declares which records it wants, and is told how many others were skipped
-SharedReader: a reader. It hands the drain those records, and counts the skipped ones
+    `Selective`: a drain that declares which records it wants, and learns how many others were
+    skipped. `SharedReader`: a reader that returns those records to the drain, and counts the
+    skipped ones.
 
-Skipped records cost a drain nothing: its offset and its counts advance when somebody asks for them
-(`SharedReader.catch_up`), by a number of records at once.
+Skipped records cost a drain nothing: its offset and its counts advance by many records at once,
+when they are needed (`SharedReader.catch_up`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Selective(Protocol):
 
     @property
     def selection(self) -> Selection | None:
-        """What its records have to match; None: it wants all records."""
+        """The condition that this drain's records match; None: it wants all records."""
         ...
 
     def wants_trace(self, envelope: Envelope) -> bool:
@@ -42,7 +43,7 @@ class Selective(Protocol):
         ...
 
     def selected_from(self, number: int, offset: float) -> None:
-        """Note that from this offset on the reader returns only matching records, and those with
+        """Note that from this offset on the reader returns only matching records and records with
         `is_for_all`; infinity: it returns every record again."""
         ...
 
@@ -58,7 +59,7 @@ class Selective(Protocol):
 
 @runtime_checkable
 class SharedReader(LogReader, Protocol):
-    """A reader of records for one of many drains, which is `Selective`."""
+    """Reads for one of many drains that share a read; the drain is `Selective`."""
 
     @property
     def commit_interval(self) -> float:

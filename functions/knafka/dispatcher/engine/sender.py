@@ -14,8 +14,8 @@ event stays unsettled while the dead-letter topic doesn't take it (KN-DLV-09); i
 for the topic, a stub is stored. An event whose handling raises any exception, at any step, goes to
 the TOPIC, as a sink may not be able to take it.
 
-If there is no token for a destination that wants one, the event is not sent and waits in its stage,
-and the attempt is not counted as one (decision 0040).
+If there is no token for a destination that requires one, the event is not sent but waits in its
+stage, and no attempt is counted (decision 0040).
 
 Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
 """
@@ -66,7 +66,7 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 DEAD_LETTER_DELAYS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last delay repeats."""
 NO_TOKEN_DELAY: Final = 1.0
-"""Seconds until an event without a token looks for one again; the issuer is asked less often."""
+"""Seconds until an event without a token is attempted again; the issuer is asked less often."""
 
 
 class Sender:
@@ -130,7 +130,7 @@ class Sender:
             event.stage = DeliveryStage.TOPIC
         tries = max(event.tries, event.reply_tries)
         longest = max(backoff(tries, self._delivery), self._delivery.retry_after_max or 0.0)
-        # Clocks differ, and one that was set back must not make it wait for ever.
+        # Clocks differ, and a clock that was set back must not make the event wait for ever.
         return min(max(0.0, event.due - self._now()), longest)
 
     def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
@@ -168,7 +168,7 @@ class Sender:
             if event.attempts and not (event.log and event.log[-1].began == event.last_attempt):
                 event.attempt_failed(failed)
         if event.stage is DeliveryStage.TOPIC:
-            # Its dead letter could not be made: leave out the event's headers next time.
+            # The dead letter could not be built: leave out the event's headers next time.
             event.headers = None
             event.tries += 1
             return Retry(_dead_letter_delay(event))
@@ -178,7 +178,7 @@ class Sender:
         return Retry(0.0)
 
     async def _deliver(self, event: PendingEvent) -> Done | Retry:
-        """Make one attempt at the subscriber, or one with its kept reply, and decide what
+        """Make one attempt at the subscriber, or try the event's kept reply again; returns what
         follows."""
         event.last_attempt = self._now()
         if event.reply is not None:
@@ -197,7 +197,7 @@ class Sender:
         is_reply = event.reply is not None
         if outcome.failure is Reason.NO_TOKEN:
             if not is_reply:
-                event.attempts -= 1  # the subscriber was not asked
+                event.attempts -= 1  # no request was sent
             self._report_to_congestion(outcome, event)
             return self._without_token(outcome)
         decision = decide(outcome, event.reply_tries if is_reply else event.tries, self._delivery)
@@ -226,7 +226,7 @@ class Sender:
         return Retry(0.0)
 
     def _without_token(self, outcome: Outcome) -> Retry:
-        """Return the retry of an attempt that was not made for want of a token."""
+        """Count an attempt that was not made because there is no token; returns its retry."""
         self._count_failure(outcome)
         return Retry(NO_TOKEN_DELAY)
 
@@ -239,7 +239,7 @@ class Sender:
             self._congestion.pause(min(outcome.retry_after, max_pause), now)
 
     async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
-        """Make one attempt at the dead letter sink, and decide what follows."""
+        """Make one attempt at the dead letter sink; returns what follows."""
         assert self._sink is not None
         if event.trace is None:
             outcome, _ = await self._post(self._sink, event, wants_reply=False)
@@ -274,7 +274,7 @@ class Sender:
         except LogError as error:
             return self._retry_dead_letter(event, broker.topic, error)
         if decision is None:
-            self._events.filtered += 1  # it was no event of this Trigger's
+            self._events.filtered += 1  # the record held no event for the Trigger
         return decision or Done()
 
     async def _write_dead_letter(self, event: PendingEvent, topic: DeadLetterTopic) -> Done | Retry:
@@ -344,8 +344,8 @@ class Sender:
     def _build_dead_letter(
         self, event: PendingEvent, *, is_of_trigger: bool = True
     ) -> tuple[RecordHeaders, bytes | None]:
-        """Return headers and value of the event's dead letter. `is_of_trigger` False: of the
-        Broker's, which names no Trigger and no destination."""
+        """Return headers and value of the event's dead letter. `is_of_trigger` False: it is the
+        Broker's, and names no Trigger and no destination."""
         failed = event.failed
         assert failed is not None
         record = event.record
@@ -382,7 +382,7 @@ class Sender:
                 event.offset,
                 exc_info=error,
             )
-            # Without them it is no event.
+            # Without its headers, the record holds no event.
             without_event = replace(failure, reason=Reason.UNDECODABLE)
             return dead_letter_of([], record.value(), without_event, origin)
 
@@ -406,7 +406,7 @@ class Sender:
             return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
         if status == 202:
-            return _ACCEPTED  # whatever its body holds, it is no reply (data-plane table)
+            return _ACCEPTED  # its body is never a reply (data-plane table)
         if not is_delivered(status):
             self._log_first_failure(target, event, status)
             retry_after = self._retry_after(response)
@@ -418,7 +418,7 @@ class Sender:
 
     def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
         """Log that the first attempt of an event failed, at most once in `REPEAT_INTERVAL`."""
-        # Looked at here: to make a line that isn't written costs as much as an attempt.
+        # Checked here, as formatting a line that isn't written costs as much as an attempt.
         if event.tries or (now := self._now()) < self._failure_logged_until:
             return
         self._failure_logged_until = now + REPEAT_INTERVAL
@@ -442,8 +442,8 @@ class Sender:
         )
 
     def _retry_after(self, response: Response) -> float | None:
-        """Return the seconds of the response's Retry-After; None: it has none, or none that can be
-        read."""
+        """Return the seconds of the response's Retry-After; None: the header is missing or
+        malformed."""
         if (value := response.header(b"retry-after")) is None:
             return None
         return retry_after_seconds(value, self._now())

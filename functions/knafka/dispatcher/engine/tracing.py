@@ -1,12 +1,12 @@
 """Spans of a dispatcher: the filter, attempts and reply of a sampled event at one Trigger
 (KN-DP-10, KN-DP-16).
 
-    receive (the receiver's) > filter > attempt > reply                                       >
-dead-letter
+    Spans nest: receive (the receiver's) > filter > attempt > reply; a dead-letter span is in the
+    filter's span, too.
 
-A dispatcher starts no trace: a record's `traceparent` says whether it belongs to a sampled one;
-otherwise it has no spans. Each POST, and each stored reply, carries a `traceparent` whose parent is
-the span of its attempt.
+A dispatcher starts no trace: an event has spans only if its record's `traceparent` belongs to a
+sampled trace. Each POST, and each stored reply, carries a `traceparent` whose parent is the span of
+its attempt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ E = TypeVar("E", bound=AttemptedEvent)
 Post: TypeAlias = Callable[[Target, E, bool], Awaitable[tuple[Outcome, bytes]]]
 
 _HEADER: Final = b"\r\ntraceparent: %s\r\n"
-"""The header line with the line end before it: a `ce-traceparent` may have the same value."""
+"""The header line, with the line end before it, so that a `ce-traceparent` of the same value
+doesn't match."""
 
 
 class EgressTracing:
@@ -98,7 +99,7 @@ class DeliveryTrace:
         }
 
     def filtered(self, *, passes: bool) -> None:
-        """End the filter's span with its result."""
+        """End the filter's span; `passes`: whether the event passed the filter."""
         self._filter.attributes["knafka.filter.passes"] = passes
         self._egress.tracer.end(self._filter)
 
@@ -118,7 +119,7 @@ class DeliveryTrace:
         event.head = plain.replace(self._original_header, _HEADER % span.context.encode(), 1)
         try:
             outcome, body = await post(target, event, wants_reply)
-        except BaseException as error:  # a bug of ours, or it takes longer than this process
+        except BaseException as error:  # a bug of ours, or the attempt was cancelled
             self._egress.tracer.end(span, type(error).__name__)
             raise
         finally:
@@ -167,7 +168,7 @@ class DeliveryTrace:
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
     """Return trace and span ids for `extra` of a log line about an event: the current span's, or
-    those in the record's headers if it isn't sampled."""
+    the ids in the record's headers if the event isn't sampled."""
     context = None if trace is None else trace.current
     if context is None:
         given = [value for name, value in headers or () if name == TRACEPARENT]

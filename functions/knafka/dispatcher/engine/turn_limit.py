@@ -1,9 +1,9 @@
 """Turn limit: how many attempts an Egress may begin in one turn of an event loop that it shares.
 
-    wait_for_turn --some are left in this turn--> return     wait_for_turn --none are left--> wait
---next turn--> return
+    `wait_for_turn` returns at once while attempts are left in this turn, else in a later turn.
 
-A turn with a hundred attempts takes milliseconds, in which no other Egress's event moves on.
+A turn with a hundred attempts takes milliseconds, during which the loop does nothing for other
+Egresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class TurnLimit:
         self._is_counting = False
 
     async def wait_for_turn(self) -> None:
-        """Return in this turn if an attempt is left in it, else in a later turn."""
+        """Wait until an attempt may begin: return in this turn of the loop if it has one left, else
+        in a later turn."""
         if not self._is_counting:
             self._is_counting = True
             self._loop.call_soon(self._next_turn)

@@ -1,12 +1,12 @@
 """Workers: make attempts, as many at once as allowed, and repeat them when they are due.
 
-    add --> ready --> a worker: one attempt --> settled, or add_later                       ^ as the
-congestion control allows
+    An added event is ready. A worker makes one attempt for it when the congestion control allows;
+    then the event is settled, or added again later.
 
 An event that waits for its retry holds no worker. While the subscriber is away (`congestion`) only
-probes get attempts. Events bound for the dead letter sink or topic go on, as they ask another
-server. So does a kept reply, which doesn't count against the subscriber's rate either; but while so
-many replies fail that events wait, only those of probes are tried again.
+probes get attempts. Events bound for the dead letter sink or topic go on, as they go to another
+server. So do kept replies, which don't count against the subscriber's rate either; but while so
+many replies fail that only probes are sent, only the replies of probes are tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READY_ENOUGH: Final = 500
 beyond them wait behind their own key, and reading on lets other keys overtake."""
 
 SHORTEST_TIMER: Final = 0.001
-"""Seconds of the shortest timer: uvloop takes a shorter one for none at all."""
+"""Seconds of the shortest timer: uvloop treats a shorter one as zero."""
 
 
 class Workers:
@@ -69,7 +69,8 @@ class Workers:
         self._not_for_subscriber: deque[PendingEvent] = deque()
         """Events that are due and not bound for the subscriber: dead letters, and kept replies."""
         self._under_way: dict[PendingEvent, None] = {}
-        """Events that have an attempt at the subscriber, in the order in which these began."""
+        """Events with an attempt at the subscriber under way, in the order in which the attempts
+        began."""
         self._reserve = reserve
         self._stopping = False
         self._capacity: asyncio.Future[None] | None = None
@@ -79,7 +80,7 @@ class Workers:
         self._rate_timer: asyncio.TimerHandle | None = None
 
     def add(self, event: PendingEvent) -> None:
-        """Queue an event that may be sent at once, as far as its order is concerned."""
+        """Queue an event whose order allows it to be sent at once."""
         if event.stage is not SUBSCRIBER:
             self._not_for_subscriber.append(event)
         elif not self._congestion.is_open:
@@ -92,7 +93,7 @@ class Workers:
         self._wake_worker()
 
     def add_later(self, event: PendingEvent, seconds: float) -> None:
-        """Queue an event in `seconds`, unless its partition is closed before."""
+        """Queue an event after `seconds`, unless its partition is closed by then."""
         partition = event.partition
         event.due = self._now() + seconds
         if not partition.open:
@@ -167,7 +168,7 @@ class Workers:
         self._capacity = None
 
     def _signal_capacity(self) -> None:
-        """Wake whoever waits in `wait_for_capacity`."""
+        """Wake the call that waits in `wait_for_capacity`, if there is one."""
         if self._capacity is not None and not self._capacity.done():
             self._capacity.set_result(None)
 
@@ -181,7 +182,7 @@ class Workers:
             self._tasks.append(task)
 
     def _worker_ended(self, task: asyncio.Task[None]) -> None:
-        """Note why a worker ended: any end but a cancellation is a bug, and ends the drain."""
+        """End the drain if a worker ended otherwise than by cancellation, which is a bug."""
         if not task.cancelled():
             self.crash = task.exception()
             self.on_crash()
@@ -207,7 +208,7 @@ class Workers:
                     self._wait_for_rate(congestion.rate)
             try:
                 decision = await self._sender.attempt(event)
-            except Exception as error:  # it concerns this event, and the others go on
+            except Exception as error:  # only this event fails; the others go on
                 decision = self._sender.give_up(event, error)
             finally:
                 partition.in_flight -= 1
@@ -245,7 +246,7 @@ class Workers:
             for _ in held_back:
                 self._wake_worker()
 
-    # Which event is next
+    # Choosing the next event
 
     def _next_event(self) -> PendingEvent | None:
         """Remove and return the event that gets the next attempt; None: none may begin now."""
@@ -280,8 +281,8 @@ class Workers:
         return None
 
     def _reserve_delays(self, limit: int) -> bool:
-        """Whether the next attempt has to wait because slow attempts hold most places (`reserve`);
-        wakes a worker later if so."""
+        """Return whether the next attempt has to wait because slow attempts hold most places
+        (`reserve`); if so, a worker is woken later."""
         if self._reserve is None:
             return False
         now = self._now()
@@ -294,7 +295,7 @@ class Workers:
         return pause > 0
 
     def _wait_for_rate(self, rate: AttemptRate) -> None:
-        """Wake a worker when the rate limit lets the next attempt begin."""
+        """Wake a worker as soon as the rate limit lets the next attempt begin."""
         if left := rate.refresh(self._loop.time()):
             after = max(left, SHORTEST_TIMER)
             self._rate_timer = self._loop.call_later(after, self._wait_for_rate, rate)
@@ -331,7 +332,8 @@ class Workers:
         self._congestion.probe_began(self._loop.time())
 
     def _is_paused(self) -> bool:
-        """Whether a Retry-After forbids attempts now; wakes a worker when it ends."""
+        """Return whether a Retry-After forbids attempts now; if so, a worker is woken when it
+        ends."""
         until = self._congestion.paused_until
         if until <= self._loop.time():
             return False
@@ -352,7 +354,7 @@ class Workers:
             self._wake_worker()
 
     def _wake_later(self, at: float) -> None:
-        """Wake a worker at this time of the event loop's clock, or earlier if that is planned."""
+        """Wake a worker at this time of the event loop's clock; an earlier planned time stays."""
         if self._timer is not None:
             if self._timer.when() <= at:
                 return
@@ -360,7 +362,7 @@ class Workers:
         self._timer = self._loop.call_at(at, self._wake_now)
 
     def _wake_now(self) -> None:
-        """Begin what is allowed now, when the timer of `_wake_later` has ended."""
+        """Begin the attempts that are allowed now; the timer of `_wake_later` calls this."""
         self._timer = None
         self._apply_congestion_limit()
         self._wake_worker()

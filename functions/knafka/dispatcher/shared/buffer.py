@@ -1,13 +1,14 @@
 """The buffer of one partition: its latest records, and each group's cursor in them.
 
-It has every record of its partition from the offset `start` up to `end`. A group whose next offset
-lies between them can continue there: that is all it takes to switch from one read to another.
+The buffer holds every record of its partition from the offset `start` up to `end`. A group whose
+next offset lies between them can switch to this buffer from another reader.
 
-    plain cursor:     gets every record, one index after the other     selective cursor: gets the
-records that the filter index finds for it; `pending` has their indexes
+    A plain cursor takes every record, one index after the other. A selective cursor takes the
+    records that the filter index finds for it; `pending` holds their indexes.
 
 A cursor joins as a plain one, and may become selective once it has taken all records. A selective
-cursor without pending records isn't touched when more are read: it counts as having taken all.
+cursor without pending records counts as having taken all records, so that it isn't updated when
+others are read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class CursorOwner(Protocol):
 
     group: str
     drain: Selective | None
-    """The drain that reads; None: it wants every record."""
+    """The drain that reads; None: the reader's owner wants every record."""
 
     def notify(self, number: int, is_record: bool) -> int:
         """Say that there is more of this partition: records, or only its end (`is_record` False).
@@ -38,12 +39,12 @@ class CursorOwner(Protocol):
         ...
 
     def position_of(self, cursor: Cursor) -> Position:
-        """Return the position from which the cursor continues if it reads elsewhere."""
+        """Return the position from which the cursor's group continues in another reader."""
         ...
 
     def restart(self, cursor: Cursor) -> None:
-        """Start the cursor's partition anew: the log has no such offset, as the topic was deleted
-        and created again."""
+        """Start the cursor's partition anew: its offset is gone from the log, as the topic was
+        deleted and created again."""
         ...
 
     def fail(self, error: LogError) -> None:
@@ -61,22 +62,21 @@ class Cursor:
         self.owner = owner
         self.number = number
         self.offset = offset
-        """Offset of the next record for the group, or an offset below it without a record in
-        between."""
+        """Offset of the group's next record, or a lower one if no record lies between."""
         self.paused = False
         self.reported = -1
-        """The last end of the partition that the group was told."""
+        """The last end of the partition that was reported to the group; -1: none yet."""
         self.buffer: PartitionBuffer | None = None
         self.index = 0
-        """Index of its place in the buffer, counted from the first record ever; of a selective
-        cursor, up to where skipped records were reported."""
+        """Index of the cursor's next record, counted from the first record that the buffer ever
+        held; for a selective cursor, the index up to which skipped records were reported."""
         self.is_selective = False
         self.pending: list[int] = []
-        """Indexes of the records that a selective cursor has still to take."""
+        """Indexes of the records that a selective cursor hasn't taken yet."""
 
     @property
     def next_index(self) -> int:
-        """Index of the next record that the cursor has to take, or to look at."""
+        """Index of the next record that the cursor takes; without one, of the buffer's end."""
         if not self.is_selective or self.buffer is None:
             return self.index
         return self.pending[0] if self.pending else self.buffer.end_index
@@ -132,7 +132,7 @@ class PartitionBuffer:
         """Leader epoch of the last record."""
         self.records: list[SharedRecord] = []
         self.first_index = 0
-        """Index of the first record in the buffer: how many were forgotten."""
+        """Index of the first record in the buffer: the number of forgotten records."""
         self.fastest_index = 0
         """Index up to which the fastest plain cursor has taken all records."""
         self.size = 0
@@ -155,27 +155,28 @@ class PartitionBuffer:
     def untaken(self) -> int:
         """Number of records that no group has taken."""
         if len(self.index) > len(self.pending_cursors) or not self.cursors:
-            return 0  # one has taken all that was for it
+            return 0  # some cursor has taken all its records
         fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
         return self.end_index - max(self.fastest_index, self.first_index, fastest)
 
     @property
     def held_records(self) -> int:
-        """Number of records that some group has still to take."""
+        """Number of records from the first one that some group hasn't taken."""
         return self.end_index - self.slowest_index
 
     @property
     def slowest_index(self) -> int:
-        """Index of the first record that some group has still to take."""
+        """Index of the first record that some group hasn't taken."""
         plain = min((cursor.index for cursor in self.plain_cursors), default=self.end_index)
         return min([plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, offset: int) -> bool:
-        """Whether a group that needs this offset next can continue here."""
+        """Whether a group whose next offset this is can continue in this buffer."""
         return self.start <= offset <= self.end
 
     def join(self, cursor: Cursor) -> None:
-        """Add a cursor, whose offset is covered or still to be read, and notify its owner."""
+        """Add a cursor whose offset is in the buffer or read later, and notify its owner of records
+        or of the end."""
         cursor.buffer = self
         cursor.index = self.first_index + bisect_left(self.records, cursor.offset, key=_offset_of)
         self.cursors.add(cursor)
@@ -215,8 +216,8 @@ class PartitionBuffer:
         return concerned
 
     def _note_matches(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
-        """Add each record to the pending ones of the selective cursors that it matches; the first
-        record has index `at`. Returns the cursors that had nothing pending before."""
+        """Add the records' indexes, from `first_new_index` on, to the selective cursors that they
+        match. Returns the cursors that had no pending records before."""
         concerned: list[Cursor] = []
         for index, record in enumerate(records, at):
             for cursor in self._matching_cursors(record):
@@ -227,13 +228,13 @@ class PartitionBuffer:
         return concerned
 
     def _matching_cursors(self, record: SharedRecord) -> Iterable[Cursor]:
-        """Return the selective cursors that want this record; all of them if it can't be parsed or
-        is traced."""
+        """Return the selective cursors whose filters match this record; all selective ones if it
+        can't be parsed or is traced."""
         try:
             envelope = envelope_of(record)
             if not self.wants_trace(envelope):
                 return self.index.matches(envelope.attributes)
-        except Exception:  # each drain has to give up the event, or to say what is wrong
+        except Exception:  # each drain gives up the event itself, or reports the error
             pass
         record.is_for_all = True
         return [cursor for cursor in self.cursors if cursor.is_selective]
@@ -245,7 +246,7 @@ class PartitionBuffer:
             cursor.owner.notify(self.number, False)
 
     def take(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
-        """Return at most `limit` next records of a cursor, which moves behind them."""
+        """Return at most `limit` next records of a cursor, and move it behind them."""
         if cursor.is_selective:
             return self._take_pending(cursor, limit)
         at = cursor.index - self.first_index
@@ -260,8 +261,8 @@ class PartitionBuffer:
         return taken
 
     def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
-        """Return at most `limit` pending records of a selective cursor, and report those skipped
-        between."""
+        """Return at most `limit` pending records of a selective cursor, move it behind them, and
+        report the records skipped between them to the drain."""
         pending, drain = cursor.pending, cursor.owner.drain
         if not pending or limit <= 0 or drain is None:
             return ()
@@ -323,8 +324,8 @@ class PartitionBuffer:
         return self.records[cursor.pending[0] - self.first_index].offset()
 
     def take_end(self, cursor: Cursor) -> int | None:
-        """Return the partition's end, once, if the cursor has taken all records below; otherwise
-        None."""
+        """Return the partition's end if the cursor has taken all records below and this end wasn't
+        returned before, else None."""
         if (
             cursor.next_index < self.end_index
             or self.known_end != self.end

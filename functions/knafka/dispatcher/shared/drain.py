@@ -1,12 +1,12 @@
 """The drain of a shard: one drain for each Egress of its contract, started and stopped as that
 changes.
 
-    a record is new                --> its drain starts     a record is changed or removed --> its
-drain stops; then the changed one starts     a drain failed                 --> it starts again by
-itself, later each time     all drains are idle            --> all end, and the shard's drain too
+    A new record starts its Egress's drain. A changed or removed record stops it; then a changed one
+    starts a new drain. A drain that failed starts again by itself, after a longer wait each time.
+    Once all drains are idle, all end, and so does the shard's drain.
 
-A change or failure of one Egress doesn't disturb the others. The contract's position is reported
-once all drains have ended that an earlier record started.
+A change or failure of one Egress doesn't disturb the others. A position of the contract is reported
+once all drains by earlier records have ended.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Connect = Callable[[Egress], Clients]
 
 
 class EgressDrains:
-    """The successive drains of one Egress as one contract record declares it; `before` is the task
-    of the drains by the previous record."""
+    """Runs the drains of one Egress, one after the other, as a contract record declares it;
+    `previous_drains` is the task of the drains by the previous record."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class EgressDrains:
             )
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return as `Drain.seconds_until_idle`. A drain that keeps failing counts as idle after as
-        long as one without partitions does."""
+        """Return the seconds until the drain is idle, as `Drain.seconds_until_idle` does. A drain
+        that keeps failing counts as idle as soon as a drain without partitions does."""
         if self.drain is not None and self.drain.owns_partitions:
             return self.drain.seconds_until_idle(idle)
         if self._failing_since is not None:
@@ -114,7 +114,7 @@ class EgressDrains:
             self._failures += 1
 
     async def _drain_once(self) -> str:
-        """Run one drain to its end; returns why it ended."""
+        """Run one drain to its end; returns why it ended, for the progress."""
         forgetting: asyncio.TimerHandle | None = None
         self.committed = {}
         try:
@@ -127,7 +127,7 @@ class EgressDrains:
             if problem is None and isinstance(self._reader, GroupReader):
                 self.committed = dict(self._reader.committed)
             return problem or "it ended by itself"
-        except Exception as error:  # it concerns this Egress, and the others go on
+        except Exception as error:  # only this Egress fails; the others go on
             log.error("the drain of %s failed", self.egress.group, exc_info=error)
             return f"{type(error).__name__}: {error}"
         finally:
@@ -148,8 +148,8 @@ class EgressDrains:
 
 
 class ShardDrain:
-    """A `lease.Leased` that drains all Egresses of a shard; `served_egress` returns what outlives a
-    drain."""
+    """A `lease.Leased` that drains all Egresses of a shard; `served_egress` returns the
+    `ServedEgress`, which outlives a drain."""
 
     def __init__(
         self,
@@ -163,13 +163,14 @@ class ShardDrain:
         self._served_egress = served_egress
         self._connect = connect
         self._news = news
-        """Set when another position is to be reported."""
+        """Set when a new position must be reported."""
         self._idle: float | None = None
         self._drains: dict[str, EgressDrains] = {}
         self._last: dict[str, asyncio.Task[None]] = {}
-        """The drains' task that started last and is still running, by group."""
+        """The task of the drains that were started last, by group, while it runs."""
         self._leaving: dict[asyncio.Task[None], int] = {}
-        """Tasks of stopped drains, each with the position that is reported until it has ended."""
+        """Tasks of stopped drains, each with the contract position that is reported until the task
+        has ended."""
         self._reported: dict[str, ReportedCounts] = {}
         """The counts that earlier requests have reported, by group."""
         self._stopping = False
@@ -177,7 +178,7 @@ class ShardDrain:
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
-    # What a lease needs
+    # Used by the lease
 
     @property
     def idle(self) -> float | None:
@@ -216,7 +217,8 @@ class ShardDrain:
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
-        """Return the progress of all Egresses, and the errors of those whose record is refused."""
+        """Return the progress of all Egresses, and the errors of Egresses whose record is
+        refused."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
         for group, why in self._contract.refused.items():
             egresses[group] = DrainProgress(error=why)
@@ -238,7 +240,8 @@ class ShardDrain:
                     ended = Ended.IDLE
                     self.stop()
                     break
-                # What is known now may be the patience of drains that have no partitions yet.
+                # The time may be the patience of drains without partitions, and is shorter once
+                # they have some.
                 timeout = (
                     None
                     if seconds_until_idle == math.inf
@@ -260,8 +263,8 @@ class ShardDrain:
         return progress
 
     def _settled_offsets(self) -> Settled | None:
-        """Return the offsets that the groups of the shard's topic have committed; None: there are
-        no drains. All drains must be over."""
+        """Return the offsets that the groups of the shard's topic have committed, with the groups
+        that have not committed these; None: there are no drains. All drains must be over."""
         if not self._drains:
             return None
         topic = next(iter(self._drains.values())).egress.topic
@@ -306,7 +309,7 @@ class ShardDrain:
             self._news.set()
 
     def _begin(self, group: str, egress: Egress) -> None:
-        """Start the drains of an Egress, after those of its previous record."""
+        """Start the drains of an Egress; they wait for the drains of its previous record."""
         served = self._served_egress(egress)
         drains = EgressDrains(served, egress, self._connect, self._last.get(group))
         self._drains[group], self._last[group] = drains, drains.task

@@ -1,4 +1,4 @@
-"""The Egresses that a shard delivers: those whose contract records name the shard."""
+"""Parses contract records, and picks the Egresses whose records name this shard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ShardEntries:
         return shared.egress if shared.shard == self._shard else None
 
     def concerns(self, value: bytes) -> bool:
-        """Whether an invalid record names this shard, as far as it can be read."""
+        """Whether an invalid record names this shard; False if it can't be read."""
         with suppress(Exception):
             return bool(json.loads(value)["shard"] == self._shard)
         return False

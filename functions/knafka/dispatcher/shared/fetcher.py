@@ -24,7 +24,8 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 READ_LIMIT: Final = 100
-"""Records of one read at most: fewer than in a drain of its own, as all groups wait meanwhile."""
+"""Records of one read at most: fewer than a drain of its own reads, as all groups wait
+meanwhile."""
 RECORDS_PER_TURN: Final = 50
 """Records handed to all groups together in one turn of the event loop, in which they are filtered
 and encoded; they are sent in the next one."""
@@ -36,22 +37,22 @@ CLOSE_TIMEOUT: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How many records a fetcher holds; `records` are those of one partition."""
+    """How many records a fetcher holds; `records` is a limit for each partition."""
 
     ahead: int = 1000
-    """Records that no group has taken: while there are as many, no more are read."""
+    """Records that no group has taken, at most: while there are as many, no more are read."""
     records: int = 5000
     """Records by which the slowest group of a partition may lag behind the last one read."""
     size: int = 32 * 1024 * 1024
     """Approximate bytes over all partitions."""
     spare: int = 1000
-    """Records that all groups have taken and that are kept, over all partitions: a group that lags
-    a little can continue in them."""
+    """Records, over all partitions, that are kept although all groups have taken them: a group that
+    lags a little can continue in them."""
     patience: float = 0.1
     """Seconds that a full buffer waits for its slowest groups."""
     pause_after: float = 1.0
-    """Seconds without progress after which partitions that nobody takes from are paused, which
-    discards what librdkafka has prefetched."""
+    """Seconds without progress after which partitions whose records no group takes are paused,
+    which discards the records that librdkafka has prefetched."""
 
 
 class Placement(Protocol):
@@ -67,7 +68,7 @@ class Placement(Protocol):
         ...
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:
-        """Fail the readers of a fetcher that can't read on."""
+        """Fail the readers of a fetcher that stopped with this error."""
         ...
 
     def ended(self, fetcher: Fetcher) -> None:
@@ -81,7 +82,7 @@ class Fetcher:
     def __init__(self, source: PositionedReader, placement: Placement, limits: FetchLimits) -> None:
         self.buffers: dict[int, PartitionBuffer] = {}
         self.moved = asyncio.Event()
-        """Set when a group has taken records, has come or has gone."""
+        """Set when a group has taken records, joined or left."""
         self._source = source
         self._placement = placement
         self._limits = limits
@@ -117,7 +118,7 @@ class Fetcher:
                 await self._wait_for_demand()
                 self._change_assignment()
                 if self.buffers:
-                    # A buffer that is new when the read is over gets nothing of it.
+                    # A buffer that was created during the read gets no records of it.
                     reading = dict(self.buffers)
                     records = await self._source.read(READ_LIMIT, READ_TIMEOUT)
                     await self._hand_out(self._store(records, reading))
@@ -129,7 +130,7 @@ class Fetcher:
             await self._source.close(CLOSE_TIMEOUT)
 
     def _change_assignment(self) -> None:
-        """Tell the consumer which partitions were added and dropped."""
+        """Make the consumer read the added partitions, and no longer the dropped ones."""
         if self._dropping:
             self._source.drop(self._dropping)
             self._dropping = set()
@@ -140,7 +141,7 @@ class Fetcher:
     def _store(
         self, records: Sequence[Record], reading: dict[int, PartitionBuffer]
     ) -> list[Cursor]:
-        """Append records to the buffers that were there when the read began, and note the
+        """Append records to `reading`, the buffers that existed when the read began, and note the
         partitions' ends. Returns the cursors that the records are for."""
         for number in self._source.restarted:
             if (buffer := self._current_buffer(number, reading)) is not None:
@@ -187,7 +188,7 @@ class Fetcher:
             new_buffer.join(cursor)
         return new_buffer
 
-    # How much is read
+    # Demand
 
     def _trim(self) -> None:
         """Forget the records that all groups have taken and that exceed the spare ones."""
@@ -228,8 +229,8 @@ class Fetcher:
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return the buffers that may take no more records before their slowest group has moved
-        on."""
+        """Return the buffers that may take no more records until their slowest groups have taken
+        some."""
         limits = self._limits
         full = [buffer for buffer in active if buffer.held_records >= limits.records]
         if not full and self.size >= limits.size:
@@ -237,13 +238,13 @@ class Fetcher:
         return full
 
     def _has_room(self, active: Sequence[PartitionBuffer]) -> bool:
-        """Whether no buffer is full, after forgetting what all groups have taken."""
+        """Forget the records that all groups have taken; returns whether no buffer is full then."""
         self._trim()
         return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
         """Evict the groups that lag by more than half of the buffer, the slowest first, so that the
-        others can join them where they continue."""
+        next ones can join its new buffer."""
         slow = [cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2]
         if len(slow) < len(buffer.cursors):
             for cursor in sorted(slow, key=buffer.next_offset):
@@ -258,7 +259,7 @@ class Fetcher:
         return self.moved.is_set()
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
-        """Pause the partitions that nobody takes from, so that the others are read."""
+        """Pause the partitions whose records no group takes, so that the others are read."""
         share = self._limits.ahead // max(1, len(active))
         stuck = [buffer for buffer in active if buffer.untaken >= max(1, share)]
         for buffer in stuck:
@@ -268,7 +269,7 @@ class Fetcher:
             self._source.pause(begun)
 
     def _resume(self) -> None:
-        """Resume the paused partitions of which enough records were taken."""
+        """Resume the paused partitions whose groups have taken enough records."""
         share = self._limits.ahead // max(1, len(self.buffers))
         moved = [
             buffer for buffer in self.buffers.values() if buffer.paused and buffer.untaken < share

@@ -1,8 +1,8 @@
 """The reader of one group in a shared topic: a `LogReader` fed from buffers.
 
 Each record is returned once and in order, whichever buffer it comes from: a cursor knows the next
-offset. Commits wait here until the topic makes them. A `Selective` drain gets only the records that
-are for it; while it waits in `read` they are handed over without waking it.
+offset. Commits wait in the reader until the topic makes them. A `Selective` drain gets only records
+that match its selection; while it waits in `read`, its `take` gets them without waking it.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ log = logging.getLogger(__name__)
 
 RECORDS_PER_READ: Final = 50
 """Records of one read at most, as all groups wait while they are filtered and encoded; also how
-many a drain takes while it waits in one read, before it checks again whether it has room."""
+many a drain takes during one read at most, before it checks again whether it has room."""
 MAX_QUIET_COMMITS_PER_SECOND: Final = 200
 """Commits per second of all groups of a topic that get no records: each takes 0.2 ms of CPU, and
-saves only that skipped events are looked at again."""
+only spares a later owner from filtering the skipped events again."""
 COMMIT_INTERVAL: Final = 1.0
 """Seconds between two commits of one group at least."""
 
 
 class ReaderTopic(Protocol):
-    """The shared topic, as its readers know it."""
+    """The methods of a shared topic that its readers use."""
 
     name: str
 
     @property
     def readers(self) -> int:
-        """Number of groups that read here."""
+        """Number of groups that read this topic."""
         ...
 
     def place(self, cursor: Cursor, position: Position) -> None:
-        """Let a cursor read from this position, in some buffer."""
+        """Make a cursor read from this position, in an existing or a new buffer."""
         ...
 
     def leave(self, cursor: Cursor) -> None:
@@ -77,10 +77,10 @@ class GroupReader:
         self.group = group
         self.ends: Positions = {}
         self.cursors: dict[int, Cursor] = {}
-        """By assigned partition."""
+        """The group's cursor in each assigned partition."""
         self.committed: dict[int, int] = {}
-        """The offset that Kafka has confirmed last, by partition that is assigned, or was when the
-        reader closed."""
+        """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
+        when the reader closed."""
         self.is_closing = False
         self.drain: Selective | None = assignment if isinstance(assignment, Selective) else None
         self._topic = topic
@@ -90,7 +90,7 @@ class GroupReader:
         """Partitions with untaken records, or with an end that was not reported."""
         self._waiter: asyncio.Future[None] | None = None
         self._given_records = 0
-        """Records that the drain has taken since its last `read` began."""
+        """Number of records that the drain has taken since its last `read` began."""
         self._crash: Exception | None = None
         """The error that the drain raised when it took records, a bug of ours; its next read raises
         it."""
@@ -101,8 +101,8 @@ class GroupReader:
         self._to_commit: dict[int, OffsetAndMetadata] = {}
         self._committing: asyncio.Task[None] | None = None
         self._restarted: set[int] = set()
-        """Partitions that were created anew since the last commit began: that commit is not for
-        them."""
+        """Partitions that were created anew since the last commit began, to which that commit
+        doesn't apply."""
         self._last_commits: asyncio.Future[Commits] | None = None
         """The drain's last commits, once the reader closes."""
         self._committed = asyncio.Event()
@@ -115,11 +115,12 @@ class GroupReader:
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
         self.ends, self._given_records = {}, 0
-        await asyncio.sleep(0)  # a backlog is taken bit by bit: neighbours have turns between
+        await asyncio.sleep(0)  # other drains have their turn between the reads of a backlog
         records = self._take(limit)
         if records or self._must_return() or timeout <= 0:
             return self._or_raise(records)
-        # One timer, not the clock again: after a timer it may still be a hair before the time.
+        # The timer ends the wait, not the clock, which may still be just before the deadline when a
+        # timer fires.
         over = loop.create_future()
         timer = loop.call_later(timeout, self._end_wait, over)
         try:
@@ -143,7 +144,8 @@ class GroupReader:
         )
 
     def _or_raise(self, records: list[Record]) -> list[Record]:
-        """Return the records of a read, or raise the error that ended the drain or the topic."""
+        """Return the records of a read, or raise the drain's crash or, if there are no records, the
+        topic's failure."""
         self._interrupted = False
         if self._crash is not None:
             raise self._crash
@@ -152,7 +154,7 @@ class GroupReader:
         return records
 
     def _end_wait(self, over: asyncio.Future[None]) -> None:
-        """End a read that has waited for its full_commits timeout."""
+        """End a read that has waited for its full timeout."""
         over.set_result(None)
         self._wake()
 
@@ -197,7 +199,7 @@ class GroupReader:
         self._given_records += len(records)
         try:
             drain.take(records)
-        except Exception as error:  # it is not to end whoever reads for all
+        except Exception as error:  # it must not end the fetcher, which reads for all groups
             self._crash = error
         if (
             self._crash is not None
@@ -229,13 +231,13 @@ class GroupReader:
             self._waiter.set_result(None)
 
     def pause(self, partitions: Sequence[int]) -> None:
-        """Hand over no records of these partitions, until `resume`."""
+        """Return no records of these partitions until `resume`."""
         for number in partitions:
             if cursor := self.cursors.get(number):
                 cursor.paused = True
 
     def resume(self, partitions: Sequence[int]) -> None:
-        """Hand over records of these partitions again."""
+        """Return records of these partitions again."""
         for number in partitions:
             if (cursor := self.cursors.get(number)) is not None and cursor.paused:
                 cursor.paused = False
@@ -246,11 +248,12 @@ class GroupReader:
     # Partitions
 
     async def fetch_committed(self, numbers: Collection[int]) -> Mapping[int, Commit]:
-        """Ask Kafka what the group has committed for these partitions. Raises `LogError`."""
+        """Return the group's commits of these partitions, read from Kafka. Raises `LogError`."""
         return await self._offsets.committed(self.group, self._topic.name, numbers)
 
     def assign_partitions(self, committed: Mapping[int, Commit | None]) -> None:
-        """Take over partitions, from the group's commits; `begin` must follow for each."""
+        """Add partitions, with the group's commits (None: nothing committed); call `begin` for each
+        next."""
         for number, commit in committed.items():
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             offset = 0 if commit is None else commit.offset
@@ -272,8 +275,8 @@ class GroupReader:
         return Position(cursor.offset, self._epochs.get(cursor.number, NO_EPOCH))
 
     def restart(self, cursor: Cursor) -> None:
-        """Start a partition anew that was deleted and created again: its old commits are
-        dropped."""
+        """Start a partition anew whose topic was deleted and created again, and drop its old
+        commits."""
         number = cursor.number
         cursor.offset, cursor.reported, cursor.paused = 0, -1, False
         self._to_commit.pop(number, None)
@@ -284,7 +287,7 @@ class GroupReader:
         self._assignment.assigned({number: None})
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
-        """Give up partitions that go to another process: finish their attempts, then commit."""
+        """Release partitions that go to another process: finish their attempts, then commit."""
         mine = sorted(self.cursors.keys() & set(numbers))
         if not mine:
             return
@@ -308,7 +311,7 @@ class GroupReader:
             try:
                 await self._commit(last, epochs)
             except LogError as error:
-                # The next one goes back to its last commit: duplicates, no loss.
+                # The next owner starts at the group's last commit: duplicates, no loss.
                 log.warning("the last commit of %s failed: %s", self.group, error)
         self._committed.set()
 
@@ -333,9 +336,11 @@ class GroupReader:
     # Commits
 
     def commit(self, commits: Commits) -> None:
-        """Store commits until the topic makes them; those with too long metadata are dropped."""
+        """Store commits until the topic makes them; commits whose metadata is too long are
+        dropped."""
         for number, commit in commits.items():
-            # Kafka refuses longer ones with their offsets; those before them would be lost here.
+            # Kafka would refuse a commit with longer metadata, and storing it here would replace an
+            # earlier one that is valid.
             if number in self.cursors and len(commit.metadata) <= MAX_METADATA:
                 self._to_commit[number] = commit
 
@@ -345,7 +350,7 @@ class GroupReader:
         return self._to_commit if self._committing is None else {}
 
     def begin_commit(self) -> None:
-        """Start to commit what is stored, without waiting for Kafka."""
+        """Start to make the stored commits, without waiting for Kafka."""
         commits, self._to_commit = self._to_commit, {}
         self._restarted.clear()
         self._committing = asyncio.create_task(self._commit_regularly(commits))
@@ -371,7 +376,7 @@ class GroupReader:
             number: Commit(commit.offset, commit.metadata, epochs[number])
             for number, commit in commits.items()
         }
-        # Until Kafka has answered, either may be so.
+        # Until Kafka has answered, the commit may or may not be in effect.
         for number in full_commits:
             self.committed.pop(number, None)
         await self._offsets.commit(self.group, self._topic.name, full_commits)
@@ -379,8 +384,8 @@ class GroupReader:
             self.committed[number] = full_commits[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epoch of the last record read, by partition; Kafka would take too low
-        an epoch for a loss of data."""
+        """Return the leader epoch of the last record read, by partition; a consumer that resumes
+        with too low an epoch would report lost data."""
         epochs: dict[int, int] = {}
         for number in numbers:
             cursor = self.cursors.get(number)

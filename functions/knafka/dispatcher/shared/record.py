@@ -25,7 +25,7 @@ class SharedRecord:
         self._problem: Exception | None = None
         try:
             self._headers = record.headers()
-        except Exception as error:  # a SystemError for a name that isn't UTF-8
+        except Exception as error:  # such as a SystemError for a header name that isn't UTF-8
             self._problem = error
         self.is_for_all = False
         """Whether every drain gets it and applies its own filter."""
@@ -48,7 +48,7 @@ class SharedRecord:
         return self._value
 
     def headers(self) -> RecordHeaders | None:
-        """Return the headers, or raise what reading them has raised."""
+        """Return the headers, or raise the error that the first reading of them raised."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._headers
@@ -63,8 +63,8 @@ class SharedRecord:
 
 
 def envelope_of(record: SharedRecord) -> Envelope:
-    """Return the record's event, parsed at the first call. Raises `InvalidEvent`, or what
-    confluent-kafka raises for headers that can't be read."""
+    """Return the record's event, parsed at the first call. Raises `InvalidEvent`, or
+    confluent-kafka's error if the headers can't be read."""
     parsed = record.parsed
     if parsed is None:
         try:
@@ -78,7 +78,7 @@ def envelope_of(record: SharedRecord) -> Envelope:
 
 
 class SharedParser:
-    """A `Parser` for `SharedRecord`s. All drains get the same objects: nobody may change them."""
+    """A `Parser` for `SharedRecord`s. All drains get the same objects, and must not change them."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
         return envelope_of(cast(SharedRecord, record))

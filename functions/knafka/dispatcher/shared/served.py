@@ -40,7 +40,7 @@ class ServedShard:
         self._shard = shard
         self._clients = clients
         self._served: dict[str, ServedEgress] = {}
-        """By group, those of the contract."""
+        """The Egresses of the contract, by group."""
         self._follower = ContractFollower(ShardEntries(shard.group), clients.open_contract)
         self._follower.listeners.append(self._follow)
         self._following: asyncio.Task[None] | None = None
@@ -53,7 +53,7 @@ class ServedShard:
 
     @property
     def failure(self) -> LogError | None:
-        """Why Kafka takes no records any more; None: it does."""
+        """Why the writer can't write to Kafka any more; None: it can."""
         return self._writer.failure
 
     def metrics(self) -> Iterator[Metric]:
@@ -67,7 +67,7 @@ class ServedShard:
 
     @property
     def problem(self) -> str:
-        """Why the shard isn't ready: the contract isn't read yet; empty: it is ready."""
+        """Why the shard isn't ready (the contract isn't read yet); empty: it is ready."""
         if self._follower.is_ready:
             return ""
         return f"the contract isn't read yet: {self._follower.problem or 'no answer so far'}"
@@ -90,17 +90,20 @@ class ServedShard:
         self._lease.drain_from_start()
 
     def _new_drain(self) -> ShardDrain:
+        """Create the shard's next drain, for the lease."""
         return ShardDrain(self._follower, self._served_egress, self._connect, self._news)
 
     def _connect(self, egress: Egress) -> Clients:
+        """Return the clients of one drain of this Egress."""
         return self._clients.clients_for(egress, lambda: len(self._follower.contract.entries))
 
     def _served_egress(self, egress: Egress) -> ServedEgress:
-        """Return what outlives the drains of this Egress's group, created at its first use."""
+        """Return the state that outlives the drains of this Egress's group, creating it at its
+        first use."""
         return self._served.setdefault(egress.group, ServedEgress(egress, self._tracer))
 
     def _follow(self) -> None:
-        """Keep what the contract declares now: forget removed Egresses, update the others."""
+        """Apply the contract's present Egresses: forget removed ones and update the others."""
         egresses = self._follower.contract.entries
         self._served = {
             group: served for group, served in self._served.items() if group in egresses
@@ -109,8 +112,8 @@ class ServedShard:
             self._served_egress(egress).egress = egress
 
     def refusal(self, request: DrainRequest) -> str:
-        """Explain why a request for a drain is refused: it is for another shard; empty: it isn't
-        refused."""
+        """Return why a request for a drain is refused (it is for another shard); empty: it
+        isn't."""
         if request.egress is not None or request.shard != self._shard.group:
             return f"this dispatcher has the shard {self._shard.group}"
         return ""
@@ -124,7 +127,7 @@ class ServedShard:
         self._lease.refused()
 
     def detach(self) -> None:
-        """Let the drain go on without its request."""
+        """Let the drain go on after its request's connection has ended."""
         self._lease.detach()
 
     def stop(self, timeout: float) -> None:
@@ -150,8 +153,8 @@ class ServedShard:
 
 
 def line_maker() -> Callable[[ShardProgress], ShardProgress]:
-    """Return a function that reduces each progress of one request to a line: all Egresses in the
-    first and the last, between them only those that have changed."""
+    """Return a function that reduces each progress of one request to a line: the first and the last
+    line hold all Egresses, the others only Egresses whose progress has changed."""
     last: dict[str, DrainProgress] = {}
 
     def line_of(progress: ShardProgress) -> ShardProgress:

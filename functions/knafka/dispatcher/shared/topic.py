@@ -1,12 +1,12 @@
 """A shared topic: one process's partitions of one topic, read for many groups.
 
-    member: decides which partitions are this process's     fetchers: one, while all groups are near
-each other; more for groups that lag far behind     readers: one for each group, whose drain works
-as if it were alone
+    Its consumer group member is assigned this process's partitions. One fetcher reads them while
+    all groups are near each other; groups that lag far behind get more fetchers. Each group has a
+    reader, and its drain works as if it were alone.
 
-Offsets are committed without membership in their group, so only the membership of this process
-excludes others: Kafka confirms it before each round of commits, and lets others wait while
-partitions are given up.
+A group's offsets are committed without a member in that group, so only this process's own
+membership keeps other processes out: Kafka confirms it before each round of commits, and makes
+other members wait while partitions are released.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from knafka.ports.shared_log import Commit, GroupMember, GroupOffsets, Position,
 log = logging.getLogger(__name__)
 
 COMMIT_ROUND_SECONDS: Final = 0.1
-"""Seconds of one round of commits: a commit is made that much later than its group asked for it."""
+"""Seconds of one round of commits: a commit is made at most so much later than its group asked for
+it."""
 CONCURRENT_COMMITS: Final = 4
-"""Commits of a round that begin together; the others follow, spread over the round. Those of 200
-groups together would delay all groups' events by tens of milliseconds."""
+"""Commits of a round that begin together; the others follow, spread over the round. Commits of 200
+groups at once would delay all groups' events by tens of milliseconds."""
 CONFIRMATION_VALID_SECONDS: Final = 2.0
-"""Seconds for which a confirmed membership counts: less than any session. A process that stood
-still for longer asks again before it commits."""
+"""Seconds for which a confirmed membership counts: less than any session timeout. A process that
+stood still for longer has it confirmed again before it commits."""
 COMMITTED_TIMEOUT: Final = 2.0
 """Seconds to wait for all groups' committed offsets, so that groups near each other start in one
 buffer; a group that answers later starts later."""
@@ -75,7 +76,7 @@ class SharedTopic:
 
     @property
     def readers(self) -> int:
-        """Number of groups that read here."""
+        """Number of groups that read this topic."""
         return len(self._readers)
 
     def detach(self, reader: GroupReader) -> None:
@@ -93,7 +94,8 @@ class SharedTopic:
     # The membership
 
     async def _serve(self) -> None:
-        """Be a member while there are readers."""
+        """Stay a member of the consumer group while there are readers, joining again after an
+        error."""
         try:
             while self._readers:
                 await self._be_member()
@@ -117,7 +119,7 @@ class SharedTopic:
             self._owned.clear()
 
     async def _commit_round(self, member: GroupMember) -> None:
-        """Make the commits that wait, if Kafka confirms that the partitions are still this
+        """Make the waiting commits, if Kafka confirms that the partitions are still this
         process's."""
         loop = asyncio.get_running_loop()
         waiting = [reader for reader in self._readers if reader.to_commit]
@@ -144,7 +146,8 @@ class SharedTopic:
         self._start_task(self._assign_readers(list(self._readers), sorted(partitions)))
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
-        """Make all readers finish with these partitions and commit."""
+        """Make all readers finish their attempts of these partitions and commit; returns no commits
+        of its own."""
         self._owned.difference_update(partitions)
         given_up = (reader.release_partitions(partitions) for reader in self._readers)
         for error in await asyncio.gather(*given_up, return_exceptions=True):
@@ -165,7 +168,8 @@ class SharedTopic:
         task.add_done_callback(self._tasks.discard)
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
-        """Start readers at their groups' committed offsets, those near each other in one buffer."""
+        """Start readers at their groups' committed offsets; groups near each other share a
+        buffer."""
         readers_by_task = {
             asyncio.create_task(reader.fetch_committed(numbers)): reader for reader in readers
         }
@@ -199,10 +203,10 @@ class SharedTopic:
             for number, _, reader, commit in sorted(begun, key=lambda start: start[:2]):
                 reader.begin(number, commit)
 
-    # Where groups read
+    # Placement of groups in fetchers
 
     def place(self, cursor: Cursor, position: Position) -> None:
-        """Let a cursor read from this position, in some buffer."""
+        """Make a cursor read from this position, in an existing or a new buffer."""
         self._place(cursor, position, None)
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
@@ -251,7 +255,7 @@ class SharedTopic:
                 fetcher.moved.set()
 
     def evict(self, cursor: Cursor, fetcher: Fetcher) -> None:
-        """Move a cursor that lags behind to another fetcher; a paused one is placed when it is
+        """Move a cursor that lags behind to another fetcher; a paused cursor is placed when it is
         resumed."""
         assert cursor.buffer is not None
         cursor.buffer.leave(cursor)
@@ -260,8 +264,8 @@ class SharedTopic:
             self._place(cursor, cursor.owner.position_of(cursor), fetcher)
 
     def merge(self, fetcher: Fetcher) -> None:
-        """Move this fetcher's cursors to fetchers that have read further, where these cover their
-        offsets."""
+        """Move this fetcher's cursors to fetchers that have read further and whose buffers cover
+        the cursors' offsets."""
         own_index = self.fetchers.index(fetcher)
         for number, buffer in list(fetcher.buffers.items()):
             for index, other in enumerate(self.fetchers):

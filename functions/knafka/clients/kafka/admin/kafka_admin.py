@@ -46,7 +46,7 @@ from knafka.ports.log import (
 )
 
 REQUEST_TIMEOUT: Final = 15.0
-"""Seconds for one request: Kafka elects another leader in less."""
+"""Seconds for one request: more than Kafka needs to elect another leader."""
 PARTITIONS_REMEMBERED: Final = 30.0
 """Seconds for which `end_offsets_of_all` caches a topic's partitions."""
 ENDS_REMEMBERED: Final = 5.0
@@ -60,7 +60,7 @@ class _CachedPartitions(NamedTuple):
     at: float
     id: str
     partitions: list[TopicPartition]
-    """Each with `LATEST` as its offset, to ask for its end."""
+    """The partitions, each with `LATEST` as its offset, to request its end."""
 
 
 class _CachedEnds(NamedTuple):
@@ -82,8 +82,8 @@ class _DescribedTopic(NamedTuple):
 class KafkaAdmin:
     """`LogAdmin` with librdkafka's admin client, whose calls run in its threads.
 
-    `request_timeout`: seconds after which a Kafka that doesn't answer is a `LogError` with the
-    reason that librdkafka knows. Wrong credentials are reported as soon as Kafka refuses them.
+    `request_timeout`: seconds after which a request without an answer raises `LogError`, with the
+    reason that librdkafka reports. Wrong credentials are reported as soon as Kafka refuses them.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class KafkaAdmin:
         self._groups = KafkaGroups(connection, self._calls)
         self._topic_ranges = KafkaRanges(self._calls, self._partitions)
         self._cached_partitions: dict[str, _CachedPartitions] = {}
-        """Topics as `end_offsets_of_all` has read them."""
+        """Partitions of topics, as `end_offsets_of_all` has read them."""
         self._cached_ends: dict[str, _CachedEnds] = {}
-        """Ends that `end_offsets_of_all` read last, of topics all of whose partitions could be
+        """Ends that `end_offsets_of_all` read last, of topics whose partitions could all be
         read."""
         self._cached_ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
         """A topic's id, and its partitions' starts and ends as `lags` read them last."""
@@ -130,7 +130,8 @@ class KafkaAdmin:
                     topic
                 ],
             )
-        # The controller has it; the broker that we ask next may hear of it a moment later.
+        # The controller knows the topic; the broker of the next request may learn of it a moment
+        # later.
         deadline = time.monotonic() + self._calls.timeout
         while was_created:
             if topic in await self._describe([topic]) or time.monotonic() > deadline:
@@ -180,7 +181,8 @@ class KafkaAdmin:
         return await self._list_offsets((await self._describe_existing(topic)).partitions, LATEST)
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
-        """Return the end offsets of many topics with one request."""
+        """Return the end offsets of many topics, with one request; topics and partitions that can't
+        be read are left out."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: seen
@@ -192,7 +194,7 @@ class KafkaAdmin:
         except LogError:
             if not self._cached_partitions:
                 raise
-            described = {}  # of the others the ends can still be had
+            described = {}  # the ends of cached topics can still be read
         for topic, description in described.items():
             self._cached_partitions[topic] = _CachedPartitions(
                 now, description.id, at_offset(description.partitions, LATEST)
@@ -210,7 +212,7 @@ class KafkaAdmin:
         self._cached_ends = {
             topic: before
             for topic, before in self._cached_ends.items()
-            # One of these that can't be read now must not be taken for what it was.
+            # A topic that can't be read now must not keep its earlier ends.
             if asked - before.at < ENDS_REMEMBERED and topic not in topics
         } | {
             topic: _CachedEnds(asked, self._cached_partitions[topic].id, found)
@@ -229,7 +231,7 @@ class KafkaAdmin:
         await self._topic_ranges.set_config(topic, config)
 
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
-        """Commit the offsets at which a new group starts."""
+        """Commit the offsets at which a new group starts, unless the group has committed some."""
         partitions = (await self._describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
@@ -243,7 +245,8 @@ class KafkaAdmin:
         """Return the offsets at which a new group starts."""
         if start == "earliest":
             return await self._list_offsets(partitions, EARLIEST)
-        # The ends come first: what is written from here on is either found by its time or behind.
+        # The ends are read first: a record that is written later is found by its time, or lies
+        # behind these ends.
         ends = await self._list_offsets(partitions, LATEST)
         return ends if start == "latest" else ends | await self._list_offsets(partitions, start)
 
@@ -265,7 +268,7 @@ class KafkaAdmin:
             id_, before = self._cached_ranges.get(topic, ("", {}))
             ends = {number: end for number, (_, end) in before.items()} if id_ == found.id else {}
             committed = await self._groups.behind(groups, found.id, found.partitions, ends)
-        # After the groups: none of them is beyond an end that has only moved since.
+        # The ends are read after the groups' offsets, so that no group seems to be beyond an end.
         ranges, fresh = await self._ranges_of(topic, found)
         return {
             group: Lag(
@@ -285,18 +288,19 @@ class KafkaAdmin:
         }
 
     def _recent_ends(self, topic: str) -> _CachedEnds | None:
-        """Return the ends that `end_offsets_of_all` has read lately; None: it hasn't."""
+        """Return the ends that `end_offsets_of_all` has read within `ENDS_REMEMBERED`; None: it
+        hasn't."""
         ends = self._cached_ends.get(topic)
         return ends if ends and time.monotonic() - ends.at <= ENDS_REMEMBERED else None
 
     async def _ranges_of(
         self, topic: str, found: _DescribedTopic
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
-        """Return start and end of each partition, and the partitions that were read just now.
-        Raises `LogError` if nothing is known of any.
+        """Return start and end of each partition, and the partitions that this call has read.
+        Raises `LogError` if no range is known.
 
         A partition that can't be read has no leader, so nothing is appended to it: its last known
-        range is returned, or none if there is none.
+        range is returned, if one is known.
         """
         starts, ends = [
             {
@@ -308,7 +312,7 @@ class KafkaAdmin:
             for which in (EARLIEST, LATEST)
         ]
         read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
-        # A topic that was made anew has another id, and nothing of what it was before.
+        # A topic that was created anew has another id, and its earlier ranges don't apply.
         id_, before = self._cached_ranges.get(topic, (found.id, {}))
         known = before | read if id_ == found.id else read
         if not known:
@@ -337,19 +341,21 @@ class KafkaAdmin:
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note what a dispatcher reports as committed, so that `lags` need not ask."""
+        """Note the offsets that a dispatcher reports as committed, so that `lags` needs no
+        request."""
         if (seen := self._cached_partitions.get(topic)) is not None:
             self._groups.note(groups, seen.id, positions, since)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         """Return the last `limit` records of a topic, oldest first."""
-        await self._describe_existing(topic)  # which says, better than a consumer, what is wrong
+        await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
         with needing(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
             return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
-        """Stop; librdkafka closes its connections when the client is garbage-collected."""
+        """Stop the threads; librdkafka closes its connections when the client is
+        garbage-collected."""
         self._calls.close()
 
     async def _describe_existing(self, topic: str) -> _DescribedTopic:
@@ -361,8 +367,8 @@ class KafkaAdmin:
     async def _describe(
         self, topics: Collection[str], *, some: bool = False
     ) -> dict[str, _DescribedTopic]:
-        """Return the descriptions of the topics that exist; with `some`, only of those that can be
-        described."""
+        """Return the descriptions of the topics that exist; with `some`, topics that can't be
+        described are left out, else they raise `LogError`."""
         if not topics:
             return {}
         names = TopicCollection(list(topics))
@@ -408,12 +414,12 @@ class KafkaAdmin:
         """Return the offset that each partition's own `offset` asks for: `EARLIEST`, `LATEST` or a
         time.
 
-        With `some`, of the partitions that can be read now; raises `LogError` if none can. `least`
-        is -1 where Kafka may answer that there is no record since that time.
+        With `some`, partitions that can't be read now are left out; raises `LogError` if none can.
+        `least` is -1 if Kafka may answer that there is no record since that time.
         """
         with needing(topic=("Describe", _any_of({partition.topic for partition in wanted}))):
             found = await listed(self._calls, wanted, some=some)
-        # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
+        # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset
             for partition, result in found.items()
@@ -421,15 +427,15 @@ class KafkaAdmin:
         }
 
     async def _did_unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
-        """Send a request and return True; False if it failed with the code `harmless`, which says
-        that it was done before."""
+        """Send a request; returns True if it succeeded, False if it failed with the code
+        `harmless`, as it was done before."""
         return bool(
             await self._calls.results_by_key(lambda timeout: {True: ask(timeout)}, {harmless})
         )
 
 
 def _any_of(topics: Collection[str]) -> str:
-    """Return one of the topics, to name in an error that may be any topic's."""
+    """Return the first topic by name, for an error that may concern any of them."""
     return min(topics, default="")
 
 

@@ -1,12 +1,11 @@
-"""The committed offsets of consumer groups on real Kafka, cached so that it is rarely asked.
+"""The committed offsets of consumer groups on real Kafka, cached so that few requests are needed.
 
-A group's offsets are asked as a consumer of that group which never joins it, since librdkafka's
-admin client crashes the process when a coordinator is loading or has moved (2.16.1:
-`rd_kafka_handle_OffsetFetch` without a group), and that is normal life. Such a consumer costs 4 ms
-of CPU, so what a group committed is remembered: it only moves on, so a group that was at the end
-and has nothing new behind it still is. One that somebody sets back by hand is noticed after
-`remembered` seconds at the latest, or by `forget`. Why not one request for many groups:
-docs/decisions/0015-operator-caches.md.
+A group's offsets are requested by a consumer of that group that never joins it: librdkafka's admin
+client crashes the process while a coordinator is loading or has moved, which is common (2.16.1:
+`rd_kafka_handle_OffsetFetch` without a group). Such a consumer costs 4 ms of CPU, so a group's
+commits are cached. Offsets only grow, so a group that was at its topic's end still is while the end
+doesn't move. Offsets that somebody resets by hand are noticed after `remembered` seconds at the
+latest, or by `forget`. Why not one request for many groups: docs/decisions/0015-operator-caches.md.
 
 Not here: topics. See `kafka_admin`.
 """
@@ -36,18 +35,18 @@ from knafka.clients.kafka.kafka_requests import THREADS, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
-if TYPE_CHECKING:  # who only reads and writes never loads it
+if TYPE_CHECKING:  # clients that only read and write don't import it
     from confluent_kafka.admin._group import ConsumerGroupDescription
 
 REMEMBERED: Final = 1.5
-"""Seconds per known group for which a group at the end of its topic isn't asked again: with 100
-groups 150 s. So the questions take a quarter of a percent of a core, however many groups there are.
+"""Seconds per cached group for which a group at the end of its topic stays cached: 150 s with 100
+groups. So the requests take a quarter of a percent of a core, however many groups there are.
 """
 MIN_REMEMBERED: Final = 15.0
 MAX_REMEMBERED: Final = 1800.0
 """Bounds, in seconds, of the time that `remembered` returns."""
 MAX_COMMITTING: Final = 24 * 3600.0
-"""Seconds; `note` ignores what a drain reports that has committed for longer."""
+"""Seconds; `note` ignores reports of drains that have committed for longer."""
 
 
 COPY: Final = ".detaching"
@@ -57,28 +56,29 @@ _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a group's positions on a topic."""
+    """A group's cached commits on a topic."""
 
     committed: Commits
     positions: Positions
-    """The committed offset of every partition, 0 where there is none."""
+    """The committed offset of every partition; 0 without a commit."""
     until: float
-    """When Kafka must be asked again (`time.monotonic`)."""
+    """When the entry expires (`time.monotonic`)."""
 
     def is_at(self, ends: Positions, now: float) -> bool:
-        """Whether the group is known, without asking Kafka, to have committed these ends."""
+        """Whether this entry is valid and says that the group has committed these ends."""
         return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 
 def remembered(groups: int) -> float:
-    """Longest time (seconds) for which a group at the end of its topic isn't asked again, where
-    `groups` groups are known."""
+    """Return the seconds for which a group at the end of its topic stays cached at most, while
+    `groups` groups are cached."""
     return min(max(REMEMBERED * groups, MIN_REMEMBERED), MAX_REMEMBERED)
 
 
 def needs_detaching(group: ConsumerGroupDescription) -> bool:
-    """Whether `KafkaGroups.detach` may have something to do. True also of a group that doesn't
-    exist: a process may have died after it deleted the group and before it created it again."""
+    """Whether `KafkaGroups.detach` may have work to do for the group. True also for a group that
+    doesn't exist: a process may have died after it deleted the group and before it created it
+    again."""
     return _had_classic_members(group) or _is_gone(group)
 
 
@@ -90,29 +90,32 @@ def _had_classic_members(group: ConsumerGroupDescription) -> bool:
 
 
 def _is_gone(group: ConsumerGroupDescription) -> bool:
-    """Whether Kafka doesn't know the group; it then describes it as dead."""
+    """Whether the group doesn't exist, which Kafka describes as dead."""
     return group.state is ConsumerGroupState.DEAD
 
 
 def _topic_of(partitions: Sequence[TopicPartition]) -> str:
+    """Return the topic of these partitions; empty without any."""
     return partitions[0].topic if partitions else ""
 
 
 class KafkaGroups:
-    """Reads and writes the committed offsets of groups. A call's partitions are of one topic."""
+    """Reads and writes the committed offsets of groups. All partitions of one call belong to the
+    same topic."""
 
     def __init__(self, connection: Connection, calls: AdminCalls) -> None:
         self._connection = connection
         self._calls = calls
         self._known: dict[str, dict[str, _Known]] = {}
-        """Known positions by group and topic id; the group of a Sensor reads two topics."""
+        """Cached commits by group and topic id; the group of a Sensor reads two topics."""
         self._forgotten: dict[str, float] = {}
         """When `forget` was last called for a group (`time.monotonic`)."""
         self._forget_old = 0.0
-        """`time.monotonic` of the next clean-up of both; only it removes groups that are gone."""
+        """When `_known` and `_forgotten` are cleaned up next (`time.monotonic`); only this removes
+        deleted groups."""
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
-        """The group's committed offsets by partition, asked of Kafka now. Raises `LogError`."""
+        """Return the group's commits by partition, read from Kafka now. Raises `LogError`."""
         return {
             committed_partition.partition: OffsetAndMetadata(
                 committed_partition.offset, committed_partition.metadata or ""
@@ -123,7 +126,8 @@ class KafkaGroups:
     async def committed_partitions(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> Sequence[TopicPartition]:
-        """The group's committed offsets as Kafka returns them, with leader epochs."""
+        """Return the group's committed offsets as confluent-kafka does, with leader epochs. Raises
+        `LogError`."""
         wanted = list(partitions)
         with needing(group=("Describe", group), topic=("Describe", _topic_of(wanted))):
             found = await self._call_as_group(
@@ -152,12 +156,12 @@ class KafkaGroups:
         self.forget(group)
 
     async def detach(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Make Kafka keep this group's offsets for as long as anybody commits for it, although
-        nobody joins it any more. `partitions` are all of the topic's. Raises `LogError`, also while
-        the group has members.
+        """Make Kafka keep this group's offsets while commits for it continue, although no member
+        joins it any more. `partitions` are all partitions of its topic. Raises `LogError`, also
+        while the group has members.
 
-        When the members of a classic group have left, Kafka deletes its offsets after
-        offsets.retention.minutes, even if somebody who is no member commits later (tried with
+        Once the members of a classic group have left, Kafka deletes its offsets after
+        offsets.retention.minutes, even if offsets are committed later without a member (tried with
         Kafka 4.3; decision 0019). Commits do keep a group that never had members, and a group of
         the consumer protocol. So the group is deleted and created again, from a copy in another
         group: if the process dies in between, the next call finishes the work.
@@ -190,8 +194,8 @@ class KafkaGroups:
         partitions: Sequence[TopicPartition],
         ends: Positions,
     ) -> Mapping[str, Commits]:
-        """The committed offsets of each group. Kafka is asked about a group unless the cache knows
-        that it is at `ends`."""
+        """Return the commits of each group: from the cache if that says that the group is at
+        `ends`, else from Kafka. Raises `LogError`."""
         now = time.monotonic()
         if now >= self._forget_old:
             kept = {
@@ -218,7 +222,7 @@ class KafkaGroups:
                 found = committed[group] = await self.committed(group, partitions)
                 positions = {partition.partition: 0 for partition in partitions}
                 positions |= {number: commit.offset for number, commit in found.items()}
-                # Not all at one time, so that they aren't asked again all at one time.
+                # Entries expire at random times, so that they aren't all requested again at once.
                 until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
                 self._known.setdefault(group, {})[topic_id] = _Known(found, positions, until)
 
@@ -231,7 +235,7 @@ class KafkaGroups:
         return committed
 
     def are_at(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
-        """Whether all these groups are known to have committed these ends."""
+        """Whether the cache says that all these groups have committed these ends."""
         now = time.monotonic()
         known = [self._known.get(group, {}).get(topic_id) for group in groups]
         return all(position is not None and position.is_at(ends, now) for position in known)
@@ -239,9 +243,9 @@ class KafkaGroups:
     def note(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
     ) -> None:
-        """Cache the offsets that a dispatcher has committed for these groups, as Kafka confirmed to
-        it; it has committed for them for `since` seconds. While the topic ends there, Kafka isn't
-        asked about them.
+        """Cache the offsets that Kafka has confirmed to a dispatcher for these groups, whose
+        commits it has made for `since` seconds. While the topic ends at these offsets, `behind`
+        needs no request.
 
         A group for which `forget` was called within that time is left out: somebody else may have
         reset its offsets.
@@ -260,7 +264,7 @@ class KafkaGroups:
         return any(not _is_gone(description) for description in described.values())
 
     async def members(self, group: str) -> Collection[str]:
-        """The client ids of the group's members."""
+        """Return the client ids of the group's members."""
         found = (await self._describe(group)).get(group)
         return [] if found is None else [member.client_id for member in found.members]
 
@@ -275,15 +279,18 @@ class KafkaGroups:
             )
 
     def forget(self, group: str) -> None:
-        """Drop what is cached of the group: its offsets were changed, or may have been."""
+        """Remove the group from the cache, as its offsets were or may have been changed."""
         self._known.pop(group, None)
         self._forgotten[group] = time.monotonic()
 
     async def _call_as_group(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
     ) -> list[TopicPartition]:
+        """Call a new consumer of the group in a thread, with a timeout in seconds; returns its
+        partitions. Raises `LogError`."""
+
         def asked(timeout: float) -> list[TopicPartition]:
-            # A commit takes no timeout of its own.
+            # A commit has no timeout parameter.
             bound = {"socket.timeout.ms": int(timeout * 1000)}
             asking = {**self._connection, **ASKING, **bound}
             consumer = open_client(Consumer, {**asking, "group.id": group})

@@ -1,6 +1,6 @@
-"""Commits beside the ends of their partitions, some of which were read earlier. Pure.
+"""Compares commits with the ends of their partitions, some of which were read earlier. Pure.
 
-Not here: reading either. See `kafka_admin`.
+Not here: reading commits and ends (`kafka_admin`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from knafka.ports.log import Commits
 
 
 def beyond_end(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
-    """Partitions that were committed behind their end."""
+    """Return the partitions whose committed offset is higher than their end."""
     return frozenset(
         number
         for number, commit in commits.items()
@@ -22,8 +22,8 @@ def beyond_end(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> froze
 def limited_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
-    """Return the commits with an offset beyond an outdated end set to that end: without a leader
-    the real end can't be known."""
+    """Return the commits, where an offset beyond an outdated end is lowered to that end: without a
+    leader the real end is unknown. `fresh`: the partitions whose ends were read now."""
     old = beyond_end(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in old else commit

@@ -1,8 +1,8 @@
 """The offsets of groups without members: `ports.shared_log.GroupOffsets` on real Kafka.
 
-One admin client commits for all groups: a commit as nobody's (generation -1), which Kafka takes for
-a group without members only, with metadata and leader epoch. It is asked as a consumer of the group
-(`kafka_groups` says why), once for each assignment.
+One admin client commits for all groups, with metadata and leader epoch, as no member (generation
+-1), which Kafka accepts only for a group without members. Committed offsets are read by a consumer
+of the group (see `kafka_groups`), once for each assignment.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 TIMEOUT: Final = 10.0
-"""Seconds for a commit, in which a coordinator may move."""
+"""Seconds for a commit, enough for a coordinator to move meanwhile."""
 REOPEN_AFTER: Final = 1.0
-"""Seconds between two clients."""
+"""Seconds between two replacements of the admin client, at least."""
 _TAKEN: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -36,7 +36,7 @@ _TAKEN: Final = frozenset(
 
 
 class KafkaOffsets:
-    """Belongs to one event loop."""
+    """Reads and commits the offsets of groups without members; used on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
         self._calls = AdminCalls(connection, TIMEOUT)
@@ -44,8 +44,8 @@ class KafkaOffsets:
         self._opened_at = time.monotonic()
 
     def _reopen(self) -> None:
-        """librdkafka remembers coordinators: a client that was told of the wrong one may ask it for
-        ever, so another takes its place."""
+        """Replace the admin client, at most once in `REOPEN_AFTER`: librdkafka caches coordinators,
+        and may ask a wrong one for ever."""
         if time.monotonic() - self._opened_at > REOPEN_AFTER:
             self._calls.reopen()
             self._opened_at = time.monotonic()
@@ -85,7 +85,8 @@ class KafkaOffsets:
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
-        """Commit all of these, and wait for Kafka. Raises `GroupHasMembers` and `LogError`."""
+        """Make all these commits, by partition, and wait for Kafka. Raises `GroupHasMembers` and
+        `LogError`."""
         deadline = time.monotonic() + TIMEOUT
         offsets = [
             TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
@@ -101,7 +102,7 @@ class KafkaOffsets:
             await asyncio.sleep(AGAIN)
 
     async def _try(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
-        """Commit once; what Kafka says against it."""
+        """Commit once; returns Kafka's error, or None."""
         wanted = ConsumerGroupTopicPartitions(group, offsets)
         calls = self._calls
         answers = await calls.of_coordinator(

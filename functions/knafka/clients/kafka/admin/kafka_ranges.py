@@ -1,7 +1,7 @@
-"""What many topics have, in a few requests: where they start and end, and since when.
+"""Reads the starts, ends and first timestamps of many topics, in a few requests.
 
-Topics that are looked at again and again, as dead-letter topics are: what is found of their
-partitions counts for minutes. Not here: lags and the ends that wake Triggers (`kafka_admin`).
+It is meant for topics that are read regularly, such as dead-letter topics: their partitions are
+cached for minutes. Not here: lags, and the ends that wake Triggers (`kafka_admin`).
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from knafka.ports.log import Range
 EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 SINCE_EVER: Final = 0
-"""A time: Kafka answers with the first record, and tells its own time."""
+"""A timestamp, for which Kafka returns the first record's offset and timestamp."""
 
 GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 ANOTHER: Final = GONE | {KafkaError._UNKNOWN_PARTITION}
-"""The topic was deleted meanwhile, or made anew with fewer partitions."""
+"""Errors that say that the topic was deleted meanwhile, or created anew with fewer partitions."""
 REMEMBERED: Final = 300.0
-"""Seconds for which a topic's number of partitions counts."""
+"""Seconds for which a topic's partitions are cached."""
 
 
 def at_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
+    """Return the partitions with `which` as their offset: `EARLIEST`, `LATEST` or a timestamp."""
     return [TopicPartition(partition.topic, partition.partition, which) for partition in partitions]
 
 
 async def listed(
     calls: AdminCalls, wanted: list[TopicPartition], *, some: bool = False
 ) -> dict[TopicPartition, Any]:
-    """Offset and timestamp of what each `offset` asks for, in one request; `some`: of those that
-    can be read now. Raises `LogError` if none can."""
+    """Return offset and timestamp of the record that each partition's own `offset` asks for, in one
+    request. With `some`, partitions that can't be read now are left out; raises `LogError` if none
+    can."""
     if not wanted:
         return {}
-    # Not by AdminClient's own method, which makes a future for each partition: 29 us of CPU
-    # each, where the request for all topics is one.
+    # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
+    # for a single request.
     return await calls.batch(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
             calls.admin, wanted, answer, request_timeout=timeout
@@ -55,22 +57,24 @@ async def listed(
 
 
 class KafkaRanges:
-    """Looks at many topics; belongs to one event loop."""
+    """Reads starts, ends and first timestamps of many topics; used on one event loop."""
 
     def __init__(
         self,
         calls: AdminCalls,
         partitions: Callable[[Collection[str]], Awaitable[Mapping[str, Sequence[TopicPartition]]]],
     ) -> None:
-        """`partitions` gives those of the topics that there are."""
+        """`partitions` returns the partitions of the topics that exist."""
         self._calls = calls
         self._partitions = partitions
         self._known: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """`LogAdmin.ranges_of_all`."""
+        """Return start and end offsets, as Return start and end offsets, as
+        `LogAdmin.ranges_of_all`."""
         partitions = await self._existing_partitions(topics)
-        # The starts come first: what is deleted or written meanwhile makes no range negative.
+        # The starts are read first, so that records deleted or written meanwhile make no range
+        # negative.
         starts, ends = [
             await listed(self._calls, at_offset(partitions, which), some=True)
             for which in (EARLIEST, LATEST)
@@ -78,7 +82,7 @@ class KafkaRanges:
         found: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
         for place in starts.keys() & ends.keys():
             start, end = starts[place].offset, ends[place].offset
-            if min(start, end) >= 0:  # else its leader was there a moment ago
+            if min(start, end) >= 0:  # else its leader has just gone
                 both = found.setdefault(place.topic, ({}, {}))
                 both[0][place.partition], both[1][place.partition] = start, end
         for topic in topics:
@@ -87,7 +91,8 @@ class KafkaRanges:
         return {topic: Range(*both) for topic, both in found.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """`LogAdmin.first_timestamps`."""
+        """Return the Unix time of each topic's first record, as Return the Unix time of each
+        topic's first record, as `LogAdmin.first_timestamps`."""
         wanted = at_offset(await self._existing_partitions(topics), SINCE_EVER)
         found: dict[str, float] = {}
         for place, first in (await listed(self._calls, wanted, some=True)).items():
@@ -97,7 +102,8 @@ class KafkaRanges:
         return found
 
     async def set_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """`LogAdmin.set_topic_config`."""
+        """Set these configs of a topic, as Set these configs of a topic, as
+        `LogAdmin.set_topic_config`."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in config.items()
@@ -111,7 +117,7 @@ class KafkaRanges:
             )
 
     async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Return the partitions of the topics that exist, asking Kafka only now and then."""
+        """Return the partitions of the topics that exist, cached for `REMEMBERED` seconds."""
         now = time.monotonic()
         self._known = {
             topic: entry for topic, entry in self._known.items() if now - entry[0] < REMEMBERED

@@ -1,7 +1,7 @@
-"""Making a topic where one is seldom needed: a dispatcher at its first dead letter.
+"""Creates a topic where one is rarely needed, as by a dispatcher at its first dead letter.
 
-The admin client is imported and opened for each request, and let go after it, so that a cold start
-pays nothing for it. Not here: all else that an admin client can do (`kafka_admin`).
+The admin client is imported and opened only for a request, and closed after it, so that it doesn't
+slow a cold start. Not here: all other requests of an admin client (`kafka_admin`).
 """
 
 from __future__ import annotations

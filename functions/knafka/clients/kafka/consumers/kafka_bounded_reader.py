@@ -1,9 +1,8 @@
 """Reads partitions from their start to their present end, and finds the end offsets of topics.
 
 It reads a group's committed offsets without joining the group, so it waits for no rebalance: Kafka
-answers no request of a member whose JoinGroup waits for other members. It reads what a process
-needs to know before it goes on, such as its own state. Every call blocks, and all come from one
-thread.
+answers no request of a member whose JoinGroup waits for other members. A process uses it to read
+state that it needs before it goes on. Every call blocks, and all calls must come from one thread.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 REQUEST_TIMEOUT: Final = 15.0
-"""Seconds for a request, in which a leader may move."""
+"""Seconds for a request with all its tries, enough for a leader to move meanwhile."""
 STALLED_AFTER: Final = 60.0
-"""Seconds without progress after which reading is given up: longer than a transaction stays open
-whose producer is gone."""
+"""Seconds without progress after which reading fails: longer than the transaction of a producer
+that is gone stays open."""
 REQUEST_ONCE: Final = 5.0
-"""Seconds for one try of it: an answer may be lost."""
+"""Seconds for one try of a request, as an answer may be lost."""
 PARTITIONS_KEPT: Final = 10.0
-"""Seconds in which it isn't asked again which partitions a topic has."""
+"""Seconds for which a topic's partitions are cached."""
 AT_ONCE: Final = 1.0
-"""Seconds for a question that is soon asked again."""
+"""Seconds for a request that is soon made again."""
 BATCH: Final = 5_000
-"""Records at a time."""
+"""Records that `read_all` yields at a time, at most."""
 
 _READING: Final = {
     **READING,
     "auto.offset.reset": "earliest",
-    # The marker of a transaction follows its last record. Only an answer without records shows that
-    # the marker was reached, and Kafka waits this long before it gives one.
+    # The marker of a transaction follows its last record. Only a response without records shows
+    # that the marker was reached, and Kafka waits this long before it sends one.
     "fetch.wait.max.ms": 10,
-    # Nobody else has work meanwhile, so there is no reason to fetch little.
+    # The process has no other work meanwhile, so there is no reason to fetch little.
     "fetch.message.max.bytes": 4 * 1024 * 1024,
     "queued.min.messages": 100_000,
     "queued.max.messages.kbytes": 64 * 1024,
@@ -86,7 +85,7 @@ class BoundedReader:
         self._kept_admin: AdminClient | None = None
         self._kept_passing: Consumer | None = None
         self._known_partitions: dict[str, tuple[_Partitions, float]] = {}
-        """Partitions of topics, and when they were asked for."""
+        """Partitions of topics, and when they were requested (`time.monotonic`)."""
 
     @property
     def _consumer(self) -> Consumer:
@@ -111,14 +110,14 @@ class BoundedReader:
         try:
             end = self._ends([place])[partition]
         except LogError:
-            self.partitions(topic)  # which says, better than a question for offsets, what is wrong
+            self.partitions(topic)  # its errors are clearer than those of a request for offsets
             raise
         return self._read_to(end, place) if end else iter(())
 
     def _read_to(self, end: int, place: TopicPartition) -> Iterator[Sequence[Record]]:
         """Yield the records of a partition in batches, up to the offset `end`."""
-        # librdkafka waits for half a second with a question of its own for the beginning, and asks
-        # it at once where there is no such offset any more.
+        # The offset is 0, not OFFSET_BEGINNING, for which librdkafka would wait half a second with
+        # a request of its own. If offset 0 is gone from the log, it requests the beginning at once.
         self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
         reached = 0
         give_up_at = time.monotonic() + STALLED_AFTER
@@ -139,7 +138,7 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _batch(self, reached: int) -> tuple[list[Record], int]:
-        """Records, and the offset that is reached with them."""
+        """Return the next records, and the offset below which all were read."""
         # consume() alone would wait for the whole batch.
         first = self._consumer.poll(1.0)
         found = [] if first is None else [first, *self._consumer.consume(BATCH - 1, 0)]
@@ -163,8 +162,8 @@ class BoundedReader:
         return self._describe_topic(topic).known
 
     def _describe_topic(self, topic: str) -> _Partitions:
-        """Ask Kafka for a topic's partitions, and for those that have a leader. Raises
-        `LogError`."""
+        """Return a topic's partitions, and those of them that have a leader, read from Kafka.
+        Raises `LogError`."""
         found = self._ask_until_answered(
             lambda timeout: self._admin.list_topics(topic, timeout=timeout)
         )
@@ -182,8 +181,8 @@ class BoundedReader:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists, as `TransactionalLog.ensure_topic`; an existing one
-        needs no right to create it."""
+        """Create a topic unless it exists, as `TransactionalLog.ensure_topic`; for an existing
+        topic the right to create topics isn't needed."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -201,7 +200,7 @@ class BoundedReader:
                 ].result()
             )
         except LogError as error:
-            # Another process may have made it meanwhile.
+            # Another process may have created the topic meanwhile.
             if not self._topic_exists(topic):
                 raise LogError(
                     f"topic {topic} could not be made ({error}): make it, or allow the Kafka user "
@@ -219,7 +218,7 @@ class BoundedReader:
     def committed(self, topic: str, timeout: float) -> Positions:
         """Return the group's committed offsets, as `TransactionalLog.committed`. Raises `LogError`
         after `timeout` seconds."""
-        # librdkafka's admin client may crash the process over this question (`kafka_groups`).
+        # librdkafka's admin client may crash the process at this request (`kafka_groups`).
         found = committed_of(self._consumer, self.partitions(topic), timeout)
         return {
             partition.partition: partition.offset for partition in found if partition.offset >= 0
@@ -231,7 +230,7 @@ class BoundedReader:
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         known, led = self._kept_partitions(topic)
-        # One without a leader would keep all others waiting.
+        # Only partitions with a leader are requested, as one without would delay all others.
         ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in known)
         if not led:
             return ends
@@ -248,7 +247,7 @@ class BoundedReader:
         return ends
 
     def _kept_partitions(self, topic: str) -> _Partitions:
-        """Return a topic's partitions, asking Kafka only now and then."""
+        """Return a topic's partitions, cached for `PARTITIONS_KEPT` seconds."""
         found, asked_at = self._known_partitions.get(topic, (None, 0.0))
         if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
             found = self._describe_topic(topic)
@@ -258,7 +257,7 @@ class BoundedReader:
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
         """Return the group's commits as they are now, as `TransactionalLog.committed_now`."""
         if self._kept_passing is None:
-            # One that reads only what is committed waits for transactions under way.
+            # A consumer that reads only committed records would wait for transactions under way.
             passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
             settings = {**_READING, **self._connection, **passing}
             self._kept_passing = open_client(Consumer, settings)
@@ -271,7 +270,7 @@ class BoundedReader:
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Return the end offset of each partition, with the records of transactions under way."""
+        """Return the end offset of each partition, behind the records of transactions under way."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -290,7 +289,8 @@ class BoundedReader:
         return self._ask_until_answered(ask) if wanted else {}
 
     def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
-        """Ask Kafka, again while a leader moves, and return its answer. Raises `LogError`."""
+        """Call `ask` with a timeout (seconds), repeatedly while a leader moves, and return its
+        result. Raises `LogError`."""
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
             try:
@@ -310,7 +310,7 @@ class BoundedReader:
             time.sleep(ASK_AGAIN)
 
     def close(self) -> None:
-        """May take as long as Kafka is frozen."""
+        """Close the consumers; this may block while Kafka is frozen."""
         for consumer in (self._kept_consumer, self._kept_passing):
             if consumer is not None:
                 consumer.close()

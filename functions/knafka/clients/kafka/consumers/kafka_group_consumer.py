@@ -1,10 +1,10 @@
-"""A consumer that joins a group: by which protocol, its heartbeats, and what it is assigned.
+"""A consumer that joins a group: its group protocol and its heartbeats.
 
-It joins by the group protocol of KIP-848 where the broker offers it, else by the classic one
-(docs/decisions/0013). All of it is called on the one thread that polls the consumer; what the group
-says comes from within such a poll.
+It joins by the group protocol of KIP-848 if the broker has it, else by the classic protocol
+(docs/decisions/0013). All methods are called on the thread that polls the consumer; the group's
+callbacks run within such a poll.
 
-Not here: what becomes of partitions that come and go (`kafka_membership`, `kafka_transactions`).
+Not here: handling assigned and revoked partitions (`kafka_membership`, `kafka_transactions`).
 """
 
 from __future__ import annotations
@@ -40,26 +40,28 @@ from knafka.observability import RateLimitedFilter
 log = logging.getLogger(__name__)
 
 SESSION_TIMEOUT: Final = 10.0
-"""Seconds until a killed member's partitions go to others, with the classic protocol; the peer's
-value. With the new one it is the broker's to say (`group.consumer.session.timeout.ms`)."""
+"""Seconds until a killed member's partitions go to others, with the classic protocol;
+eventing-kafka-broker uses the same. With the new protocol the broker decides
+(`group.consumer.session.timeout.ms`)."""
 HEARTBEAT_INTERVAL: Final = 1.0
-"""Seconds between heartbeats: by one of them a member learns of partitions that come and go, so
-this is how long a partition lies still when it moves."""
+"""Seconds between heartbeats. Only by a heartbeat does a member learn of a rebalance, so a
+partition that moves isn't read for so long."""
 JOIN_TIMEOUT: Final = 10.0
-"""Seconds to join a group in spite of connections that fail: a broker's restart."""
+"""Seconds to join a group in spite of failing connections, as during a broker's restart."""
 COMMITTED_TIMEOUT: Final = 15.0
-"""Seconds to ask what is committed of new partitions, in which a coordinator may move."""
+"""Seconds to read the commits of new partitions, enough for a coordinator to move meanwhile."""
 COMMITTED_ONCE: Final = 5.0
-"""Seconds for one such question: an answer may be lost."""
+"""Seconds for one request for commits, as an answer may be lost."""
 
 
 class GroupProtocol(StrEnum):
-    """How members of a group agree on who reads what; the values are librdkafka's."""
+    """The protocol by which partitions are assigned to members of a group; the values are
+    librdkafka's."""
 
     CONSUMER = "consumer"
-    """KIP-848: the broker assigns, and nobody waits for anybody else's rebalance."""
+    """KIP-848: the broker assigns partitions, and no member waits for another one's rebalance."""
     CLASSIC = "classic"
-    """A round of all members for each change: every broker has it."""
+    """Each change takes a round of all members; every broker has this protocol."""
 
 
 _BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
@@ -69,13 +71,14 @@ _BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
         "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
         "heartbeat.interval.ms": int(HEARTBEAT_INTERVAL * 1000),
     },
-    # All three are the broker's here, and librdkafka refuses them.
+    # The broker decides all three here, and librdkafka refuses them.
     GroupProtocol.CONSUMER: {"group.protocol": "consumer"},
 }
 
 
 class _UnknownProtocolFilter(logging.Filter):
-    """Leaves out that a broker knows the classic protocol only, which is no fault and is mended."""
+    """Drops the log line that says that a broker has only the classic protocol: `fall_back` handles
+    that."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "ConsumerGroupHeartbeat fatal error" not in record.getMessage()
@@ -150,19 +153,20 @@ class GroupConsumer(ABC):
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
 
     def beat(self) -> None:
-        """Send the next heartbeat if it is time to."""
+        """Send a heartbeat if one is due; only the consumer protocol needs it."""
         if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
-            # The broker wants a heartbeat every 5 s, and so long would a partition that moves lie
-            # still. To subscribe again sends one now and changes nothing else.
+            # The broker asks for a heartbeat every 5 s, and a partition that moves would not be
+            # read for so long. Subscribing again sends a heartbeat now and changes nothing else.
             try:
                 self._subscribe()
             except KafkaException as error:
-                # Why, such as a broker without this protocol, only the next poll says.
+                # The next poll reports the reason, such as a broker without this protocol.
                 if error.args[0].code() != KafkaError._FATAL:
                     raise
 
     def fall_back(self, error: KafkaError) -> None:
-        """Join by the classic protocol: the broker knows no other."""
+        """Close the consumer, and join with a new one by the classic protocol, as the broker has no
+        other; `error` says so."""
         log.info("the group %s has the classic protocol: %s", self._group, error.str())
         self.consumer.close()
         self.protocol = GroupProtocol.CLASSIC
@@ -171,7 +175,7 @@ class GroupConsumer(ABC):
 
     def check(self, *, heard: bool) -> None:
         """Raise `LogError` if this consumer can't become a member of its group, or has lost Kafka.
-        `heard`: whether anything has come since the last call."""
+        `heard`: whether Kafka has sent anything since the last call."""
         self._liveness.check(self.consumer, heard=heard)
         if not self.joined:
             self._check_hope_of_joining()
@@ -182,15 +186,15 @@ class GroupConsumer(ABC):
         if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
             why = str(self._errors)
         if why:
-            self._errors.mended()  # it may be: the next read says so
+            self._errors.mended()  # the cause may be mended: the next read tries again
             raise LogError(why)
 
 
 def committed_of(
     consumer: Consumer, partitions: list[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Return what the group has committed for each partition, with its metadata; the offset is
-    negative if nothing is. Raises `LogError` after `timeout` seconds."""
+    """Return the group's commit of each partition, with its metadata; without a commit, the offset
+    is negative. Raises `LogError` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -207,7 +211,8 @@ def committed_of(
 
 
 def begin_at(committed: TopicPartition) -> TopicPartition:
-    """Return where to start reading a partition, from its entry of `committed_of`."""
+    """Return the position at which to start reading a partition, from its entry of
+    `committed_of`."""
     if committed.offset < 0:
         return TopicPartition(committed.topic, committed.partition, OFFSET_BEGINNING)
     return TopicPartition(
@@ -216,7 +221,7 @@ def begin_at(committed: TopicPartition) -> TopicPartition:
 
 
 def take_without_reading(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-    """Take what the group assigns, until the member leaves."""
+    """Accept the assigned partitions but pause them, so that nothing is read."""
     consumer.incremental_assign(
         [
             TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)

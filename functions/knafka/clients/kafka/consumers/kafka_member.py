@@ -25,9 +25,12 @@ class KafkaMember(KafkaReader):
         super().__init__(connection, group, topic, assignment, protocol, reads=False)
 
     async def serve(self, timeout: float) -> None:
+        """Poll for the membership's sake, for up to `timeout` seconds. Raises `LogError`."""
         await self.read(1, timeout)
 
     async def confirm(self, positions: Positions) -> bool:
+        """Commit these positions for the process's own group; returns whether Kafka accepts
+        them."""
         commits = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         answer: bool = await self._thread.call(partial(self._membership.confirm, commits))
         return answer

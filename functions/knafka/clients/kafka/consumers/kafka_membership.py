@@ -1,10 +1,10 @@
-"""A consumer's membership in its group: how it joins, what it owns, and how it leaves.
+"""A consumer's membership in its group: joining, owned partitions, and leaving.
 
     joining --assigned--> member --finish--> finishing --last commit--> left
                              \\--revoked: finish, commit--/
 
-All of it is called on the one thread that polls the consumer (docs/decisions/0004); what the group
-says comes from within such a poll, and waits there for `Assignment` on the event loop.
+All methods are called on the thread that polls the consumer (docs/decisions/0004). The group's
+callbacks run within such a poll, and wait there for `Assignment` on the event loop.
 
 Not here: how it joins (`kafka_group_consumer`), records (`kafka_reader`), and how offsets are
 committed (`kafka_commits`).
@@ -44,14 +44,15 @@ from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 log = logging.getLogger(__name__)
 
 REVOKE_TIMEOUT: Final = 30.0
-"""Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
+"""Seconds that a rebalance waits for the event loop at most; `Assignment.revoked` has a limit of
+its own."""
 SERVE: Final = 0.05
 """Seconds of a poll while the last attempts finish."""
 
 
 class Membership(GroupConsumer):
-    """A `GroupConsumer` on the topics of a `Numbering`, by which it knows their partitions. One
-    that doesn't read (`reads`) gets its partitions, without what was committed of them."""
+    """A `GroupConsumer` on the topics of a `Numbering`, which numbers their partitions. With
+    `reads` False it is assigned partitions but reads neither their records nor their commits."""
 
     def __init__(
         self,
@@ -67,25 +68,25 @@ class Membership(GroupConsumer):
         self._reads = reads
         self._loop = asyncio.get_running_loop()
         self.refusal: LogError | None = None
-        """Why partitions that were assigned can't be read, whatever is tried."""
+        """The error for which assigned partitions can't be read; every read raises it."""
         self.owned: dict[int, int] = {}
         """Leader epoch of the last commit, by owned partition."""
         self.reached: dict[int, int] = {}
-        """Ends of what is owned that no read has given yet."""
+        """Ends of owned partitions that no read has returned yet."""
         self.last_commits: Future[Commits] = Future()
-        """The last commits to make, once `finish` was called."""
+        """The last commits to make, which `finish` requests from `Assignment`."""
         self._finishing: dict[int, int] = {}
-        """Partitions of a member that is finishing, whose last commits aren't made yet."""
+        """After `finish`: the partitions whose last commits aren't made yet, with leader epochs."""
         self._is_finishing = self._closed = False
         self._commits = OffsetCommits(numbering)
         callbacks = {"on_commit": self._on_commit}
         super().__init__(connection, group, numbering.topics, protocol, callbacks)
 
-    # While it is a member
+    # While the consumer is a member
 
     def start_anew(self, number: int) -> None:
-        """The log has no such offset: what is there is read from its start, and to its owner it is
-        another partition."""
+        """Read a partition from its start, as its log has no such offset any more; `Assignment` is
+        told that it was lost and assigned anew."""
         if number not in self.owned:
             return
         begun = partition(self._numbering, number)
@@ -99,7 +100,7 @@ class Membership(GroupConsumer):
         self._loop.call_soon_threadsafe(self._assignment.assigned, {number: None})
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
-        """For confluent-kafka."""
+        """Return confluent-kafka's objects of these partitions."""
         return [partition(self._numbering, number) for number in numbers]
 
     def number_of(self, partition: TopicPartition) -> int:
@@ -107,15 +108,16 @@ class Membership(GroupConsumer):
         return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits) -> None:
-        """Commit what is owned still, without waiting."""
+        """Make the commits of partitions that are still owned, without waiting for Kafka."""
         self._commits.commit(self.consumer, commits, self.owned)
 
     def repeat_commit(self) -> None:
-        """Commit again what failed while the group moved, if it is time to."""
+        """Make commits again that failed during a rebalance, if a repetition is due."""
         self._commits.repeat(self.consumer, self.owned)
 
     def commit_now(self, commits: Commits) -> None:
-        """Commit what all of it is owned still, and wait until Kafka has it. Raises `LogError`."""
+        """Make these commits and wait until Kafka confirms them. Raises `LogError`, also if a
+        partition is no longer owned."""
         if gone := commits.keys() - self.owned.keys():
             raise LogError(f"partitions that aren't owned can't be committed: {sorted(gone)}")
         try:
@@ -124,7 +126,8 @@ class Membership(GroupConsumer):
             raise log_error_of(error.args[0]) from None
 
     def confirm(self, commits: Commits) -> bool:
-        """Whether Kafka takes these commits from this member, which shows that it is one still."""
+        """Commit these offsets, of owned partitions; returns whether Kafka accepts them, which
+        proves that the membership still holds."""
         mine = {number: commit for number, commit in commits.items() if number in self.owned}
         if not mine:
             return False
@@ -136,12 +139,14 @@ class Membership(GroupConsumer):
         return True
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Pass the result of a commit on to `OffsetCommits`."""
         self._commits.reported(error, partitions, self.owned)
 
     # Leaving
 
     def finish(self, timeout: float) -> None:
-        """Read no more; `last_commits` will be known within so many seconds."""
+        """Stop reading, and request `last_commits`, which will be known within `timeout`
+        seconds."""
         self._is_finishing = True
         self._finishing, self.owned = self.owned, {}
         numbers = sorted(self._finishing)
@@ -154,7 +159,8 @@ class Membership(GroupConsumer):
         )
 
     async def _ask_last_commits(self, numbers: Sequence[int], timeout: float) -> Commits:
-        """Return what to commit of revoked partitions, within `timeout` seconds."""
+        """Return the last commits of these partitions from `Assignment.revoked`; none if that takes
+        longer than `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._assignment.revoked(numbers)
@@ -163,20 +169,21 @@ class Membership(GroupConsumer):
             return {}
 
     def serve(self) -> None:
-        """Poll for the group's sake: nothing is read any more."""
+        """Poll only to keep the membership, as reading has stopped."""
         self.beat()
         self.consumer.poll(SERVE)
 
     def commit_last(self, deadline: float) -> bool:
-        """Make the last commit of what is still ours; False: the group moves, try it again."""
+        """Make the last commit of partitions that are still owned; returns False if it must be
+        tried again after a rebalance."""
         commits = self.last_commits.result()
         mine = {number: commit for number, commit in commits.items() if number in self._finishing}
         try:
             if mine:
                 self._commits.commit_and_wait(self.consumer, mine, self._finishing)
             elif self.protocol is GroupProtocol.CLASSIC and self.consumer.memberid():
-                # Behind a JoinGroup that waits for others, librdkafka gives the leave up after 5 s:
-                # any answer on that connection says that there is none.
+                # Behind a JoinGroup that waits for other members, librdkafka would give up leaving
+                # after 5 s. An answer on the same connection shows that no JoinGroup is pending.
                 self.consumer.committed(
                     self.partitions_of([0]), max(0.1, deadline - time.monotonic())
                 )
@@ -188,12 +195,12 @@ class Membership(GroupConsumer):
         return True
 
     def close(self) -> None:
-        """Leave the group, with whatever is committed; where that was done, do nothing."""
+        """Leave the group, whatever was committed; do nothing if it was left before."""
         if not self._closed:
             self._closed = True
             self.consumer.close()
 
-    # What the group says, from within a poll
+    # Callbacks of the group, within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Start to read newly assigned partitions."""
@@ -208,15 +215,17 @@ class Membership(GroupConsumer):
             self._loop.call_soon_threadsafe(self._assignment.assigned, unasked)
             return
         try:
-            # librdkafka would ask, too, but keep the metadata to itself.
+            # librdkafka would read the commits too, but not return their metadata.
             committed = committed_of(consumer, partitions, COMMITTED_TIMEOUT) if partitions else []
         except LogError as error:
-            # Without their metadata they must not be read: what it says would be lost.
+            # Partitions must not be read without their commits' metadata, as the next commit would
+            # replace it.
             self.refusal = error
             take_without_reading(consumer, partitions)
             return
         consumer.incremental_assign([begin_at(entry) for entry in committed])
-        # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
+        # librdkafka keeps a pause beyond a revocation, but the next owner expects a partition that
+        # isn't paused.
         consumer.resume(partitions)
         found: dict[int, OffsetAndMetadata | None] = {}
         for entry in committed:
@@ -261,8 +270,8 @@ class Membership(GroupConsumer):
         consumer.incremental_unassign(partitions)
 
     def _disown(self, partitions: list[TopicPartition]) -> list[int]:
-        """Forget these partitions; returns those that were owned, as `Assignment` knows only of
-        them."""
+        """Forget these partitions; returns the owned ones among them, the only ones that
+        `Assignment` knows."""
         numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:
             del self.owned[number]
@@ -272,5 +281,6 @@ class Membership(GroupConsumer):
 
 
 def _log_failed_commit(error: Exception) -> None:
+    """Log that the last commit of revoked partitions failed."""
     # The group goes back to its last commit: duplicates, no loss.
     log.warning("the last commit of a revoked partition failed: %r", error)

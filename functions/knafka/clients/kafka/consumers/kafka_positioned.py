@@ -1,6 +1,6 @@
 """A reader of given positions: `ports.shared_log.PositionedReader` on a consumer.
 
-It never joins a group, so it may be slow without being thrown out of one.
+It never joins a group, so that a slow reader isn't removed from one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _librdkafka = logging.getLogger("librdkafka.positioned")
 _librdkafka.addFilter(RateLimitedFilter())
 
 GROUP: Final = "knafka-positioned-reader"
-"""librdkafka wants a name; it is never asked for, as nothing subscribes or commits."""
+"""Prefix of the group id that librdkafka requires; Kafka never sees it, as nothing subscribes or
+commits."""
 
 
 class KafkaPositionedReader:
@@ -56,7 +57,7 @@ class KafkaPositionedReader:
         self.ends: Positions = {}
         self.epochs: Mapping[int, int] = {}
         self.restarted: Collection[int] = ()
-        # The thread's:
+        # Used only on the thread:
         self._consumer: Consumer = open_client(
             Consumer,
             {
@@ -84,7 +85,8 @@ class KafkaPositionedReader:
         self._thread.call(partial(self._pause_or_resume, Consumer.resume, set(partitions)))
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records. Raises `LogError`."""
+        """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
+        `LogError`."""
         records: list[Record]
         records, self.ends, self.restarted, self.epochs = await self._thread.call(
             partial(self._read, limit, timeout)
@@ -110,7 +112,7 @@ class KafkaPositionedReader:
         ]
         try:
             self._consumer.incremental_assign(wanted)
-            # librdkafka remembers a pause beyond the end of an assignment.
+            # librdkafka keeps a pause beyond the end of an assignment.
             self._consumer.resume(self._partitions(positions))
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
@@ -135,6 +137,7 @@ class KafkaPositionedReader:
             self._failure = log_error_of(error.args[0])
 
     def _partitions(self, numbers: Collection[int]) -> list[TopicPartition]:
+        """Return confluent-kafka's objects of these partitions."""
         return [TopicPartition(self._topic, number) for number in numbers]
 
     def _read(
@@ -161,7 +164,7 @@ class KafkaPositionedReader:
                 restarted.add(number)
                 ends.pop(number, None)
                 last.pop(number, None)
-                # What came before it in this batch is of a log that is gone.
+                # Earlier records of this batch are from a log that is gone.
                 records = [record for record in records if record.partition() != number]
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
@@ -175,8 +178,8 @@ class KafkaPositionedReader:
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Poll up to `limit` messages, noting ends in `ends`."""
-        # As in `kafka_reader`: consume() alone would wait for the whole batch, and an end alone
-        # isn't worth a return.
+        # As in `kafka_reader`, consume() alone would wait for the whole batch; an end alone doesn't
+        # end the read.
         deadline = time.monotonic() + timeout
         while (first := self._consumer.poll(timeout)) is not None and _is_end(first):
             ends[cast(int, first.partition())] = cast(int, first.offset())

@@ -1,11 +1,9 @@
 """The reader on real Kafka: confluent-kafka's consumer behind `ports.log.LogReader`.
 
-Of several topics, which one group reads together, partitions go by their numbers (`numbering`).
+If one group reads several topics, their partitions have common numbers (`numbering`).
 
-The consumer's poll blocks and so has a thread of its own (docs/decisions/0004). What is read is
-here; how the consumer joins, what it owns and how it leaves is `kafka_membership`.
-
-Configuration comes in as `kafka_client.Connection`.
+The consumer's poll blocks, so it has a thread of its own (docs/decisions/0004). Not here: joining,
+owning partitions and leaving (`kafka_membership`), and configuration (`kafka_client.Connection`).
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ LEAVE_TIME: Final = 2.0
 """Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
 
 RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
-"""Errors that say: the log has no such offset, as it was created anew or has lost its end."""
+"""Errors that say that the log has no such offset, as it was created anew or has lost its end."""
 
 
 class KafkaReader:
     """`LogReader` on one consumer.
 
-    Only its thread asks the consumer anything: another one would wait until a poll under way ends,
-    a rebalance in it included, and that waits for the loop (docs/decisions/0004).
+    Only the reader's own thread calls the consumer. Another thread's call would wait until the poll
+    under way ends, with a rebalance that waits for the event loop (docs/decisions/0004).
     """
 
     pause_is_free: Final = False
@@ -60,7 +58,7 @@ class KafkaReader:
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
-        # The thread's:
+        # Used only on the thread:
         of = connection, group, self._numbering, assignment, protocol, reads
         self._membership = Membership(*of)
         self._failure: LogError | None = None
@@ -76,7 +74,8 @@ class KafkaReader:
     # Reading
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records. Raises `LogError`."""
+        """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
+        `LogError`."""
         records: list[Record]
         records, self.ends = await self._thread.call(partial(self._read, limit, timeout))
         return records
@@ -93,30 +92,33 @@ class KafkaReader:
                 records.append(cast(Record, message))
             elif error.code() in RESET:
                 number = self._restart_partition(message)
-                # What came before it in this batch is of a log that is gone.
+                # Earlier records of this batch are from a log that is gone.
                 records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
                 self._judge(error)
-        # Without this check a refused consumer would look like one that has nothing to read.
+        # Without this check a refused consumer would look as if there were nothing to read.
         membership.check(heard=bool(records or membership.reached))
         failed = self._raise_failure
         if failed is not None and not records:
             self._failure = None
             raise failed
-        # Return records that came before the error: the position is beyond them already.
+        # Records that came before the error are returned first, as the consumer's position is
+        # beyond them.
         ends, membership.reached = membership.reached, {}
         if ends:
-            # Records that came while it waited at an end lie behind that end.
+            # Records may have come after an end was reported: then that end is outdated.
             last = {self.number_of(record): record.offset() for record in records}
             ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
         return records, ends
 
     def number_of(self, record: Record) -> int:
-        """The number of a record's partition; with a single topic, Kafka's own (`Numbering`)."""
+        """Return the number of a record's partition; with a single topic, Kafka's own
+        (`Numbering`)."""
         return self._numbering.number(record.topic(), record.partition())
 
     @property
     def _raise_failure(self) -> LogError | None:
+        """The error that the next read raises; None: there is none."""
         return self._failure or self._broken or self._membership.refusal
 
     def _judge(self, error: KafkaError) -> None:
@@ -142,8 +144,8 @@ class KafkaReader:
 
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
         """Poll up to `limit` messages, noting ends."""
-        # consume() alone would wait for the whole batch; the first record alone is worth a return.
-        # An end alone isn't: each partition has one after each record that comes alone.
+        # consume() alone would wait for the whole batch, but a read should return once there is a
+        # record. An end alone doesn't end a read, as it follows each single record of a partition.
         consumer = self._membership.consumer
         deadline = time.monotonic() + timeout
         while (first := consumer.poll(timeout)) is not None and self._note_end(first):
@@ -177,7 +179,7 @@ class KafkaReader:
         try:
             how(membership.consumer, membership.partitions_of(owned))
         except KafkaException as error:
-            self._failure = log_error_of(error.args[0])  # the next read tells
+            self._failure = log_error_of(error.args[0])  # the next read raises it
 
     def commit(self, commits: Commits) -> None:
         self._thread.call(partial(self._membership.commit, commits))
@@ -195,7 +197,8 @@ class KafkaReader:
             if leaving.done():
                 leaving.result()
             else:
-                # Its session will run out; what it delivered since the last commit is repeated.
+                # The member's session will expire, and events that were delivered since the last
+                # commit are repeated.
                 log.warning("Kafka did not let go of the reader of %s within a bound", self._topic)
         finally:
             leaving.cancel()
@@ -206,8 +209,8 @@ class KafkaReader:
     async def _leave(self, timeout: float) -> None:
         """Commit for the last time and leave the group, within `timeout` seconds.
 
-        Until the last attempts have finished, the consumer goes on serving its membership: a
-        rebalance would wait for it, and its last commit would fail after one that it missed.
+        Until the last attempts have finished, the consumer goes on polling: a rebalance would wait
+        for it, and its last commit would fail if it missed a rebalance.
         """
         membership, thread = self._membership, self._thread
         deadline = time.monotonic() + timeout

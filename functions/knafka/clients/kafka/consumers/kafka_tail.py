@@ -1,8 +1,7 @@
 """A reader of a topic's newest records: `log.TopicTail` on a consumer.
 
-It is asked now and then whether something has come: the ends are asked for first, and only what
-lies before them is fetched. In between nothing is assigned, so nothing is fetched ahead. It never
-joins a group.
+Each read first requests the topic's ends, and fetches only the records before them. Between reads,
+no partition is assigned, so nothing is prefetched. It never joins a group.
 """
 
 from __future__ import annotations
@@ -30,18 +29,20 @@ from knafka.core.errors import LogError
 from knafka.ports.log import Record
 
 GROUP: Final = "knafka-topic-tail"
-"""librdkafka wants a name; it is never asked for, as nothing subscribes or commits."""
+"""Prefix of the group id that librdkafka requires; Kafka never sees it, as nothing subscribes or
+commits."""
 REQUEST_TIMEOUT: Final = 10.0
-"""Seconds for each question, and without progress while records are fetched."""
+"""Seconds for each request, and without progress while records are fetched."""
 
 POLL: Final = 0.1
-"""Seconds until it is looked whether that time is over."""
+"""Seconds of one poll, after which `REQUEST_TIMEOUT` is checked."""
 
 _READING: Final[Mapping[str, Any]] = {
     **READING,
-    # What lies behind a position is there still if what lay there was deleted.
+    # If the record at a position was deleted, reading continues with the next one that exists.
     "auto.offset.reset": "earliest",
-    # That an offset without a record is the last shows only in an answer without any.
+    # If the last offsets have no records, only a response without records shows that the end was
+    # reached.
     "fetch.wait.max.ms": 10,
     "queued.max.messages.kbytes": 4 * 1024,
 }
@@ -55,7 +56,7 @@ class KafkaTail:
         self._connection = connection
         self._topic = topic
         self._thread: CallThread | None = None
-        # The thread's:
+        # Used only on the thread:
         self._opened: Consumer | None = None
         self._since = 0
         self._next: dict[int, int] = {}
@@ -87,7 +88,8 @@ class KafkaTail:
     # On the thread
 
     def _begin(self, since: int) -> None:
-        """Forget all positions and continue at this time."""
+        """Forget all positions, and read from the first records since this time (ms, Unix epoch)
+        on."""
         self._since = since
         self._next.clear()
 
@@ -118,12 +120,12 @@ class KafkaTail:
         if described.error is not None:
             error = log_error_of(described.error)
             if error.unknown_topic:
-                self._next.clear()  # one that is made later begins anew
+                self._next.clear()  # a topic that is created later is read anew
                 return {}
             with needing(topic=("Describe", self._topic)):
                 raise error
         bounds = read_watermarks(consumer, self._topic, described.partitions, REQUEST_TIMEOUT)
-        # A topic that was made anew under the name ends before where the last one was read.
+        # A topic that was created anew under this name ends before the position in the deleted one.
         new = {
             number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
         }
@@ -132,7 +134,7 @@ class KafkaTail:
             for place in consumer.offsets_for_times(asked, timeout=REQUEST_TIMEOUT):
                 if place.error is not None:
                     raise log_error_of(place.error)
-                # Without a record since then it goes on behind the last that there was before.
+                # Without a record since then, reading starts at the end.
                 end = bounds[place.partition][1]
                 self._next[place.partition] = place.offset if place.offset >= 0 else end
         for number, (start, _) in bounds.items():
@@ -151,7 +153,7 @@ class KafkaTail:
             while behind and not records:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
-                # consume() alone would wait for as many.
+                # consume() alone would wait for `limit` records.
                 first = consumer.poll(POLL)
                 if first is None:
                     continue
@@ -170,5 +172,6 @@ class KafkaTail:
         return records
 
     def _close(self) -> None:
+        """Close the consumer, on its thread."""
         if self._opened is not None:
             self._opened.close()

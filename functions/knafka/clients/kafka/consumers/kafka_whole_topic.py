@@ -1,6 +1,6 @@
-"""A topic as a whole: all of its records, or the last ones, read once.
+"""Reads the last records of a topic, or all of them, once.
 
-Not here: following a topic, see `kafka_reader`.
+Not here: following a topic (`kafka_reader`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ ODD_RECORD_BYTES: Final = 1_000_000
 """Bytes of memory assumed for a record whose headers can't be read."""
 
 UNUSED_GROUP: Final = "knafka-unused"
-"""The group that this consumer names and never joins: librdkafka wants a name."""
+"""Group id of this consumer, which never joins a group: librdkafka requires one."""
 
 
 def read_whole(
     connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
 ) -> list[Record]:
-    """The last `limit` records of a topic, oldest first; blocks.
+    """Return the last `limit` records of a topic, oldest first; blocks, `timeout` seconds for each
+    request.
 
-    Raises `LogError`, also for more than `max_bytes` in memory. Where that is given nobody may ask
-    the records for their headers, which confluent-kafka gives once.
+    Raises `LogError`, also if the records take more than `max_bytes` of memory. With `max_bytes`,
+    the caller must not read the records' headers, which confluent-kafka returns only once.
     """
     consumer = open_client(
         Consumer,
@@ -82,7 +83,7 @@ def _size_of(record: Message) -> int:
     """Return the approximate bytes of a record in memory."""
     try:
         headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
-    except SystemError:  # a name that isn't UTF-8
+    except SystemError:  # a header name that isn't UTF-8
         return ODD_RECORD_BYTES
     told = sum(len(name) + len(value or b"") for name, value in headers)
     return RECORD_BYTES + len(record.key() or b"") + len(record.value() or b"") + told

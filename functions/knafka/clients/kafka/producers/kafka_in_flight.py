@@ -1,6 +1,7 @@
-"""What a writer knows of its records in flight: where those of a key went, and who waits for many.
+"""A writer's records in flight: which producer has a key's records, and which records get one
+report together.
 
-Not here: producers, and what becomes of a report; see `kafka_writer`.
+Not here: producers, and the handling of reports (`kafka_writer`).
 """
 
 from __future__ import annotations
@@ -14,25 +15,27 @@ Producer = TypeVar("Producer")
 
 
 class KeysInFlight(Generic[Producer]):
-    """All records of one key that are in flight are with one producer, or they would overtake each
-    other."""
+    """Remembers which producer has the records of a key in flight, as they would overtake each
+    other in two producers."""
 
     __slots__ = ("_more_of", "producer_of")
 
     def __init__(self) -> None:
         self.producer_of: dict[bytes, Producer] = {}
         self._more_of: dict[bytes, int] = {}
-        """How many of a key are in flight beside the first: mostly none is."""
+        """Number of a key's records in flight besides the first; most keys have none, and no
+        entry."""
 
     def hold(self, key: bytes, producer: Producer) -> None:
-        """One record more of the key is in flight: with this producer, if it is the first."""
+        """Count a record of the key that is in flight now; the first one's producer gets the key's
+        next records too."""
         if key in self.producer_of:
             self._more_of[key] = self._more_of.get(key, 0) + 1
         else:
             self.producer_of[key] = producer
 
     def release(self, key: bytes) -> None:
-        """One record less of the key is in flight."""
+        """Count off a record of the key that is no longer in flight."""
         if not (more := self._more_of.get(key)):
             del self.producer_of[key]
         elif more == 1:
@@ -45,7 +48,7 @@ class KeysInFlight(Generic[Producer]):
 
 
 class Together:
-    """Records that were appended together, and are reported together."""
+    """Records that were appended together and get one report, after the last one's result."""
 
     __slots__ = ("error", "left", "report")
 
@@ -53,11 +56,12 @@ class Together:
         self.left = left
         """Records that Kafka hasn't reported on."""
         self.error: LogError | None = None
-        """The first one."""
+        """The first error of a record."""
         self.report = reported
 
     def settle(self, error: LogError | None, records: int = 1) -> None:
-        """That is what became of so many of them."""
+        """Note the result of `records` of the records; after the last, call the report with the
+        first error."""
         self.error = self.error or error
         self.left -= records
         if not self.left:

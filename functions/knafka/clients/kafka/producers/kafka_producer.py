@@ -1,9 +1,9 @@
-"""One librdkafka producer that is replaced when it fails for good, or when its owner says so.
+"""A librdkafka producer that is replaced when it fails for good, or when its owner calls `renew`.
 
 The producer is not idempotent, as an idempotent one may report a record as stored that Kafka
-rejected (docs/decisions/0012): here a report is about its own request alone.
+rejected (docs/decisions/0012): so each report is about its own request only.
 
-Not here: when to poll, and what becomes of a report; see `kafka_writer`.
+Not here: when to poll, and the handling of reports (`kafka_writer`).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ log = logging.getLogger(__name__)
 MAX_IN_FLIGHT: Final = 5
 """Requests under way at once: while they are, records gather for the next, which saves requests."""
 DELIVERY_TIMEOUT: Final = 10.0
-"""Seconds after which an unacknowledged record is given up: longer than a broker's restart."""
+"""Seconds after which an unacknowledged record is reported as failed: longer than a broker's
+restart."""
 ANY_PARTITION: Final = -1
-"""The partitioner chooses one."""
+"""librdkafka's value that makes the partitioner choose a partition."""
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 BUFFER_RECORDS: Final = 50_000
 """Records that a producer buffers at most, so that its memory stays bounded while Kafka is away."""
 
 
 class ReplaceableProducer:
-    """A producer with a linger time of its own. May be used by two threads at once: librdkafka's
-    producers may, and what is kept here is replaced in one step by the thread that polls."""
+    """A producer with its own linger time. Two threads may use it at once, as librdkafka's
+    producers are thread-safe, and only the polling thread replaces them, in one step."""
 
     def __init__(
         self,
@@ -47,10 +48,10 @@ class ReplaceableProducer:
         self._on_error = on_error
         self._producer = self._open()
         self._replaced: list[Producer] = []
-        """Producers that are used no more and still owe reports."""
+        """Producers that are no longer used and still have records to report."""
         self._renewing = False
         self.failure: LogError | None = None
-        """Why nothing can be sent, where there can be no other producer either."""
+        """Why no record can be sent, nor another producer opened; None: records can be sent."""
 
     def _open(self) -> Producer:
         """Open the producer."""
@@ -62,20 +63,21 @@ class ReplaceableProducer:
                 "acks": "all",
                 "enable.idempotence": False,
                 "max.in.flight.requests.per.connection": MAX_IN_FLIGHT,
-                # Who owns a missing topic knows how it should be; Kafka would make one with the
+                # A missing topic's owner must create it with its settings; Kafka would use the
                 # cluster's defaults.
                 "allow.auto.create.topics": False,
                 "partitioner": "murmur2_random",
-                # Not what is set: only one of a writer's producers gathers.
+                # Not the declared setting, as only one of a writer's producers gathers records.
                 "linger.ms": self._linger_ms,
-                # Or a request waits until Kafka's kernel has acknowledged the last one's segment.
+                # Else a request would wait until Kafka's kernel has acknowledged the previous one's
+                # segment.
                 "socket.nagle.disable": True,
                 # batch.size stays librdkafka's 1 MB: its thread spins while a full batch waits for
                 # one of the five requests that may be under way (docs/decisions/0010).
                 "message.timeout.ms": int(DELIVERY_TIMEOUT * 1000),
                 "queue.buffering.max.messages": BUFFER_RECORDS,
                 "queue.buffering.max.kbytes": BUFFER_BYTES // 1024,
-                # What is too large is for the topic to say: its limit may be raised for a Broker.
+                # Only the topic decides what is too large, as its limit may be raised for a Broker.
                 "message.max.bytes": BUFFER_BYTES,
                 "topic.metadata.propagation.max.ms": 5000,
                 "reconnect.backoff.max.ms": 1000,
@@ -83,7 +85,7 @@ class ReplaceableProducer:
         )
 
     def __len__(self) -> int:
-        """Records and reports that nobody was told of yet."""
+        """Number of records whose report was not delivered yet."""
         return len(self._producer) + sum(map(len, self._replaced))
 
     def produce(
@@ -94,12 +96,13 @@ class ReplaceableProducer:
         headers: RecordHeaders,
         on_delivery: Callable[[KafkaError | None, Message], None],
     ) -> None:
-        """Take one record; `on_delivery` is called within a `poll`. Raises as `LogWriter.append`"""
+        """Queue one record; `on_delivery` is called within a `poll`. Raises as
+        `LogWriter.append`."""
         if self.failure is not None:
             raise LogError(str(self.failure))
         try:
-            # By position: to look at names takes half a microsecond. Of two places for a callback,
-            # `callback` and `on_delivery`, it is the first.
+            # Arguments are positional, as names take half a microsecond. The callback is passed as
+            # `callback`, not as `on_delivery`.
             self._producer.produce(
                 topic,
                 value,
@@ -116,7 +119,8 @@ class ReplaceableProducer:
             raise log_error_of(error.args[0]) from error
 
     def poll(self, timeout: float) -> None:
-        """Call back for the reports that are there; wait up to `timeout` seconds for the first."""
+        """Deliver pending reports, waiting up to `timeout` seconds for the first; replace the
+        producer if it has failed."""
         try:
             if self.failure is not None:
                 self._replace(str(self.failure))
@@ -131,14 +135,14 @@ class ReplaceableProducer:
             self._poll_replaced()
 
     def _poll_replaced(self) -> None:
-        """Serve the replaced producers until their records are reported."""
+        """Poll the replaced producers, and drop those whose records are all reported."""
         for producer in self._replaced:
             with contextlib.suppress(KafkaException):
                 producer.poll(0)
         self._replaced = [producer for producer in self._replaced if len(producer)]
 
     def _replace(self, why: str) -> None:
-        """Go on with another producer if there can be one; else `failure` stays."""
+        """Replace the producer by a new one; if none can be opened, set `failure`."""
         try:
             producer = self._open()
         except LogError as error:
@@ -148,10 +152,10 @@ class ReplaceableProducer:
         failed, self._producer = self._producer, producer
         self._replaced.append(failed)
         self.failure, self._renewing = None, False
-        failed.purge(blocking=False)  # what it holds is reported as failed
+        failed.purge(blocking=False)  # its records are reported as failed
 
     def renew(self) -> None:
-        """Go on with another producer, from the next `poll` on."""
+        """Replace the producer at the next `poll`."""
         self._renewing = True
 
     def purge(self, *, in_flight: bool) -> None:
@@ -160,5 +164,6 @@ class ReplaceableProducer:
         self._producer.purge(in_flight=in_flight, blocking=False)
 
     def ask(self, timeout: float) -> None:
-        """Wait for any answer of Kafka's; raises `KafkaException`."""
+        """Send a request and wait for Kafka's answer. Raises `KafkaException` after `timeout`
+        seconds."""
         self._producer.list_topics(timeout=timeout)

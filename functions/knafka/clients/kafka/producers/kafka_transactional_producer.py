@@ -1,10 +1,10 @@
-"""One transactional producer: records and a group's offsets, stored together or not at all.
+"""A transactional producer, which stores records and a group's offsets together or not at all.
 
     begin -> produce -> offsets -> flush -> commit
                  \\________\\_________\\__> abort
 
 It is idempotent, as every transactional producer is, so it has one request under way at a time
-(docs/decisions/0012). Not here: what is read again after an abort (`kafka_transactions`).
+(docs/decisions/0012). Not here: reading records again after an abort (`kafka_transactions`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from knafka.ports.transactions import Output, RecordTooLarge, TransactionAborted
 log = logging.getLogger(__name__)
 
 TRANSACTION_TIMEOUT: Final = 10.0
-"""Seconds after which Kafka aborts a transaction whose producer is gone; until then nobody reads
-beyond it, unless a producer with the same id comes, which ends it at once."""
+"""Seconds after which Kafka aborts a transaction whose producer is gone. Until then consumers don't
+read beyond it, unless a new producer with the same id ends it."""
 SEND_TIMEOUT: Final = TRANSACTION_TIMEOUT
-"""Seconds for the records and offsets of a transaction; Kafka aborts one that takes longer."""
+"""Seconds to send a transaction's records and offsets; Kafka aborts a transaction that takes
+longer."""
 END_TIMEOUT: Final = 10.0
 """Seconds for which a commit or an abort is repeated: enough for the restart of a broker."""
 FENCE_TIMEOUT: Final = 10.0
@@ -42,14 +43,14 @@ FENCE_ONCE: Final = 1.0
 
 ANY_PARTITION: Final = -1
 NOW: Final = 0
-"""librdkafka's values."""
+"""librdkafka's values for a partition and a timestamp that it chooses."""
 
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""Errors that are reported of a transaction's remaining records when it is aborted."""
+"""Errors reported for a transaction's remaining records when it is aborted."""
 
 
 class _Failed(NamedTuple):
-    """A record that was not taken."""
+    """A record that was not stored, and why."""
 
     error: KafkaError
     topic: str
@@ -58,8 +59,8 @@ class _Failed(NamedTuple):
 
 
 class TransactionalProducer:
-    """Stores transactions. Not thread-safe; every call blocks. Close it after any `LogError` that
-    is no `TransactionAborted`."""
+    """Stores transactions. Not thread-safe; every call blocks. Close it after any `LogError` other
+    than `TransactionAborted`."""
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
         self._connection = connection
@@ -78,7 +79,7 @@ class TransactionalProducer:
             Producer,
             {
                 "error_cb": self._on_error,
-                # A transaction is sent as a whole: nothing comes later that is worth a wait.
+                # A transaction is sent as a whole, so waiting for more records is useless.
                 "linger.ms": 1,
                 **self._connection,
                 **batching,
@@ -112,9 +113,10 @@ class TransactionalProducer:
             )
 
     def fence(self, timeout: float) -> bool:
-        """Take over the transactional id: a process that had it can't commit any more, and its open
-        transaction is aborted. Returns False if this fails within about `timeout` seconds. Raises
-        `LogError` once calls have failed for `FENCE_TIMEOUT`, or if another can't help."""
+        """Take over the transactional id, so that a process that had it can't commit any more and
+        its open transaction is aborted. Returns False if that isn't done within about `timeout`
+        seconds. Raises `LogError` once calls have failed for `FENCE_TIMEOUT`, or if repeating is
+        useless."""
         if self._fenced:
             return True
         now = time.monotonic()
@@ -136,12 +138,12 @@ class TransactionalProducer:
 
     @property
     def trouble(self) -> str:
-        """The problem with its connections, as a text for people."""
+        """The problem with the producer's connections, as text for logs and errors."""
         return str(self._errors) or "no answer"
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
-        """Store all of it, as `member` of its group (`Consumer.consumer_group_metadata`). Raises as
-        `TransactionalLog.commit`."""
+        """Store these records and offsets in one transaction, as `member` of the group
+        (`Consumer.consumer_group_metadata`). Raises as `TransactionalLog.commit`."""
         self._failed.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
@@ -204,7 +206,8 @@ class TransactionalProducer:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
     def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
-        """Repeat a request until it succeeds, at most until `deadline`."""
+        """Repeat a request until it succeeds, at most until `deadline`. Raises `KafkaException`.
+        Raises `KafkaException`."""
         while True:
             try:
                 request(max(0.1, deadline - time.monotonic()))
@@ -233,7 +236,8 @@ class TransactionalProducer:
         return aborted
 
     def _aborted_error(self, reason: KafkaError) -> TransactionAborted:
-        """Return the error of an aborted transaction; `RecordTooLarge` if a record was."""
+        """Return the error of an aborted transaction: `RecordTooLarge` if a single record is too
+        large. If only a batch was too large, switch to sending records one by one."""
         failed = self._failed
         too_large = [
             report for report in failed if report.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
@@ -260,5 +264,5 @@ class TransactionalProducer:
     def close(self) -> None:
         """Close the producer; blocks while Kafka hangs. The next producer with this id aborts a
         transaction that could not be ended."""
-        with suppress(KafkaException):  # one that is fenced says so once more
+        with suppress(KafkaException):  # a fenced producer reports that once more
             self._producer.close()

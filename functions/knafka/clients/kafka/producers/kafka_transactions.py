@@ -1,12 +1,12 @@
 """Transactions on real Kafka: `ports.transactions.TransactionalLog`.
 
-One member of a group reads several topics, and one producer stores what follows from the records
-together with the group's offsets. Kafka refuses the transaction of a member whose partitions have
-gone to others, by its generation, and that of a process which another one has replaced, by its
-transactional id. Everything blocks, on the caller's thread.
+One member of a group reads several topics, and one producer stores the resulting records together
+with the group's offsets. Kafka refuses the transaction of a member whose partitions have gone to
+others, by its generation, and of a process that another one has replaced, by its transactional id.
+All calls block the caller's thread.
 
-Not here: how a member joins (`kafka_group_consumer`), what a transaction is made of
-(`kafka_transactional_producer`), reading without a group (`kafka_bounded_reader`).
+Not here: how a member joins (`kafka_group_consumer`), the steps of a transaction
+(`kafka_transactional_producer`), and reading without a group (`kafka_bounded_reader`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from knafka.ports.transactions import Claims, Offsets, Output, Partition, Transa
 log = logging.getLogger(__name__)
 
 STABLE_TIMEOUT: Final = 30.0
-"""Seconds to ask what the group has committed: a killed member's transaction may be under way, and
-Kafka may take twice `TRANSACTION_TIMEOUT` to abort it."""
+"""Seconds to read the group's commits: a killed member's transaction may be open, and Kafka may
+take twice `TRANSACTION_TIMEOUT` to abort it."""
 
 CONSUMER_SETTINGS: Final = {
     # Milliseconds. A transaction ends with a marker that is no record. The end of the partition is
@@ -62,12 +62,12 @@ CONSUMER_SETTINGS: Final = {
 
 _METADATA: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
-"""How librdkafka begins the description of a member; behind it come its group and its own id."""
+"""The start of librdkafka's description of a member; its group and its id follow."""
 
 
 class KafkaTransactions:
-    """`TransactionalLog`; `writing` is the connection of the producer if that has settings of its
-    own. The id is taken with the first call that needs it, so before anything is read."""
+    """A `TransactionalLog` on real Kafka; `writing`: the producer's connection if it differs. The
+    first call that needs the transactional id takes it over, so before any record is read."""
 
     reached: Mapping[Partition, int]
 
@@ -91,7 +91,7 @@ class KafkaTransactions:
         self._member = _Member(named, group, topics, claims, protocol)
         self._bounded = BoundedReader(connection, group)
         self._broken: LogError | None = None
-        """Why nothing can be done any more."""
+        """The error that all further calls raise; None: there is none."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records; none while an earlier transaction isn't fenced off yet.
@@ -110,7 +110,7 @@ class KafkaTransactions:
         member = self._member
         if not outputs and not offsets:
             return
-        # Without an offset Kafka would not look at the generation.
+        # Without an offset, Kafka would not check the generation.
         wanted = offsets or member.last_committed()
         if member.identity is None or not wanted.keys() <= member.owned.keys():
             member.go_back()
@@ -132,7 +132,7 @@ class KafkaTransactions:
             pass
 
     def _check_usable(self) -> None:
-        """Raise `LogError` if this member can't go on."""
+        """Raise `LogError` if an earlier error or `close` has ended this log."""
         if self._broken is not None:
             raise LogError(str(self._broken))
 
@@ -168,7 +168,7 @@ class KafkaTransactions:
         if held := self._member.disown(self._member.owned):
             self._claims.revoked(held)
         self._member.is_closing = True
-        # A close can hang for as long as Kafka is frozen, and must not keep the process.
+        # Closing hangs while Kafka is frozen, and must not keep the process alive.
         closing = Thread(target=self._close, name="kafka-transactions-close", daemon=True)
         closing.start()
         closing.join(timeout)
@@ -198,7 +198,8 @@ class _Member(GroupConsumer):
         self.owned: dict[Partition, OffsetAndMetadata | None] = {}
         """The group's commits, by owned partition."""
         self.identity: Any = None
-        """Member and generation under which its records were read; None: it is no member."""
+        """librdkafka's description of the membership under which records were read; None: it was no
+        member."""
         self.reached: dict[Partition, int] = {}
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
@@ -206,7 +207,8 @@ class _Member(GroupConsumer):
         self._given: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._going_back: set[Partition] = set()
-        """Partitions to be read again from their commit, which hasn't happened yet."""
+        """Partitions that must be read again from their commit, but could not be sought to it
+        yet."""
         self._gathered: list[Record] = []
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
@@ -258,7 +260,7 @@ class _Member(GroupConsumer):
                 self._handle_fatal_error(error)
             elif not error.retriable() and error.code() not in PASSING:
                 self._failure = log_error_of(error)
-        # Which records are of before the revoke, and which of after it, isn't known.
+        # It isn't known which records were read before the revocation and which after it.
         self._going_back |= self._revoked & self.owned.keys()
 
     def _keep_record(self, message: Message) -> None:
@@ -275,6 +277,8 @@ class _Member(GroupConsumer):
             self.reached[place] = cast(int, message.offset())
 
     def _is_read(self, place: Partition) -> bool:
+        """Whether records of this partition are kept: it is owned, and doesn't have to be read
+        again."""
         return place in self.owned and place not in self._going_back and place not in self._revoked
 
     def _handle_fatal_error(self, error: KafkaError) -> None:
@@ -316,25 +320,27 @@ class _Member(GroupConsumer):
             try:
                 change([TopicPartition(place.topic, place.number)])
                 if not paused:
-                    # librdkafka was seen not to fetch on where it had stopped.
+                    # librdkafka was seen not to resume at the position where it had paused.
                     (at,) = self.consumer.position([TopicPartition(place.topic, place.number)])
                     if at.offset >= 0:
                         self.consumer.seek(at)
             except KafkaException as error:
-                # It isn't being read yet, or not any more.
+                # The partition isn't read yet, or no longer.
                 log.info("%s: %s", place, error.args[0].str())
 
-    # What is committed
+    # Commits
 
     def last_committed(self) -> Offsets:
-        """Return a partition's last commit, to be committed again; empty if there is none."""
+        """Return the last commit of any owned partition, to be made again; empty if there is
+        none."""
         for place, found in self.owned.items():
             if found is not None:
                 return {place: found}
         return {}
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
-        """With the leader epoch of the last record read, as `kafka_commits` has it."""
+        """Return these offsets as confluent-kafka's objects, with leader epochs as in
+        `kafka_commits`."""
         wanted = [TopicPartition(*place) for place in offsets]
         epochs = {(at.topic, at.partition): epoch_of(at) for at in self.consumer.position(wanted)}
         return [
@@ -349,13 +355,14 @@ class _Member(GroupConsumer):
         ]
 
     def go_back(self) -> None:
-        """Read what was given since the last commit again."""
+        """Read the records again that were returned since the last commit."""
         self._going_back |= self._given & self.owned.keys()
         self._given.clear()
         self._seek_back()
 
     def _seek_back(self) -> None:
-        """Go back to the commits of partitions that must be read again."""
+        """Set the consumer's positions to the commits of partitions that must be read again, where
+        possible now."""
         for place in list(self._going_back):
             committed = self.owned[place]
             offset = OFFSET_BEGINNING if committed is None else committed.offset
@@ -369,10 +376,10 @@ class _Member(GroupConsumer):
                 self._going_back.discard(place)
                 self.reached.pop(place, None)
 
-    # What the group says, from within a poll
+    # Callbacks of the group, within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Take over newly assigned partitions."""
+        """Add newly assigned partitions, read their commits, and report them to `Claims`."""
         self.joined = True
         if self.is_closing:
             take_without_reading(consumer, partitions)
@@ -380,7 +387,7 @@ class _Member(GroupConsumer):
         try:
             committed = committed_of(consumer, partitions, STABLE_TIMEOUT) if partitions else []
         except LogError as error:
-            # Without their metadata they must not be read.
+            # Partitions must not be read without their commits' metadata.
             self._refusal = error
             take_without_reading(consumer, partitions)
             return
@@ -397,7 +404,7 @@ class _Member(GroupConsumer):
             self._call_claims(self._claims.assigned, found)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Give up revoked partitions."""
+        """Forget revoked partitions, and report them to `Claims`."""
         gone = self.disown([Partition(entry.topic, entry.partition) for entry in partitions])
         if gone:
             self._call_claims(self._claims.revoked, gone)
@@ -406,7 +413,7 @@ class _Member(GroupConsumer):
     _on_lost = _on_revoke
 
     def disown(self, places: Collection[Partition]) -> list[Partition]:
-        """Forget these partitions; returns those that were owned."""
+        """Forget these partitions and their records; returns the owned ones among them."""
         gone = [partition for partition in places if partition in self.owned]
         if paused := self._paused.intersection(gone):
             # librdkafka would keep them paused if they are assigned again.
@@ -434,6 +441,7 @@ class _Member(GroupConsumer):
 
 
 def _place_of(record: Message | Record) -> Partition:
+    """Return the partition of a record."""
     return Partition(cast(str, record.topic()), cast(int, record.partition()))
 
 

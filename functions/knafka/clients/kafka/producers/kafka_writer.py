@@ -1,14 +1,13 @@
 """The writer on real Kafka: `log.LogWriter` on producers of librdkafka.
 
-A record is sent at once while few are in flight, so that none waits for company that doesn't come;
-while many are, by a second producer that gathers them for a millisecond, which saves Kafka and us
-most of the requests (docs/decisions/0014). The first one's reports are waited for in a thread,
-which wakes the loop once for many; the other ones' are polled on the loop.
+While few records are in flight, a prompt producer sends each at once. While many are, a second
+producer gathers records for a millisecond, which saves most of the requests (docs/decisions/0014).
+A thread waits for the prompt producer's reports, and wakes the event loop once for many; reports of
+the other producers are polled on the loop.
 
-A topic takes batches up to a size of its own, and librdkafka has one limit for all topics. So a
-record that came back as too large is sent again alone: only then is it known whether it is.
-
-Configuration comes in as `kafka_client.Connection`.
+Each topic has its own limit of batches, but librdkafka has one limit for all topics. So a record
+that is refused as too large is sent again alone, which shows whether the record or its batch was.
+Configuration is passed as `kafka_client.Connection`.
 """
 
 from __future__ import annotations
@@ -38,33 +37,35 @@ from knafka.ports.log import Reported
 log = logging.getLogger(__name__)
 
 MANY_IN_FLIGHT: Final = 24
-"""From so many records in flight on, they are gathered: each request costs Kafka and us as much as
-several records."""
+"""Number of records in flight from which on records are gathered: a request costs Kafka and us as
+much as several records."""
 GATHERING_TIME: Final = 0.02
 """Seconds for which records are gathered after there were many: when a batch is acknowledged, few
 are in flight for a moment."""
 LINGER_MS: Final = 1
-"""Milliseconds for which they are gathered unless it is set, the shortest time that librdkafka can
-wait."""
+"""Milliseconds for which the second producer gathers records by default: the shortest time that
+librdkafka can wait."""
 POLL_BUSY: Final = 0.001
-"""Seconds between looks for reports of what was gathered; a look costs a microsecond."""
+"""Seconds between polls for reports of gathered records; a poll costs a microsecond."""
 POLL_IDLE: Final = 1.0
 """Seconds that the thread waits for a report at most."""
 ALONE: Final = {"batch.num.messages": 1}
-"""What makes a producer send each record in a batch of its own."""
+"""Configuration that makes a producer send each record in its own batch."""
 PURGE_TIMEOUT: Final = 0.5
-"""Seconds for the reports of what is given up at the end; they come from librdkafka's threads."""
+"""Seconds to wait for the reports of records that are purged at the end, which librdkafka's threads
+make."""
 
 _Counts: TypeAlias = defaultdict[Any, int]
-"""Records by partition. To add to a `Counter` takes three times as long: its `del` is Python's, and
-so is all that changes it."""
+"""Number of records by partition. Not a `Counter`, to which adding takes three times as long, as
+its `__delitem__` is in Python."""
 _Report: TypeAlias = tuple[
     Reported, KafkaError | None, Message, RecordHeaders, bytes | None, _Counts
 ]
 
 
 class KafkaWriter:
-    """`LogWriter` on up to three producers; the first is there always, others when first needed."""
+    """A `LogWriter` on up to three producers, of which the second and third are opened when first
+    needed."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -74,8 +75,8 @@ class KafkaWriter:
         self._prompt = self._open(linger_ms=0)
         self._gathering: ReplaceableProducer | None = None
         if MSK_REGION in connection:
-            # It waits a second for its token (confluent-kafka 2.16.1 sleeps that long), in which
-            # the loop stands still: at the start, and not in the first burst.
+            # Opened at the start, not in the first burst: it blocks the loop for a second while it
+            # waits for its token (confluent-kafka 2.16.1 sleeps that long).
             self._gathering = self._open(self._linger_ms)
         self._alone: ReplaceableProducer | None = None
         self._gather_until = 0.0
@@ -83,13 +84,13 @@ class KafkaWriter:
         self._busy = False
         self._in_flight = 0
         self._stored: dict[str, _Counts] = {}
-        """By topic."""
+        """Number of stored records, by topic and partition."""
         self._keys = KeysInFlight[ReplaceableProducer]()
         self._reports: deque[_Report] = deque()
         self._settled: deque[Together] = deque()
-        """Those whose last report has come."""
+        """Groups of records that are all settled, to be reported."""
         self._has_stored = False
-        """Whether Kafka has stored something since `_reachability` was told so."""
+        """Whether Kafka has stored records since `_reachability` last noted an acknowledgement."""
         self._woken = False
         self._answered = False
         self._closed = False
@@ -98,6 +99,7 @@ class KafkaWriter:
         threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
 
     def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
+        """Open a producer with this linger time and these additional settings."""
         return ReplaceableProducer({**self._connection, **more}, linger_ms, self._on_error)
 
     @property
@@ -129,11 +131,13 @@ class KafkaWriter:
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        # Here, as a report makes a new string each time that it is asked for its topic.
+        """Append a record by the producer that has its key's records, else by the prompt or the
+        gathering one."""
+        # Looked up here, as a report creates a new string each time that its topic is read.
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
 
-        # Defaults cost less than what a closure captures.
+        # Default arguments cost less than captured variables.
         def on_delivery(
             error: KafkaError | None,
             message: Message,
@@ -143,7 +147,7 @@ class KafkaWriter:
             counts: _Counts = counts,
             add: Callable[[_Report], None] = self._reports.append,
         ) -> None:
-            # On whichever thread polls. What Kafka reports on has no headers any more.
+            # Called on the polling thread. The reported message has no headers any more.
             add((reported, error, message, headers, key, counts))
 
         if self._closed:
@@ -159,6 +163,8 @@ class KafkaWriter:
             self._reachability.watch(lambda: self._in_flight)
 
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
+        """Append records in their order; `reported` is called once, with the first error or
+        None."""
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
         together = Together(len(records), reported)
@@ -169,7 +175,7 @@ class KafkaWriter:
             self._reports.append(report)
 
         def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
-            # Always on the loop, where most needs nobody else.
+            # Always called on the loop, so most reports are handled at once.
             if error is not None:
                 on_report(record, error, message)
                 return
@@ -202,52 +208,59 @@ class KafkaWriter:
             self._reachability.watch(lambda: self._in_flight)
 
     def _release(self, key: bytes | None) -> None:
-        """One record less in flight."""
+        """Count off a record that is no longer in flight."""
         self._in_flight -= 1
         if key is not None:
             self._keys.release(key)
 
     def _are_many(self, more: int = 0) -> bool:
-        """Whether what is appended now, with so many more beside it, is to be gathered."""
+        """Whether so many records are or were lately in flight, with `more` new ones, that records
+        must be gathered."""
         now = self._loop.time()
         if self._in_flight + more >= MANY_IN_FLIGHT:
             self._gather_until = now + GATHERING_TIME
         return now < self._gather_until
 
     def _gatherer(self) -> ReplaceableProducer:
+        """Return the producer that gathers records, opening it at its first use."""
         if self._gathering is None:
             self._gathering = self._open(self._linger_ms)
         self._poll_soon()
         return self._gathering
 
     def _poll_soon(self) -> None:
+        """Poll the producers without a thread after `POLL_BUSY`, unless that is planned."""
         if not self._busy:
             self._poll_after(POLL_BUSY)
 
     def _poll_after(self, delay: float) -> None:
+        """Plan the next poll of the producers without a thread, in `delay` seconds."""
         if self._timer is not None:
             self._timer.cancel()
         self._busy = delay == POLL_BUSY
         self._timer = self._loop.call_later(delay, self._poll)
 
     def _poll(self) -> None:
+        """Poll the producers without a thread, plan the next poll, and deliver reports."""
         if not self._closed:
             self._poll_after(POLL_BUSY if self._poll_polled() else POLL_IDLE)
             self._report()
 
     def _poll_polled(self) -> int:
-        """Look for reports of the producers that have no thread; how much is still to come."""
+        """Poll the producers that have no thread; returns the number of records without a
+        report."""
         _, *polled = self._producers()
         for each in polled:
             each.poll(0)
         return sum(map(len, polled))
 
     def _serve(self) -> None:
-        """The thread: wait for reports of the prompt producer, wake the loop once for many."""
+        """Wait for reports of the prompt producer, and wake the loop once for many; the writer's
+        thread runs this."""
         while not self._ended.is_set():
             try:
                 self._prompt.poll(POLL_IDLE)
-            except Exception:  # whatever it is, it must not silence the reports that follow
+            except Exception:  # no error may keep later reports from being delivered
                 log.exception("looking for Kafka's reports failed")
                 self._ended.wait(POLL_IDLE)
             if self._prompt.failure is not None:
@@ -258,10 +271,13 @@ class KafkaWriter:
                     self._loop.call_soon_threadsafe(self._on_wake)
 
     def _on_wake(self) -> None:
+        """Deliver the reports for which the thread has woken the loop."""
         self._woken = False
         self._report()
 
     def _report(self) -> None:
+        """Deliver all pending reports to their callbacks; records that are too large are sent again
+        alone."""
         reports, settled = self._reports, self._settled
         try:
             while settled:
@@ -283,7 +299,7 @@ class KafkaWriter:
             if self._has_stored:
                 self._has_stored = False
                 self._reachability.acknowledged()
-            if reports or settled:  # a callback broke: it must not silence those that follow
+            if reports or settled:  # a callback raised: the remaining reports follow
                 self._loop.call_soon(self._report)
 
     def _send_alone(
@@ -294,10 +310,11 @@ class KafkaWriter:
         reported: Reported,
         counts: _Counts,
     ) -> None:
-        """Find out whether it was the record that is too large or only its batch.
+        """Send a record again alone, to find out whether it is too large or only its batch was.
 
-        Records of one batch go in their order, and what comes after them of their keys goes behind
-        them. Only what is on its way already may come before them; none of it is acknowledged.
+        Records of one batch are sent again in their order, and later records of their keys follow
+        them. Only records that are in flight already may overtake them; none of these is
+        acknowledged yet.
         """
 
         def on_delivery(error: KafkaError | None, sent: Message) -> None:
@@ -324,7 +341,8 @@ class KafkaWriter:
             reported(error)
 
     def _on_error(self, error: KafkaError) -> None:
-        """librdkafka's error callback, on whichever thread polls."""
+        """Log and remember an error of librdkafka, on the polling thread; doubt Kafka if all
+        brokers are down."""
         log_error(error)
         self._errors.record(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -332,24 +350,29 @@ class KafkaWriter:
                 self._loop.call_soon_threadsafe(self._on_all_down)
 
     def _on_all_down(self) -> None:
+        """Pass on to `Reachability` that no broker is connected."""
         if not self._closed:
             self._reachability.all_down()
 
     def _purge_queues(self) -> None:
-        """Kafka is away: what was never sent needs to wait no longer; its senders try again."""
+        """Report all unsent records as failed, as Kafka is away: their senders try again."""
         for each in self._producers():
             each.purge(in_flight=False)
 
     def _renew(self) -> None:
+        """Replace all producers at their next poll."""
         for each in self._producers():
             each.renew()
         self._poll_soon()
 
     def _producers(self) -> list[ReplaceableProducer]:
+        """Return the open producers, the prompt one first."""
         made = (self._prompt, self._gathering, self._alone)
         return [each for each in made if each is not None]
 
     async def reach(self, timeout: float) -> None:
+        """Wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`; if that may pass,
+        Kafka is doubted."""
         self._errors.forget()
         try:
             await self._ask(timeout)
@@ -359,6 +382,7 @@ class KafkaWriter:
             raise
 
     async def _ask(self, timeout: float) -> None:
+        """Send a request to Kafka and wait for its answer, as `reachability.Ask`."""
         try:
             await asyncio.to_thread(self._prompt.ask, timeout)
         except KafkaException as error:
@@ -370,17 +394,20 @@ class KafkaWriter:
         self._errors.mended()
 
     async def close(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for the records in flight, then report the rest as
+        failed."""
         self._closed = True
         self._reachability.close()
         await self._flush(timeout)
         if self._in_flight:
-            # What was not acknowledged was not answered with success; its senders try again.
+            # Unacknowledged records were not answered with success, so their senders try again.
             for each in self._producers():
                 each.purge(in_flight=True)
             await self._flush(PURGE_TIMEOUT)
         self._ended.set()
 
     async def _flush(self, timeout: float) -> None:
+        """Poll and deliver reports until no record is in flight, at most `timeout` seconds."""
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
             self._poll_polled()
@@ -389,5 +416,5 @@ class KafkaWriter:
 
 
 def _refused(error: KafkaError, message: Message) -> LogError:
-    """Why a record wasn't stored."""
+    """Return the error of a record that was not stored."""
     return named(log_error_of(error), topic=("Write", message.topic() or ""))
