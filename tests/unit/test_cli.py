@@ -48,6 +48,8 @@ COMMANDS = [
     ["dead-letters"],
     ["dead-letters", "list"],
     ["dead-letters", "show"],
+    ["dead-letters", "acknowledge"],
+    ["dead-letters", "unacknowledge"],
     ["dead-letters", "compact"],
     ["dead-letters", "report"],
     ["dead-letters", "replay"],

@@ -12,14 +12,18 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.delivery import Reason
 from knafka_jobs import schema
+from knafka_jobs.acknowledgements import AcknowledgementAction
 from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.failure_groups import MAX_SUMMARIES, OTHER_SUMMARIES
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError
+from knafka_jobs.lookup.acknowledge import append_acknowledgements
+from knafka_jobs.lookup.groups import list_groups
+from knafka_jobs.lookup.lookup_run import TableFiles
 from knafka_jobs.replay.replay_plan import select_failures
 from knafka_jobs.report.assemble import group_change, histories_of
 from knafka_jobs.report.report_document import (
-    MAX_SUMMARIES,
-    OTHER_SUMMARIES,
+    Acknowledged,
     ChangeKind,
     Report,
     json_schema,
@@ -47,6 +51,8 @@ GROUP = (
     "summary string"
 )
 MAIL = ("shop", "main", "mail", "http://mail/", "status", 503, "no")
+
+ACKNOWLEDGE = AcknowledgementAction.ACKNOWLEDGE
 
 
 def ago(minutes: float) -> datetime:
@@ -143,6 +149,30 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
         tables.read("failures"), FailureSelection(trigger="mail", summary="db down")
     )
     assert ids(found) == {"f0"}
+
+
+def test_a_report_has_what_people_said_of_groups_without_spark_and_those_groups_last(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """And lookups find the groups that a report has."""
+    tables, files = Tables(spark, str(tmp_path)), TableFiles(str(tmp_path))
+    rows: list[dict[str, Any]] = [{"summary": "known"} for _ in range(3)]
+    rows += [{"summary": "db down"}, {"code": None, "summary": None}]
+    tables.append(failures(spark, *rows), "failures")
+    assert all(each.acknowledged is None for each in make_report(tables, None, ago(9)).groups)
+    assert not tables.exists("acknowledgements")
+
+    found = {each.key["summary"]: each for each in list_groups(files, (), NOW)}
+    said: dict[str, dict[str, Any]] = {found[name].id: {} for name in ("known", "")}
+    append_acknowledgements(files, said, ACKNOWLEDGE, "ann", ago(8), note="on Monday")
+    over: dict[str, dict[str, Any]] = {found["db down"].id: {}}
+    append_acknowledgements(files, over, ACKNOWLEDGE, "bob", ago(8), until=ago(1))
+
+    told = make_report(tables, None, NOW).groups
+    assert {each.id for each in told} == {each.id for each in found.values()}
+    assert [each.summary for each in told] == ["db down", "known", ""]
+    assert told[0].acknowledged is None, "its time is over"
+    assert told[1].acknowledged == Acknowledged(by="ann", at=ago(8), note="on Monday")
 
 
 def test_a_kind_that_fails_in_very_many_ways_has_few_rows(spark: SparkSession) -> None:

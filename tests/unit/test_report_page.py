@@ -23,16 +23,15 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
+from knafka_jobs.failure_groups import OTHER_SUMMARIES, group_id
 from knafka_jobs.report import report_document, report_page
 from knafka_jobs.report.report_document import (
     ERROR_CHARACTERS,
-    OTHER_SUMMARIES,
     PREVIEW_CHARACTERS,
     ChangeKind,
     Report,
     bucket_seconds,
     error_text,
-    group_id,
     preview,
     replay_command,
 )

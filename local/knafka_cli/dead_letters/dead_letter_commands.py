@@ -25,6 +25,13 @@ from knafka_cli.dead_letters.archive_commands import (
     WaitingTarget,
     on_cluster,
 )
+from knafka_cli.dead_letters.dead_letter_tables import (
+    NO_TABLES,
+    TABLES_FOLDER,
+    Tables,
+    print_error,
+    tables_option,
+)
 from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
 from knafka_cli.shared.options import (
@@ -56,13 +63,6 @@ from knafka_jobs.schema import TRIGGER
 if TYPE_CHECKING:
     from knafka_jobs.lookup.lookup_run import TableFiles
 
-TABLES_FOLDER: Final = "dead-letters"
-"""Name of the tables' folder in an installation's data folder."""
-
-Tables = Annotated[
-    str | None,
-    typer.Option(help="Folder or URI of the tables (default: dead-letters in the data folder)."),
-]
 OneTrigger = Annotated[
     str | None,
     typer.Argument(
@@ -77,7 +77,6 @@ OneBroker = Annotated[
         "NAMESPACE/NAME, or channel/NAMESPACE/NAME of a KafkaChannel.",
     ),
 ]
-NO_TABLES: Final = "there are no tables to read at "
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
@@ -99,6 +98,14 @@ def list_letters(
     trigger: Annotated[
         str | None, typer.Argument(help="Count only the dead letters of this Trigger.")
     ] = None,
+    groups: Annotated[
+        bool,
+        typer.Option(
+            "--groups",
+            help="List compacted dead letters by group, as a report does: the newest groups first, "
+            "acknowledged ones last.",
+        ),
+    ] = False,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
@@ -110,6 +117,9 @@ def list_letters(
     under broker/NAMESPACE/NAME.
     """
     running, files = _open_sources(tables, data_dir)
+    if groups:
+        _list_groups(files, _failure_conditions(running, trigger))
+        return
     by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview] = {}
     if files is not None:
         by_trigger = dead_letter_tables.overviews(files, _failure_conditions(running, trigger))
@@ -129,8 +139,18 @@ def list_letters(
                 by_trigger[name] = overview + by_trigger[name]
             elif egress.trigger or overview.count or overview.replayed:
                 by_trigger[name] = overview
-    rows = [overview.row for overview in by_trigger.values()]
-    print_table(dead_letters.COLUMNS, rows, "no Trigger runs" if running else "no dead letters")
+    columns: Sequence[str] = dead_letters.COLUMNS
+    rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
+    if any(overview.acknowledged for overview in by_trigger.values()):
+        columns = (*columns, dead_letters.ACKNOWLEDGED_COLUMN)
+        rows = [(*each.row, str(each.acknowledged)) for each in by_trigger.values()]
+    print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
+
+
+def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
+    """Print the groups of compacted dead letters."""
+    rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
+    print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
 
 @on_cluster(TopicsTarget, archive_commands.show_letters)
@@ -176,7 +196,7 @@ def _open_sources(
 
     With `tables` only the tables are read. Raises `NotRunning` if neither exists.
     """
-    files = dead_letter_tables.open_tables(_tables_option(data_dir, tables)["tables"], _print_error)
+    files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:
         if files is None:
             raise refuse(NO_TABLES + tables)
@@ -227,11 +247,6 @@ def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
     return tabled_until(files)
 
 
-def _print_error(line: str) -> None:
-    """Print one line on stderr."""
-    typer.echo(f"knafka: {line}", err=True)
-
-
 @takes_job_options("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
 @on_cluster(WaitingTarget, archive_commands.compact)
 def compact(
@@ -239,7 +254,7 @@ def compact(
 ) -> None:
     """Take dead letters from their topics into compacted tables."""
     result = run_job(
-        "compact", _tables_option(data_dir, tables), _kafka_option(data_dir), job_options
+        "compact", tables_option(data_dir, tables), _kafka_option(data_dir), job_options
     )
     typer.echo(
         f"{result['records']} new dead letters in {result['topics']} topics; "
@@ -281,7 +296,7 @@ def report(
     except NotRunning:
         kafka = {}
     files = {"html": page, "json": document}
-    result = run_job("report", _tables_option(data_dir, tables), kafka, job_options, files)
+    result = run_job("report", tables_option(data_dir, tables), kafka, job_options, files)
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
     )
@@ -314,7 +329,7 @@ def replay(
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
     direct = bool(ids) and not needs_tables
-    place = _tables_option(data_dir, tables)
+    place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
     if (
@@ -352,7 +367,7 @@ def _preview_from_tables(
     it."""
     if job_options["where"] is not None:
         return None
-    files = dead_letter_tables.open_tables(place, _print_error)
+    files = dead_letter_tables.open_tables(place, print_error)
     if files is None:
         return None
     from knafka_jobs.lookup.lookup_run import preview
@@ -421,14 +436,9 @@ def purge(
     job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
 ) -> None:
     """Delete resolved failures and their events for good."""
-    result = run_job("purge", _tables_option(data_dir, tables), job_options)
+    result = run_job("purge", tables_option(data_dir, tables), job_options)
     for counted, count in result.items():
         typer.echo(f"{count} failures {counted.replace('_', ' ')}")
-
-
-def _tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    """The option that tells a job where the tables are."""
-    return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
 def _kafka_option(data_dir: Path) -> dict[str, Any]:

@@ -36,6 +36,8 @@ LONGEST_PREVIEW: Final = 200
 """The most characters of data or of an error that are shown."""
 COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS")
 """The columns of a table of overviews."""
+ACKNOWLEDGED_COLUMN: Final = "ACKNOWLEDGED"
+"""A further column, where anything is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class DeadLetterOverview:
     """Dead letters that were sent again and have not failed since."""
     is_cut: bool = False
     """Whether the topic has more dead letters than were read."""
+    acknowledged: int = 0
+    """Those of `count` whose group somebody has acknowledged."""
 
     @property
     def count_text(self) -> str:
@@ -129,6 +133,7 @@ class DeadLetterOverview:
             Counter(self.reasons) + Counter(other.reasons),
             self.replayed + other.replayed,
             self.is_cut or other.is_cut,
+            self.acknowledged + other.acknowledged,
         )
 
 

@@ -8,7 +8,7 @@ variables (AWS_ENDPOINT_URL, AWS_REGION and the keys).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -32,17 +32,21 @@ class TableFiles:
         self._opened: dict[str, bool] = {}
         self._session = QueryBuilder()
 
+    def path(self, name: str) -> str:
+        """The path or URI of a table."""
+        return f"{self._root}/{name}"
+
     def has_table(self, name: str) -> bool:
         """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
         if name not in self._opened:
-            path = f"{self._root}/{name}"
+            path = self.path(name)
             try:
-                table = DeltaTable(path, storage_options=_storage_options(path))
+                table = DeltaTable(path, storage_options=storage_options(path))
             except TableNotFoundError:
                 self._opened[name] = False
                 return False
             except Exception as error:  # delta-rs raises what it likes here
-                raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
+                raise JobError(f"the table {path} can't be read: {error_line(error)}") from error
             _check_layout(name, path, table.metadata().configuration)
             self._session.register(name, table)
             self._opened[name] = True
@@ -50,20 +54,26 @@ class TableFiles:
 
     def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
         """Run a query over these tables; returns rows by column. Raises `JobError`."""
+        return [row for batch in self.query_in_batches(sql, *tables) for row in batch]
+
+    def set_option(self, name: str, value: int) -> None:
+        """Set an option of DataFusion (`datafusion.NAME`) for further queries."""
+        self._session.execute(f"SET datafusion.{name} = {value}").read_all()
+
+    def query_in_batches(self, sql: str, *tables: str) -> Iterator[list[dict[str, Any]]]:
+        """Run a query over these tables; yields thousands of rows at a time. Raises `JobError`."""
         for name in tables:
             if not self.has_table(name):
                 raise JobError(
-                    f"there is no table {self._root}/{name}: compact the dead letters first"
+                    f"there is no table {self.path(name)}: compact the dead letters first"
                 )
         try:
-            rows: list[dict[str, Any]] = (
-                self._session.execute(sql).read_all().to_struct_array().to_pylist()
-            )
+            for batch in self._session.execute(sql):
+                yield batch.to_struct_array().to_pylist()
         except Exception as error:  # as above
             raise JobError(
-                f"the tables in {self._root} can't be read: {_error_line(error)}"
+                f"the tables in {self._root} can't be read: {error_line(error)}"
             ) from error
-        return rows
 
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
@@ -192,9 +202,14 @@ def latest_dead_letters(
 
     Raises `JobError`.
     """
-    failures = files.query(
-        lookup_plan.latest_failures(lookup_plan.predicate(conditions), limit), "failures"
-    )
+    return page_of_dead_letters(files, lookup_plan.predicate(conditions), limit)
+
+
+def page_of_dead_letters(
+    files: TableFiles, fits: str, limit: int, skip: int = 0
+) -> Sequence[tuple[TabledRecord, datetime | None]]:
+    """As `latest_dead_letters`, for the predicate `fits` and without the latest `skip` failures."""
+    failures = files.query(lookup_plan.latest_failures(fits, limit, skip), "failures")
     if not failures:
         return []
     sent = {}
@@ -244,7 +259,7 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
         )
 
 
-def _storage_options(path: str) -> dict[str, str] | None:
+def storage_options(path: str) -> dict[str, str] | None:
     """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     if not path.startswith("s3") or not endpoint:
@@ -253,6 +268,6 @@ def _storage_options(path: str) -> dict[str, str] | None:
     return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
 
 
-def _error_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """The whole error on one line, at most 500 characters: the reason comes last."""
     return " ".join(str(error).split())[:500]

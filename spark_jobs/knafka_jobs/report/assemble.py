@@ -10,8 +10,11 @@ from typing import Any, TypeAlias
 
 from pyspark.sql import Row
 
+from knafka_jobs.acknowledgements import Acknowledgement
+from knafka_jobs.failure_groups import group_id
 from knafka_jobs.report.report_document import (
     MAX_BUCKETS,
+    Acknowledged,
     Bucket,
     Change,
     ChangeKind,
@@ -24,7 +27,6 @@ from knafka_jobs.report.report_document import (
     Top,
     Totals,
     error_text,
-    group_id,
     preview,
     replay_command,
 )
@@ -87,14 +89,18 @@ def build_groups(
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
     known: Mapping[str, GroupHistory],
+    acknowledged: Mapping[str, Acknowledgement],
 ) -> tuple[Group, ...]:
-    """Build the groups of a report, those with the most unresolved events first."""
+    """Build the groups of a report: acknowledged ones last, else by their unresolved events."""
     unsorted_groups = (
-        _build_group(row, counted, previous, shares, known) for row in counted.groups
+        _build_group(row, counted, previous, shares, known, acknowledged) for row in counted.groups
     )
-    return tuple(
-        sorted(unsorted_groups, key=lambda group: (-group.unresolved, -group.failures, group.id))
-    )
+    return tuple(sorted(unsorted_groups, key=_group_order))
+
+
+def _group_order(group: Group) -> tuple[bool, int, int, str]:
+    """What the groups of a report are ordered by."""
+    return group.acknowledged is not None, -group.unresolved, -group.failures, group.id
 
 
 def delivery_shares(
@@ -124,6 +130,7 @@ def _build_group(
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
     known: Mapping[str, GroupHistory],
+    acknowledged: Mapping[str, Acknowledgement],
 ) -> Group:
     """Build one group from its counted rows."""
     key = group_key_of(row.asDict())
@@ -155,6 +162,7 @@ def _build_group(
         ),
         first_reported=known_group.first_reported if known_group else None,
         history=known_group.history if known_group else (),
+        acknowledged=_acknowledged(acknowledged.get(id_)),
         replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
 
@@ -230,6 +238,13 @@ def _example(row: Row) -> Example:
         offset=origin[2],
         **_columns(row, "source", "type", "failures", "data_bytes", "trace"),
     )
+
+
+def _acknowledged(of_group: Acknowledgement | None) -> Acknowledged | None:
+    """A group's acknowledgement as part of the report."""
+    if of_group is None:
+        return None
+    return Acknowledged(by=of_group.by, at=of_group.at, until=of_group.until, note=of_group.note)
 
 
 def _top_values(rows: Sequence[Row]) -> tuple[Top, ...]:

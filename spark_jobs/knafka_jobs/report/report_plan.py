@@ -13,13 +13,9 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from knafka_jobs.failure_groups import MAX_SUMMARIES, OTHER_SUMMARIES
 from knafka_jobs.materialize import materialized
-from knafka_jobs.report.report_document import (
-    MAX_EXAMPLES,
-    MAX_SUMMARIES,
-    MAX_TOPS,
-    OTHER_SUMMARIES,
-)
+from knafka_jobs.report.report_document import MAX_EXAMPLES, MAX_TOPS
 from knafka_jobs.schema import FAILED_AGAIN, FAILURES, GROUP, KIND, RESOLVED, TRIGGER, Columns
 from knafka_jobs.topic_offsets import BrokerName
 

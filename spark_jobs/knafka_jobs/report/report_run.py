@@ -15,7 +15,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from knafka.core import names
+from knafka_jobs.acknowledgements import Acknowledgement, current_acknowledgements
 from knafka_jobs.command_options import TIMELINE_DAYS
+from knafka_jobs.failure_groups import group_id
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_names import possible_groups
@@ -33,7 +35,6 @@ from knafka_jobs.report.report_document import (
     PreviousReport,
     Report,
     bucket_seconds,
-    group_id,
 )
 from knafka_jobs.report.report_plan import SPANS, GroupKey, group_key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
@@ -84,7 +85,8 @@ def make_report(
     )
     spans = settled(failures, since) if settled else ()
     shares = _shares_of_groups(tables, failures, spans, since)
-    groups = assemble.build_groups(counted, previous, shares, _known_groups(reports, counted))
+    known, acknowledged = _known_groups(reports, counted), _acknowledgements(tables, now)
+    groups = assemble.build_groups(counted, previous, shares, known, acknowledged)
     runs = (
         tables.read("replays")
         .transform(report_plan.replay_counts, sent)
@@ -179,6 +181,14 @@ def _known_groups(reports: DataFrame, counted: CountedRows) -> dict[str, GroupHi
     # A row has the session's local time, which is what Spark compares with.
     since = made[-1]["made"]
     return assemble.histories_of(reports.transform(report_plan.past_figures, ids, since).collect())
+
+
+def _acknowledgements(tables: Tables, now: datetime) -> dict[str, Acknowledgement]:
+    """The acknowledgements that hold now, by the group's id; Spark never creates their table."""
+    if not tables.exists("acknowledgements"):
+        return {}
+    rows = (row.asDict() for row in tables.read("acknowledgements").collect())
+    return current_acknowledgements(rows, now)
 
 
 def _previous_figures(reports: DataFrame) -> PreviousFigures | None:
