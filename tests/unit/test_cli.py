@@ -50,6 +50,8 @@ COMMANDS = [
     ["dead-letters", "show"],
     ["dead-letters", "acknowledge"],
     ["dead-letters", "unacknowledge"],
+    ["dead-letters", "events"],
+    ["dead-letters", "export"],
     ["dead-letters", "compact"],
     ["dead-letters", "report"],
     ["dead-letters", "replay"],

@@ -1,4 +1,4 @@
-"""`knafka dead-letters acknowledge, unacknowledge`: what people say of groups of dead letters.
+"""`knafka dead-letters acknowledge, unacknowledge, events, export`: groups of dead letters.
 
 A group is a row of a report, named by its id. None of these commands needs Spark.
 """
@@ -35,6 +35,10 @@ from knafka_jobs.schema import ACKNOWLEDGEMENTS
 if TYPE_CHECKING:
     from knafka_jobs.lookup.lookup_run import TableFiles
 
+OneGroup = Annotated[
+    str,
+    typer.Argument(metavar="GROUP", help="Id of the group, as list --groups and reports show it."),
+]
 Groups = Annotated[
     list[str],
     typer.Argument(
@@ -45,6 +49,7 @@ By = Annotated[
     str | None,
     typer.Option(help="Name to record as the person who does it (default: your user name)."),
 ]
+Unresolved = Annotated[bool, typer.Option("--unresolved", help="Only unresolved events.")]
 Note = Annotated[str, typer.Option(help="Why, or what is done about it.")]
 HOW_TO_LIST: Final = "knafka dead-letters list --groups shows those with unresolved events"
 
@@ -53,6 +58,8 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to `knafka dead-letters`."""
     add(app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d")
     add(app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1")
+    add(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
+    add(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
 
 
 def acknowledge(
@@ -99,6 +106,83 @@ def unacknowledge(
     action = AcknowledgementAction.UNACKNOWLEDGE
     _append(files, groups, action, by, datetime.now(UTC), None, note)
     typer.echo(f"no longer acknowledged: {', '.join(groups)}")
+
+
+def show_events(
+    group: OneGroup,
+    page: Annotated[int, typer.Option(min=1, help="The page; 1 has the newest events.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Events on a page.")] = 20,
+    unresolved: Unresolved = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show the events of a group, a page at a time: event, reason, attempts and the answer.
+
+    Each event is shown with its last dead letter, as `show` does; the newest event is the last one
+    of page 1.
+    """
+    files = _open(tables, data_dir)
+    failures, predicate = _find_members(files, group, unresolved)
+    for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
+        typer.echo(letter.json() if as_json else letter.text())
+    pages = max(1, -(-failures // limit))
+    events = "1 event" if failures == 1 else f"{failures} events"
+    typer.echo(f"page {page} of {pages} ({events})", err=True)
+
+
+def export(
+    group: OneGroup,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="ndjson|parquet",
+            help="ndjson: the original events, one in JSON per line. parquet: a row for each "
+            "failure, with key, data and headers of its dead letter (default: by the file's name, "
+            "else ndjson).",
+        ),
+    ] = None,
+    unresolved: Unresolved = False,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Write all events of a group to a file, resolved ones too.
+
+    The file appears, or is replaced, when it is complete. Memory does not grow with the data of the
+    events.
+    """
+    if file_format is None:
+        file_format = "parquet" if output.suffix == ".parquet" else "ndjson"
+    if file_format not in ("ndjson", "parquet"):
+        raise refuse(f"--format {file_format!r} is unknown: give ndjson or parquet")
+    files = _open(tables, data_dir)
+    from knafka_jobs.lookup.export import ExportFormat, export_failures
+
+    _, predicate = _find_members(files, group, unresolved)
+    result = export_failures(files, predicate, output, ExportFormat(file_format))
+    events = "1 event" if result.events == 1 else f"{result.events} events"
+    typer.echo(f"{events} written to {output}")
+    if result.left_out:
+        typer.echo(
+            f"{result.left_out} left out: no events, or their data were too large to be kept"
+        )
+
+
+def _find_members(files: TableFiles, id_: str, unresolved: bool) -> tuple[int, str]:
+    """The number of a group's failures and the predicate that selects them; exits with code 2 if
+    there is no such group."""
+    from knafka_jobs.lookup.groups import find_groups, members_predicate
+
+    now = datetime.now(UTC)
+    group = find_groups(files, [id_], now).get(id_)
+    if group is None:
+        raise refuse(f"the tables have no group {id_}: {HOW_TO_LIST}")
+    predicate = members_predicate(files, group, now, unresolved=unresolved)
+    return group.unresolved if unresolved else group.events, predicate
 
 
 def _append(

@@ -17,13 +17,14 @@ from knafka_jobs.schema import KEY, KIND, TRIGGER
 LAST_HOUR: Final = timedelta(hours=1)
 """Time before now of which a group tells how many events failed."""
 
-EXPORTED: Final = (
+EXPORTED_RECORD: Final = (
     *("failure_id", *TRIGGER, "id", "source", "type", "subject", "time", "content_type"),
     *("origin_topic", "origin_partition", "origin_offset", "trace"),
-    *("destination", "reason", "code", "error", "summary", "attempts", "failures", "retries"),
-    *("first_failed", "last_failed", "resolved"),
+    *("destination", "reason", "code", "error", "attempts"),
 )
-"""Columns of `failures` that an export has."""
+"""Columns of `records` that an export has."""
+EXPORTED_FAILURE: Final = ("failures", "first_failed", "last_failed", "resolved")
+"""Columns of `failures` that an export has: few, as all rows of a group are in memory."""
 
 _SAID: Final = "coalesce(summary, '')"
 """A failure's own summary."""
@@ -108,26 +109,28 @@ def _placed(counted: str) -> str:
     return f"SELECT *, row_number() OVER ({order}) AS place FROM ({counted}) AS s"
 
 
-def size_of(fits: str) -> str:
+def size_of(fits: str, failures: str = "failures") -> str:
     """Query: the `number` of failures for which `fits` is true, their `bytes`, and the `first` and
     `last` day of their records."""
     return (
         "SELECT count(*) AS number, coalesce(sum(data_bytes), 0) AS bytes, "
-        f"min(first_day) AS first, max(last_day) AS last FROM failures WHERE {fits}"
+        f"min(first_day) AS first, max(last_day) AS last FROM {failures} AS f WHERE {fits}"
     )
 
 
-def letters_of(fits: str, first: object, last: object) -> str:
+def letters_of(fits: str, first: object, last: object, failures: str = "failures") -> str:
     """Query: the failures for which `fits` is true, each with its last dead letter.
 
-    Columns: `EXPORTED`, `key`, `data`, `headers`. `first` and `last` are days of `size_of`.
+    Columns: `EXPORTED_RECORD`, `EXPORTED_FAILURE`, `key`, `data`, `headers`. `first` and `last` are
+    days of `size_of`; `failures` is the table, or a query in parentheses.
     """
-    positions = column_list(KEY)
     on = " AND ".join(f'r."{name}" = f."{name}"' for name in ("failure_id", *KEY))
-    # The table that is read first is held in memory: the failures, whose columns are few.
+    chosen = column_list(("failure_id", *KEY, *EXPORTED_FAILURE))
+    # The table that comes first is held in memory.
     return (
-        f'SELECT {column_list(EXPORTED, "f.")}, r."key", r."value" AS data, r.headers '
-        f"FROM (SELECT {column_list(EXPORTED)}, {positions} FROM failures WHERE {fits}) AS f "
+        f"SELECT {column_list(EXPORTED_RECORD, 'r.')}, {column_list(EXPORTED_FAILURE, 'f.')}, "
+        f'r."key", r."value" AS data, r.headers '
+        f"FROM (SELECT {chosen} FROM {failures} WHERE {fits}) AS f "
         f"JOIN (SELECT * FROM records WHERE {days_predicate(first, last)}) AS r ON {on}"
     )
 
