@@ -222,6 +222,21 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
         "help": "send at most this many events a second (default: no limit)",
         "type": _positive_parser(float),
     },
+    "set-attribute": {
+        "help": "send events with this value of an attribute; can be repeated",
+        "metavar": "NAME=VALUE",
+        "action": "append",
+    },
+    "remove-attribute": {
+        "help": "send events without this attribute; can be repeated",
+        "metavar": "NAME",
+        "action": "append",
+    },
+    "set-data": {
+        "help": "send events with this value in their JSON data: JSON, else text; can be repeated",
+        "metavar": "JSON-POINTER=VALUE",
+        "action": "append",
+    },
     "by": {"help": "name to record as the person who replays (default: your user name)"},
     "unresolved": {
         "help": "also delete unresolved failures: they can no longer be replayed",
@@ -294,7 +309,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "replay": (
         "Send failed events again to the Trigger that failed them.",
-        f"tables! bootstrap-servers! secret dry-run replay-id rate by {' '.join(SELECTION)}",
+        "tables! bootstrap-servers! secret dry-run replay-id rate set-attribute remove-attribute "
+        f"set-data by {' '.join(SELECTION)}",
     ),
     "purge": (
         "Delete resolved failures and their records from the tables.",

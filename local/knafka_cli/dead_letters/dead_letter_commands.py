@@ -7,8 +7,9 @@ More than 400 lines, since each option of these commands is declared here with i
 
 from __future__ import annotations
 
+import itertools
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -57,6 +58,7 @@ from knafka_client.state.installation import (
 from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 from knafka_jobs.command_options import SELECTION, FailureSelection, parser
+from knafka_jobs.event_edits import EventEdits
 from knafka_jobs.failure_selection import FailureCondition, TriggerName, conditions
 from knafka_jobs.schema import TRIGGER
 
@@ -81,6 +83,8 @@ FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
 """Options that only the Spark job can apply."""
+EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
+"""Options that edit events: what `EventEdits.parse` takes."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -317,6 +321,21 @@ def replay(
         list[str] | None,
         typer.Option("--id", help="Only the event with this id. Can be repeated. Needs no Spark."),
     ] = None,
+    set_attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set an attribute. Can be repeated."),
+    ] = None,
+    remove_attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Remove an attribute. Can be repeated."),
+    ] = None,
+    set_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JSON-POINTER=VALUE",
+            help="Set a value in JSON data: JSON, else text. Can be repeated.",
+        ),
+    ] = None,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
@@ -324,11 +343,13 @@ def replay(
 
     Without options: all compacted events that are unresolved. Single events (--id) are sent
     straight from their topics, without Spark, where there are no tables or the tables lack them;
-    later reports don't know of that.
+    later reports don't know of that. Edits apply to every event that is sent; the dead letters stay
+    as they are.
     """
+    edits = _edits(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
-    direct = bool(ids) and not needs_tables
+    direct = bool(ids) and not needs_tables and not any(edits.values())
     place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
@@ -344,9 +365,11 @@ def replay(
         options["where"] = _id_predicate(ids, job_options["where"])
     elif ids:
         options["id"] = ids[0]
-    result = _preview_from_tables(place["tables"], job_options, ids or ()) if dry_run else None
+    result = None
+    if dry_run:
+        result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
     if result is None:
-        result = run_job("replay", place, _kafka_option(data_dir), options)
+        result = run_job("replay", place, _kafka_option(data_dir), options, edits)
     if ids and direct and not result["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, job_options, ids)
         return
@@ -356,12 +379,25 @@ def replay(
         if left_out := result.get("left_out"):
             typer.echo(f"{left_out} left out: {'; '.join(result['problems'])}")
         return
-    for line in dead_letters.preview_lines(result):
+    edited = dead_letters.edit_lines(result) if "edits" in result else ()
+    for line in itertools.chain(edited, dead_letters.preview_lines(result)):
         typer.echo(line)
 
 
+def _edits(*given: list[str] | None) -> dict[str, Sequence[str]]:
+    """The options that edit events, by name; exits with code 2 if one of them can't be used."""
+    options: dict[str, Sequence[str]] = {
+        name: texts or () for name, texts in zip(EDIT_OPTIONS, given, strict=True)
+    }
+    try:
+        EventEdits.parse(*options.values())
+    except ValueError as error:
+        raise refuse(str(error)) from None
+    return options
+
+
 def _preview_from_tables(
-    place: str, job_options: JobArguments, ids: Sequence[str]
+    place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
     """The result of a dry run by the tables' files alone; None if only the Spark job can evaluate
     it."""
@@ -379,7 +415,12 @@ def _preview_from_tables(
     selected = conditions(FailureSelection.from_arguments(arguments))
     if ids:
         selected.append(FailureCondition("id", "in", tuple(ids)))
-    return preview(files, selected).document()
+    document = preview(files, selected).document()
+    if any(edits.values()):
+        from knafka_jobs.lookup.edit_preview import preview_edits
+
+        document |= preview_edits(files, selected, EventEdits.parse(*edits.values())).document()
+    return document
 
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:

@@ -150,6 +150,22 @@ def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
         yield f"{preview['left_out']} left out: resolved, being sent again, or no events"
 
 
+def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of text about the edits of a replay's dry run: what changes in the first events."""
+    for edited in preview["edits"]:
+        before, after = edited["before"], edited["after"]
+        yield printable(f"{before['type']} {before['id']} from {before['source']}")
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                yield from (
+                    f"  {sign} {name}: {printable(document[name])}"
+                    for sign, document in (("-", before), ("+", after))
+                    if name in document
+                )
+    if count := preview["not_editable"]:
+        yield f"{count} can't be edited and would be left out: {preview['problem']}"
+
+
 def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
     """An Egress that stands for the dead letters of a Broker or KafkaChannel itself.
 

@@ -24,6 +24,7 @@ from knafka.core import names
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.dead_letter import REPLAY_TOPIC
 from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.event_edits import NO_EDITS, EventEdits
 from knafka_jobs.failure_selection import (
     SHOWN_COLUMNS,
     SHOWN_EVENTS,
@@ -49,7 +50,7 @@ from knafka_jobs.replay.replay_plan import (
     split_into_lanes,
 )
 from knafka_jobs.replay.runs import begin_replay, finish_replay, note_sent_events
-from knafka_jobs.replay.send import MAX_LANES, ReplaySender, progress_text
+from knafka_jobs.replay.send import MAX_LANES, LaneResult, ReplaySender, progress_text
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
@@ -79,9 +80,10 @@ class ReplayRunResult:
     replay_id: str
     sent: int
     left_out: int = 0
-    """Number of events that this run could not send, as their Trigger has no replay topic."""
+    """Number of events that this run could not send, as their Trigger has no replay topic or they
+    can't be edited."""
     problems: tuple[str, ...] = ()
-    """For each such Trigger, the number of events and the reason."""
+    """For each such Trigger, and for what can't be edited, the number of events and the reason."""
 
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
@@ -103,17 +105,20 @@ def replay(
     rate: float | None,
     progress: Progress,
     *,
+    edits: EventEdits = NO_EDITS,
     is_alone: bool = False,
 ) -> ReplayRunResult:
-    """Send the selected events again, at most `rate` events a second.
+    """Send the selected events again, edited, at most `rate` events a second.
 
-    Without a replay id, an interrupted replay of the same selection is continued, else a new one
-    begins. `is_alone`: the caller makes sure that no other replay runs on these tables; for tables
-    on a local path a lock does. Raises `JobError`; the same call then goes on where this one ended.
+    Without a replay id, an interrupted replay of the same selection and edits is continued, else
+    a new one begins. `is_alone`: the caller makes sure that no other replay runs on these tables;
+    for tables on a local path a lock does. Raises `JobError`; the same call then goes on where this
+    one ended.
     """
     with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
-        run = begin_replay(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
+        described = f"{selection} {edits}" if edits else str(selection)
+        run = begin_replay(tables, kafka, described, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
         progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
         sendable = _sendable_failures(
@@ -126,13 +131,23 @@ def replay(
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
             progress(f"not sent: {problem}")
+        result = LaneResult()
         if topics:
-            _send_events(tables, kafka, sendable, topics, replay_id, rate, progress)
+            result = _send_events(tables, kafka, sendable, topics, replay_id, rate, edits, progress)
+        if result.not_editable:
+            problems.append(f"{_events_text(result.not_editable)} not edited: {result.problem}")
+            progress(f"not sent: {problems[-1]}")
         sent = finish_replay(tables, replay_id, by)
         if problems and not sent:
             raise JobError(problems[0])
         left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
+        left_out += result.not_editable
         return ReplayRunResult(replay_id, sent, left_out, tuple(problems))
+
+
+def _events_text(count: int) -> str:
+    """A number of events as text."""
+    return "1 event" if count == 1 else f"{count} events"
 
 
 def _ensure_replay_topics(
@@ -148,8 +163,7 @@ def _ensure_replay_topics(
         try:
             topics[trigger] = ensure_replay_topic(kafka, *trigger)
         except JobError as error:
-            events = "1 event" if count == 1 else f"{count} events"
-            problems.append(f"{events} of {'/'.join(trigger):.100}: {error!s:.200}")
+            problems.append(f"{_events_text(count)} of {'/'.join(trigger):.100}: {error!s:.200}")
     return topics, problems
 
 
@@ -160,17 +174,17 @@ def _send_events(
     topics: Mapping[TriggerName, TopicState],
     replay_id: str,
     rate: float | None,
+    edits: EventEdits,
     progress: Progress,
-) -> None:
+) -> LaneResult:
     """Send the events that go to these topics, and note them in the table `sent`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
     by_name = {topic.name: topic for topic in topics.values()}
     starts = {partition: span.end for partition, span in spans_of(by_name).items()}
-    sender = ReplaySender(
-        kafka.connection, replay_id, {name: t.name for name, t in topics.items()}, starts, rate
-    )
+    topic_names = {trigger: topic.name for trigger, topic in topics.items()}
+    sender = ReplaySender(kafka.connection, replay_id, topic_names, starts, rate, edits)
     # Read only files that may have these records.
     records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
     letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
@@ -178,19 +192,21 @@ def _send_events(
     row = None if size is None else size.first()
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
-        progress(progress_text(sender.send(0, map(tuple, lane)), total, 0))
+        result = sender.send(0, map(tuple, lane))
+        progress(progress_text(result.sent, total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
-        _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
+        result = _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
         partition: OffsetSpan(starts.get(partition, span.start), span.end)
         for partition, span in ends.items()
     }
     note_sent_events(tables, kafka, replay_id, ranges, topics)
+    return result
 
 
 def _send_in_lanes(
@@ -199,17 +215,18 @@ def _send_in_lanes(
     sent_so_far: Callable[[], int],
     total: int,
     progress: Progress,
-) -> None:
+) -> LaneResult:
     """Send each partition as a lane, in Spark's Python workers, and report progress."""
     context = rows.sparkSession.sparkContext
     group = f"knafka-replay-{secrets.token_hex(4)}"
     errors: list[Exception] = []
+    results: list[LaneResult] = []
 
     def run_spark_job() -> None:
         """Run Spark's job in a thread; its error is kept."""
         context.setJobGroup(group, "replay", interruptOnCancel=True)
         try:
-            rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).count()
+            results.extend(rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).collect())
         except Exception as error:
             errors.append(error)
 
@@ -235,10 +252,12 @@ def _send_in_lanes(
             thread.join()
     if errors:
         raise JobError(worker_error_text(errors[0])) from errors[0]
-    progress(progress_text(total, total, total / (time.monotonic() - start)))
+    result = sum(results, LaneResult())
+    progress(progress_text(result.sent, total, result.sent / (time.monotonic() - start)))
+    return result
 
 
-def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[int]:
+def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[LaneResult]:
     """Send one lane; runs in a Python worker of Spark."""
     yield sender.send(lane, map(tuple, rows))
 
