@@ -147,6 +147,8 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
         is_alone=getattr(arguments, "is_alone", False),
     )
     answer: Answer = {"replay": result.replay_id, "sent": result.sent}
+    if result.cancelled_by is not None:
+        answer["cancelled_by"] = result.cancelled_by
     if result.problems:
         answer |= {
             "left_out": result.left_out,

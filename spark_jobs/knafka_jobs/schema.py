@@ -9,6 +9,7 @@
     replays, sent  the replays, and the events that each of them sent
     reports        the figures of each report, to compare the next one with
     acknowledgements  what people said of groups of failures
+    cancellations  replays that were asked to end
     purged         the positions of deleted records that their topics still have
 
 `io.delta` reads and writes them. Large tables are partitioned by `day` (UTC), so that a run opens
@@ -189,6 +190,9 @@ ACKNOWLEDGEMENTS: Final[Columns] = {
 events or errors, as a purge doesn't reach this table. Written without Spark (`lookup.acknowledge`).
 """
 
+CANCELLATIONS: Final[Columns] = {"replay_id": "string", "at": "timestamp", "by": "string"}
+"""Replays that were asked to end. Written without Spark (`lookup.cancel`)."""
+
 TABLES: Final[Mapping[str, Columns]] = {
     "records": RECORDS,
     "failures": FAILURES,
@@ -196,6 +200,7 @@ TABLES: Final[Mapping[str, Columns]] = {
     "sent": SENT,
     "reports": REPORTS,
     "acknowledgements": ACKNOWLEDGEMENTS,
+    "cancellations": CANCELLATIONS,
     "purged": PURGED,
     "failure_days": FAILURE_DAYS,
 }

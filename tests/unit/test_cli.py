@@ -50,6 +50,7 @@ COMMANDS = [
     ["dead-letters", "show"],
     ["dead-letters", "acknowledge"],
     ["dead-letters", "unacknowledge"],
+    ["dead-letters", "cancel"],
     ["dead-letters", "events"],
     ["dead-letters", "export"],
     ["dead-letters", "compact"],

@@ -376,6 +376,8 @@ def replay(
     if not dry_run:
         events = "1 event" if result["sent"] == 1 else f"{result['sent']} events"
         typer.echo(f"{events} sent again by the replay {result['replay']}")
+        if (cancelled_by := result.get("cancelled_by")) is not None:
+            typer.echo(f"cancelled by {cancelled_by}: the rest is not sent")
         if left_out := result.get("left_out"):
             typer.echo(f"{left_out} left out: {'; '.join(result['problems'])}")
         return

@@ -87,7 +87,7 @@ def acknowledge(
     if until is not None:
         with exit_on_bad_input():
             end = _end(until, now)
-    files = _open(tables, data_dir)
+    files = open_existing(tables, data_dir)
     _append(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
     typer.echo(
         f"acknowledged: {', '.join(groups)}{'' if end is None else f' until {end:%F %R} UTC'}"
@@ -102,7 +102,7 @@ def unacknowledge(
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Take back the acknowledgement of groups of dead letters: they need attention again."""
-    files = _open(tables, data_dir)
+    files = open_existing(tables, data_dir)
     action = AcknowledgementAction.UNACKNOWLEDGE
     _append(files, groups, action, by, datetime.now(UTC), None, note)
     typer.echo(f"no longer acknowledged: {', '.join(groups)}")
@@ -124,7 +124,7 @@ def show_events(
     Each event is shown with its last dead letter, as `show` does; the newest event is the last one
     of page 1.
     """
-    files = _open(tables, data_dir)
+    files = open_existing(tables, data_dir)
     failures, predicate = _find_members(files, group, unresolved)
     for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
         typer.echo(letter.json() if as_json else letter.text())
@@ -159,7 +159,7 @@ def export(
         file_format = "parquet" if output.suffix == ".parquet" else "ndjson"
     if file_format not in ("ndjson", "parquet"):
         raise refuse(f"--format {file_format!r} is unknown: give ndjson or parquet")
-    files = _open(tables, data_dir)
+    files = open_existing(tables, data_dir)
     from knafka_jobs.lookup.export import ExportFormat, export_failures
 
     _, predicate = _find_members(files, group, unresolved)
@@ -218,7 +218,7 @@ def _append(
     table.append_acknowledgements(files, chosen, action, name, now, until, note)
 
 
-def _open(tables: str | None, data_dir: Path) -> TableFiles:
+def open_existing(tables: str | None, data_dir: Path) -> TableFiles:
     """Open the tables; exits with code 2 if there are none."""
     place = tables_option(data_dir, tables)["tables"]
     files = dead_letter_tables.open_tables(place, print_error)

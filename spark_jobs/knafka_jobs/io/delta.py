@@ -1,6 +1,6 @@
 """The tables on disk: Delta, below one folder or object store URI.
 
-    ROOT/{records,failures,failure_days,replays,sent,reports,purged,acknowledgements}
+    ROOT/{records,failures,failure_days,replays,sent,reports,purged,acknowledgements,cancellations}
                          tables, see `schema`
     ROOT/checkpoints/    see `compact.checkpoints`
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 from pyspark import InheritableThread
@@ -49,8 +50,14 @@ from knafka_jobs.replay.replay_plan import (
     select_failures,
     split_into_lanes,
 )
-from knafka_jobs.replay.runs import begin_replay, finish_replay, note_sent_events
-from knafka_jobs.replay.send import MAX_LANES, LaneResult, ReplaySender, progress_text
+from knafka_jobs.replay.runs import begin_replay, cancelled_by, finish_replay, note_sent_events
+from knafka_jobs.replay.send import (
+    MAX_LANES,
+    LaneResult,
+    ReplaySender,
+    fence_senders,
+    progress_text,
+)
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
@@ -64,6 +71,8 @@ DRIVER_BYTES: Final = 16 * 1024 * 1024
 
 PROGRESS_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of a replay's progress."""
+CANCEL_CHECK_INTERVAL: Final = 2.0
+"""Seconds between two looks whether a replay is cancelled."""
 PROGRESS_LINE_INTERVAL: Final = 5.0
 """Seconds between two lines of progress."""
 
@@ -82,8 +91,27 @@ class ReplayRunResult:
     left_out: int = 0
     """Number of events that this run could not send, as their Trigger has no replay topic or they
     can't be edited."""
+    cancelled_by: str | None = None
+    """Who has cancelled the replay; its other events were not sent. None: nobody."""
     problems: tuple[str, ...] = ()
     """For each such Trigger, and for what can't be edited, the number of events and the reason."""
+
+
+class Cancellation:
+    """Asks now and then whether a replay is cancelled."""
+
+    def __init__(self, ask: Callable[[], str | None]) -> None:
+        self._ask = ask
+        self._asked = float("-inf")
+        self.last: str | None = None
+        """Who has cancelled the replay, when it was asked last; None: nobody."""
+
+    def by(self) -> str | None:
+        """Who has cancelled the replay; at most `CANCEL_CHECK_INTERVAL` old. Raises `JobError`."""
+        now = time.monotonic()
+        if self.last is None and now - self._asked >= CANCEL_CHECK_INTERVAL:
+            self.last, self._asked = self._ask(), now
+        return self.last
 
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
@@ -131,18 +159,23 @@ def replay(
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
             progress(f"not sent: {problem}")
+        cancellation = Cancellation(partial(cancelled_by, tables, replay_id))
         result = LaneResult()
-        if topics:
-            result = _send_events(tables, kafka, sendable, topics, replay_id, rate, edits, progress)
+        if topics and cancellation.by() is None:
+            result = _send_events(
+                tables, kafka, sendable, topics, replay_id, rate, edits, cancellation, progress
+            )
         if result.not_editable:
             problems.append(f"{_events_text(result.not_editable)} not edited: {result.problem}")
             progress(f"not sent: {problems[-1]}")
         sent = finish_replay(tables, replay_id, by)
-        if problems and not sent:
+        if cancellation.last is not None:
+            progress(f"cancelled by {cancellation.last}")
+        elif problems and not sent:
             raise JobError(problems[0])
         left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
         left_out += result.not_editable
-        return ReplayRunResult(replay_id, sent, left_out, tuple(problems))
+        return ReplayRunResult(replay_id, sent, left_out, cancellation.last, tuple(problems))
 
 
 def _events_text(count: int) -> str:
@@ -175,6 +208,7 @@ def _send_events(
     replay_id: str,
     rate: float | None,
     edits: EventEdits,
+    cancellation: Cancellation,
     progress: Progress,
 ) -> LaneResult:
     """Send the events that go to these topics, and note them in the table `sent`."""
@@ -192,14 +226,19 @@ def _send_events(
     row = None if size is None else size.first()
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
-        result = sender.send(0, map(tuple, lane))
+        unless_cancelled = takewhile(lambda _: cancellation.by() is None, lane)
+        result = sender.send(0, map(tuple, unless_cancelled))
         progress(progress_text(result.sent, total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
-        result = _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
+        result = _send_in_lanes(
+            rows, sender, _sent_since(kafka, starts), total, cancellation, progress
+        )
+        if cancellation.last is not None:
+            fence_senders(kafka.connection, replay_id)  # which aborts open transactions
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
         partition: OffsetSpan(starts.get(partition, span.start), span.end)
@@ -214,6 +253,7 @@ def _send_in_lanes(
     sender: ReplaySender,
     sent_so_far: Callable[[], int],
     total: int,
+    cancellation: Cancellation,
     progress: Progress,
 ) -> LaneResult:
     """Send each partition as a lane, in Spark's Python workers, and report progress."""
@@ -237,6 +277,8 @@ def _send_in_lanes(
     try:
         while thread.is_alive():
             thread.join(PROGRESS_CHECK_INTERVAL)
+            if cancellation.by() is not None:
+                break
             if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
                 last_report, sent = time.monotonic(), min(sent_so_far(), total)
                 first = first or ((last_report, sent) if sent else None)
@@ -250,6 +292,8 @@ def _send_in_lanes(
         if thread.is_alive():
             context.cancelJobGroup(group)
             thread.join()
+    if cancellation.last is not None:
+        return LaneResult()
     if errors:
         raise JobError(worker_error_text(errors[0])) from errors[0]
     result = sum(results, LaneResult())

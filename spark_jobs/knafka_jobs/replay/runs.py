@@ -139,6 +139,16 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
     )
 
 
+def cancelled_by(tables: Tables, replay_id: str) -> str | None:
+    """Who has asked a replay to end; None: nobody. Spark never creates the table that says so."""
+    if not tables.exists("cancellations"):
+        return None
+    # Read anew each time: somebody else writes it.
+    rows = tables.read("cancellations").where(F.col("replay_id") == replay_id)
+    row = rows.orderBy("at").first()
+    return None if row is None else str(row["by"])
+
+
 def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
     """Mark a replay as finished; returns how many events it sent in all its runs."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
