@@ -204,6 +204,11 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "json": {"help": "file to write the report to, as JSON", "type": Path},
     "html": {"help": "file to write the report to, as an HTML page", "type": Path},
+    "replay-command": {
+        "help": "how the report's commands to replay a group begin (default: this program's, with "
+        "these tables and this Kafka)",
+        "default": "",
+    },
     "trace-url": {
         "help": "address that links to a trace; {trace} stands for the trace's id",
         "type": _parse_trace_url,
@@ -304,8 +309,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "report": (
         "Report what failed, and what has changed since the last report.",
-        "tables! broker days json html trace-url compact bootstrap-servers secret keep-hours "
-        "forget-resolved-days forget-unresolved-days",
+        "tables! broker days json html trace-url replay-command compact bootstrap-servers secret "
+        "keep-hours forget-resolved-days forget-unresolved-days",
     ),
     "replay": (
         "Send failed events again to the Trigger that failed them.",

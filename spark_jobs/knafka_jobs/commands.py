@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -30,6 +31,7 @@ from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
 from knafka_jobs.replay.runs import finished_event_count
+from knafka_jobs.report.report_document import with_replay_command
 from knafka_jobs.report.report_page import render_file
 from knafka_jobs.report.report_run import make_report, settled_spans
 
@@ -102,6 +104,9 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     report_document = make_report(
         tables, arguments.broker, datetime.now(UTC), arguments.days, settled
     )
+    report_document = with_replay_command(
+        report_document, arguments.replay_command or _replay_command(arguments)
+    )
     if arguments.json is not None:
         _write_file(
             arguments.json,
@@ -115,6 +120,16 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
         **report_document.totals.model_dump(mode="json"),
         "changes": report_document.changes.model_dump(mode="json"),
     }
+
+
+def _replay_command(arguments: Namespace) -> str:
+    """The beginning of this program's command to replay failures of the tables of a report."""
+    words = ["python3", "-m", __package__, "replay", "--tables", arguments.tables]
+    if arguments.bootstrap_servers is not None:
+        words += ["--bootstrap-servers", arguments.bootstrap_servers]
+    if arguments.secret is not None:
+        words += ["--secret", str(arguments.secret)]
+    return shlex.join(words)
 
 
 def _compact_options(arguments: Namespace) -> CompactOptions:

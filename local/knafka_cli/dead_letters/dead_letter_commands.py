@@ -8,6 +8,7 @@ More than 400 lines, since each option of these commands is declared here with i
 from __future__ import annotations
 
 import itertools
+import shlex
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -299,7 +300,7 @@ def report(
         kafka = {**_kafka_option(data_dir), "compact": True}
     except NotRunning:
         kafka = {}
-    files = {"html": page, "json": document}
+    files = {"html": page, "json": document, "replay-command": _replay_command(tables, data_dir)}
     result = run_job("report", tables_option(data_dir, tables), kafka, job_options, files)
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
@@ -482,6 +483,14 @@ def purge(
     result = run_job("purge", tables_option(data_dir, tables), job_options)
     for counted, count in result.items():
         typer.echo(f"{count} failures {counted.replace('_', ' ')}")
+
+
+def _replay_command(tables: str | None, data_dir: Path) -> str:
+    """How a report's commands begin: they run as they are, in any folder of this machine."""
+    words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
+    if tables is not None:
+        words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]
+    return shlex.join(words)
 
 
 def _kafka_option(data_dir: Path) -> dict[str, Any]:

@@ -45,6 +45,9 @@ MAX_TOPS: Final = 5
 MAX_HISTORY: Final = 30
 """Earlier reports in the history of a group."""
 
+REPLAY_COMMAND: Final = "knafka dead-letters replay"
+"""How the command that replays a group begins, unless the report's maker knows more."""
+
 MAX_BUCKETS: Final = 1000
 """Time buckets of a report, at most: `bucket_seconds` is chosen so that they suffice."""
 
@@ -284,13 +287,27 @@ def replay_command(
     """
     if not trigger:
         return ""
-    words = ["knafka", "dead-letters", "replay"]
+    words = shlex.split(REPLAY_COMMAND)
     words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
     if summary != OTHER_SUMMARIES:
         words += ["--summary", summary]
     return shlex.join(words)
+
+
+def with_replay_command(report: Report, command: str) -> Report:
+    """The report with commands that begin with `command` in place of `REPLAY_COMMAND`.
+
+    `command` is quoted for a POSIX shell, and says where the tables are and where Kafka is.
+    """
+    groups = (
+        group.model_copy(
+            update={"replay_command": group.replay_command.replace(REPLAY_COMMAND, command, 1)}
+        )
+        for group in report.groups
+    )
+    return report.model_copy(update={"groups": tuple(groups)})
 
 
 def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:
