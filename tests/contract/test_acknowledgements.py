@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 from support.tables_without_spark import (
     NOW,
     failure,
@@ -144,7 +143,8 @@ def test_of_many_who_write_at_once_nothing_is_lost(tables: Path) -> None:
         list(pool.map(write, range(40)))
     found = read_acknowledgements(TableFiles(str(tables)), NOW)
     assert {each.by for each in found.values()} == {f"p{number}" for number in range(40)}
-    assert DeltaTable(tables / "acknowledgements").version() == 40
+    rows = TableFiles(str(tables)).query("SELECT * FROM acknowledgements", "acknowledgements")
+    assert len(rows) == 40
 
 
 def test_a_clock_that_was_ahead_does_not_make_later_words_unheard(tables: Path) -> None:
