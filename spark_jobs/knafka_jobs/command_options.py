@@ -223,6 +223,11 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "json": {"help": "file to write the report to, as JSON", "type": Path},
     "html": {"help": "file to write the report to, as an HTML page", "type": Path},
+    "replay-command": {
+        "help": "how the report's commands to replay a group begin (default: this program's, with "
+        "these tables and this Kafka)",
+        "default": "",
+    },
     "trace-url": {
         "help": "address that links to a trace; {trace} stands for the trace's id",
         "type": _parse_trace_url,
@@ -240,6 +245,21 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "rate": {
         "help": "send at most this many events a second (default: no limit)",
         "type": _positive_parser(float),
+    },
+    "set-attribute": {
+        "help": "send events with this value of an attribute; can be repeated",
+        "metavar": "NAME=VALUE",
+        "action": "append",
+    },
+    "remove-attribute": {
+        "help": "send events without this attribute; can be repeated",
+        "metavar": "NAME",
+        "action": "append",
+    },
+    "set-data": {
+        "help": "send events with this value in their JSON data: JSON, else text; can be repeated",
+        "metavar": "JSON-POINTER=VALUE",
+        "action": "append",
     },
     "by": {"help": "name to record as the person who replays (default: your user name)"},
     "unresolved": {
@@ -308,12 +328,13 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "report": (
         "Report what failed, and what has changed since the last report.",
-        "tables! broker days engine json html trace-url compact bootstrap-servers secret "
-        "keep-hours forget-resolved-days forget-unresolved-days",
+        "tables! broker days engine json html trace-url replay-command compact "
+        "bootstrap-servers secret keep-hours forget-resolved-days forget-unresolved-days",
     ),
     "replay": (
         "Send failed events again to the Trigger that failed them.",
-        f"tables! bootstrap-servers! secret dry-run replay-id rate by {' '.join(SELECTION)}",
+        "tables! bootstrap-servers! secret dry-run replay-id rate set-attribute remove-attribute "
+        f"set-data by {' '.join(SELECTION)}",
     ),
     "purge": (
         "Delete resolved failures and their records from the tables.",

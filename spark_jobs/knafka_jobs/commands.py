@@ -23,6 +23,7 @@ from knafka_jobs.backtest.backtest_run import (
 )
 from knafka_jobs.command_options import CompactOptions, EngineName, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_all
+from knafka_jobs.event_edits import EventEdits
 from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
@@ -129,6 +130,9 @@ def _compact_options(arguments: Namespace) -> CompactOptions:
 def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
     """Run the command `replay`, or preview it for a dry run."""
     selection = FailureSelection.from_arguments(arguments)
+    edits = _event_edits(arguments)
+    if arguments.dry_run and edits:
+        raise JobError("a dry run that Spark does can't show edits: leave --where out")
     if arguments.dry_run:
         return preview(tables, selection).document()
     result = replay(
@@ -139,15 +143,27 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
         arguments.by or _user_name(),
         arguments.rate,
         progress,
+        edits=edits,
         is_alone=getattr(arguments, "is_alone", False),
     )
     answer: Answer = {"replay": result.replay_id, "sent": result.sent}
+    if result.cancelled_by is not None:
+        answer["cancelled_by"] = result.cancelled_by
     if result.problems:
         answer |= {
             "left_out": result.left_out,
             "problems": list(result.problems[:MAX_SHOWN_PROBLEMS]),
         }
     return answer
+
+
+def _event_edits(arguments: Namespace) -> EventEdits:
+    """The edits that the options of a replay tell. Raises `JobError`."""
+    names = ("set_attribute", "remove_attribute", "set_data")
+    try:
+        return EventEdits.parse(*(getattr(arguments, name, None) or () for name in names))
+    except ValueError as error:
+        raise JobError(str(error)) from None
 
 
 def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:

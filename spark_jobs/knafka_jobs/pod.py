@@ -194,6 +194,16 @@ def run_in(
     return answer | _run_operation(arguments, ask)
 
 
+def replay_command(arguments: argparse.Namespace) -> str:
+    """How the commands of an archive's report begin, for a shell whose kubeconfig knows the
+    cluster."""
+    namespace, archive = map(shlex.quote, (arguments.broker.namespace, arguments.archive))
+    return (
+        'knafka dead-letters replay --context "$(kubectl config current-context)" '
+        f"--namespace {namespace} --archive {archive}"
+    )
+
+
 def _apply_archive(
     arguments: argparse.Namespace, started: datetime, spark: SparkSession, ask: RunCommand
 ) -> dict[str, Any]:
@@ -217,6 +227,8 @@ def _apply_archive(
             word for format_name, path in files.items() for word in (f"--{format_name}", path)
         ]
         report_options += ["--trace-url", arguments.trace_url]
+        if arguments.archive:
+            report_options += ["--replay-command", replay_command(arguments)]
         answer["report"] = ask(
             "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
         )

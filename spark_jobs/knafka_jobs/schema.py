@@ -8,6 +8,8 @@
     failure_days   the day under which `failures` keeps each failure
     replays, sent  the replays, and the events that each of them sent
     reports        the figures of each report, to compare the next one with
+    acknowledgements  what people said of groups of failures
+    cancellations  replays that were asked to end
     purged         the positions of deleted records that their topics still have
 
 `io.delta` reads and writes them. Large tables are partitioned by `day` (UTC), so that a run opens
@@ -173,12 +175,32 @@ REPORTS: Final[Columns] = {
 }
 """The figures of each group in each report; a report without groups has one row with null."""
 
+ACKNOWLEDGEMENTS: Final[Columns] = {
+    "group_id": "string",
+    **TRIGGER,
+    "reason": "string",
+    "code": "int",
+    "action": "string",
+    "at": "timestamp",
+    "by": "string",
+    "until": "timestamp",
+    "note": "string",
+}
+"""What people said of groups of failures; the latest row of a group counts. No column has text of
+events or errors, as a purge doesn't reach this table. Written without Spark (`lookup.acknowledge`).
+"""
+
+CANCELLATIONS: Final[Columns] = {"replay_id": "string", "at": "timestamp", "by": "string"}
+"""Replays that were asked to end. Written without Spark (`lookup.cancel`)."""
+
 TABLES: Final[Mapping[str, Columns]] = {
     "records": RECORDS,
     "failures": FAILURES,
     "replays": REPLAYS,
     "sent": SENT,
     "reports": REPORTS,
+    "acknowledgements": ACKNOWLEDGEMENTS,
+    "cancellations": CANCELLATIONS,
     "purged": PURGED,
     "failure_days": FAILURE_DAYS,
 }

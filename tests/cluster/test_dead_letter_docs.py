@@ -26,7 +26,7 @@ from support.s3 import Bucket
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.ports.log import Record
-from knafka_jobs.lookup.lookup_run import TableFiles
+from knafka_jobs.io.table_files import TableFiles
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from support.cluster import OPERATOR_NAMESPACE
 from support.gate import only_chaos
 from support.installation import ROOT, Installation, Subscriber
 
-from knafka_jobs.lookup.lookup_run import TableFiles
+from knafka_jobs.io.table_files import TableFiles
 from knafka_operator.model.resources import TOPIC_STATUS
 
 COUNT: Final = 20

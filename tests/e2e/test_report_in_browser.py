@@ -28,7 +28,14 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.report_document import Change, ChangeKind, Past, Report, bucket_seconds
+from knafka_jobs.report.report_document import (
+    Acknowledged,
+    Change,
+    ChangeKind,
+    Past,
+    Report,
+    bucket_seconds,
+)
 from knafka_jobs.report.report_page import render_file
 
 READY = "document.documentElement.dataset.ready"
@@ -184,6 +191,26 @@ def test_a_row_opens_to_its_examples_and_its_replay_command(open_page: Open) -> 
     assert str(group.examples[0].data_preview) in one(chromium, ".examples").text
     opener.send_keys(Keys.ENTER)
     assert every(chromium, ".details") == []
+
+
+def test_acknowledged_failures_come_last_and_can_be_hidden(open_page: Open) -> None:
+    said = Acknowledged(by="ann", at=MADE, until=MADE + timedelta(days=3), note="on <b>Monday</b>")
+    groups = sample_groups(40)
+    known = groups[0].model_copy(update={"acknowledged": said})
+    chromium = open_page(sample_report(known, *groups[1:]))
+    for column_name in ("trigger", "unresolved", "last"):
+        one(chromium, f"[data-sort={column_name}]").click()
+        assert names(chromium)[-1] == known.trigger, column_name
+    assert [each.text for each in every(chromium, ".badge.acknowledged")] == ["acknowledged"]
+
+    every(chromium, ".group .opener")[-1].click()
+    facts = one(chromium, ".figures").text
+    assert "by ann 2026-03-04 09:30, until 2026-03-07 09:30: on <b>Monday</b>" in facts
+    search(chromium, "ann monday", "1 failure of 40")
+    one(chromium, "#filters .plain").click()
+    one(chromium, "[name=unacknowledged]").click()
+    assert len(names(chromium)) == 39
+    assert known.trigger not in names(chromium)
 
 
 def test_a_resolved_failure_offers_no_replay(open_page: Open) -> None:

@@ -172,7 +172,7 @@ async def test_a_replay_appends_each_event_though_kafka_rejects_a_request(world:
     events: list[object] = [(str(each), *trigger, None, large, ()) for each in range(4)]
     sender = ReplaySender(connection, "a-replay", {trigger: NAME}, {}, None)
     world.proxy.then(Fault.REJECT)
-    assert await asyncio.to_thread(sender.send, 0, events) == 4
+    assert (await asyncio.to_thread(sender.send, 0, events)).sent == 4
     async with asyncio.timeout(SOON):  # a commit is seen a moment after it was acknowledged
         while len(await world.admin.read_all(NAME, 10)) < 4:
             pass

@@ -26,7 +26,7 @@ from support.s3 import Bucket
 from support.waiting import until
 
 from knafka_cli.shared import dead_letter_jobs
-from knafka_jobs.lookup.lookup_run import TableFiles
+from knafka_jobs.io.table_files import TableFiles
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 

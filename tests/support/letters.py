@@ -82,9 +82,10 @@ class DeadLetters:
         reason: Reason = Reason.STATUS,
         word: str = "",
         at: int = 0,
+        data: bytes | None = None,
     ) -> None:
-        """One of the event of that number; a `word` is its id, and in its data; `at` is the
-        record's time in milliseconds, if it has one of its own."""
+        """One of the event of that number; a `word` is its id, and in its data, if there are no
+        other `data`; `at` is the record's time in milliseconds, if it has one of its own."""
         id_ = word.encode() or b"%d" % number
         headers = [
             ("ce_specversion", b"1.0"),
@@ -96,7 +97,8 @@ class DeadLetters:
         code = 503 if reason is Reason.STATUS else None
         failure = Failure(f"http://{trigger}/", reason, 3, now - 1, now, code, b"no")
         origin = Origin(self.namespace, "main", trigger, "broker", 0, number)
-        headers, value = dead_letter_of(headers, b"data of " + id_, failure, origin)
+        data = b"data of " + id_ if data is None else data
+        headers, value = dead_letter_of(headers, data, failure, origin)
         self.append(trigger, headers, value, key=b"%d" % (number % 100), at=at)
 
     def append(

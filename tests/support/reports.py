@@ -9,6 +9,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from knafka.core.delivery import Reason
+from knafka_jobs.failure_groups import group_id
 from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.report.report_document import (
     Bucket,
@@ -23,7 +24,6 @@ from knafka_jobs.report.report_document import (
     Top,
     Totals,
     bucket_seconds,
-    group_id,
     replay_command,
 )
 

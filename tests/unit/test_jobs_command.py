@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from support.reports import sample_report
 
 from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
@@ -60,8 +61,7 @@ def test_a_report_of_one_broker_compacts_its_dead_letters_alone(
 def test_a_report_that_can_not_be_written_names_its_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    made = Mock(**{"return_value.model_dump_json": lambda **_: ""})
-    monkeypatch.setattr(commands, "make_report", made)
+    monkeypatch.setattr(commands, "make_report", lambda *_: sample_report())
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "report.json"
     assert program.main(["report", "--tables", "t", "--json", str(path)]) == program.FAILED

@@ -11,12 +11,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from knafka.core.delivery import Reason
 from knafka_jobs import schema
+from knafka_jobs.acknowledgements import AcknowledgementAction
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError
+from knafka_jobs.lookup.acknowledge import append_acknowledgements
+from knafka_jobs.lookup.groups import list_groups
 from knafka_jobs.replay.replay_plan import select_failures
 from knafka_jobs.report.assemble import group_change
-from knafka_jobs.report.report_document import ChangeKind, Report, json_schema
+from knafka_jobs.report.report_document import Acknowledged, ChangeKind, Report, json_schema
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.schema import FAILURES, ddl
@@ -26,6 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leave
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 MAIL = ("shop", "main", "mail", "http://mail/", "status", 503, "no")
+
+ACKNOWLEDGE = AcknowledgementAction.ACKNOWLEDGE
 
 
 def ago(minutes: float) -> datetime:
@@ -159,3 +165,28 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
     assert Report.model_validate_json(third.model_dump_json(by_alias=True)) == third
     assert json_schema()["properties"].keys() >= {"groups", "changes"}
     assert not tables.exists("records"), "no report reads what lay in the topics"
+
+
+def test_a_report_has_acknowledgements_written_without_spark_and_their_groups_last(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """And lookups find the groups that a report has."""
+    tables, files = Tables(spark, str(tmp_path)), TableFiles(str(tmp_path))
+    rows: list[dict[str, Any]] = [{"summary": "known"} for _ in range(3)]
+    rows += [{"summary": "db down"}, {"code": None, "summary": None}]
+    tables.append(failures(spark, *rows), "failures")
+    report = make_report(SparkEngine(tables), None, ago(9))
+    assert all(group.acknowledged is None for group in report.groups)
+    assert not tables.exists("acknowledgements")
+
+    listed = {group.key["summary"]: group for group in list_groups(files, (), NOW)}
+    lasting: dict[str, dict[str, Any]] = {listed[name].id: {} for name in ("known", "")}
+    append_acknowledgements(files, lasting, ACKNOWLEDGE, "ann", ago(8), note="on Monday")
+    ended: dict[str, dict[str, Any]] = {listed["db down"].id: {}}
+    append_acknowledgements(files, ended, ACKNOWLEDGE, "bob", ago(8), until=ago(1))
+
+    groups = make_report(SparkEngine(tables), None, NOW).groups
+    assert {group.id for group in groups} == {group.id for group in listed.values()}
+    assert [group.summary for group in groups] == ["db down", "known", ""]
+    assert groups[0].acknowledged is None, "its time is over"
+    assert groups[1].acknowledged == Acknowledged(by="ann", at=ago(8), note="on Monday")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.dead_letter_jobs import JobFailed, java_home, run_job_process
 from knafka_cli.shared.options import arguments_of
 from knafka_local.kafka.kafka_distribution import pinned_jars
+
+S3 = "s3a://bucket/tables"
 
 
 def java(folder: Path, modules: str) -> Path:
@@ -86,6 +90,33 @@ def test_the_answer_is_the_last_line_and_progress_is_what_the_job_says(job: Path
     lines: list[str] = []
     assert run_job_process(["compact", "--x"], lines.append) == "['compact', '--x']"
     assert lines == ["starting Spark", "half done"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [(None, []), ("my tables", ["--tables", "/my tables"]), (S3, ["--tables", S3])],
+)
+def test_the_commands_of_a_report_say_where_data_and_tables_are(
+    job: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tables: str | None,
+    says: list[str],
+) -> None:
+    job.write_text(
+        "import json, pathlib, sys\n"
+        "pathlib.Path(__file__).with_name('asked').write_text(json.dumps(sys.argv))\n"
+        "print(json.dumps({'changes': {}, 'groups': 0, 'unresolved': 0, 'events': 0}))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = [] if tables is None else [f"--tables={tables}"]
+    result = CliRunner().invoke(app, ["dead-letters", "report", "--data-dir=data", *options])
+    assert result.exit_code == 0, result.output
+    asked = json.loads(job.with_name("asked").read_text())
+    (told,) = (word for word in asked if word.startswith("--replay-command="))
+    words = shlex.split(told.removeprefix("--replay-command="))
+    assert words[:5] == ["knafka", "dead-letters", "replay", "--data-dir", f"{tmp_path}/data"]
+    assert words[5:] == [f"{tmp_path}{each}" if each[0] == "/" else each for each in says]
 
 
 def test_only_a_job_on_tables_in_a_bucket_gets_the_jars_for_s3(

@@ -1,5 +1,6 @@
 """The report's documents: its JSON, and the page as text (in a browser: tests/e2e)."""
 
+import argparse
 import base64
 import gzip
 import hashlib
@@ -23,19 +24,21 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
+from knafka_jobs import pod
+from knafka_jobs.failure_groups import OTHER_SUMMARIES, group_id
 from knafka_jobs.report import report_document, report_page
 from knafka_jobs.report.report_document import (
     ERROR_CHARACTERS,
-    OTHER_SUMMARIES,
     PREVIEW_CHARACTERS,
     ChangeKind,
     Report,
     bucket_seconds,
     error_text,
-    group_id,
     preview,
     replay_command,
+    with_replay_command,
 )
+from knafka_jobs.topic_offsets import BrokerName
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(report_page.__file__).parent / "page_files"
@@ -112,6 +115,25 @@ def test_error_data_that_are_no_base64_are_shown_as_they_stand() -> None:
     assert error_text("not base64!") == "not base64!"
     assert error_text("äöü") == "äöü"
     assert error_text(None) is None
+
+
+def test_the_replay_commands_of_a_report_say_where_its_tables_are() -> None:
+    report = sample_report(*sample_groups(3))
+    begins = "knafka dead-letters replay --data-dir '/a b' --tables s3a://bucket/x"
+    told = with_replay_command(report, begins).groups
+    for before, after in zip(report.groups, told, strict=True):
+        assert shlex.split(after.replay_command)[3:7] == [
+            *("--data-dir", "/a b", "--tables", "s3a://bucket/x")
+        ]
+        assert shlex.split(after.replay_command)[7:] == shlex.split(before.replay_command)[3:]
+
+
+def test_the_replay_commands_of_an_archives_report_name_the_archive() -> None:
+    arguments = argparse.Namespace(broker=BrokerName("shop", "main"), archive="main")
+    assert pod.replay_command(arguments) == (
+        'knafka dead-letters replay --context "$(kubectl config current-context)" '
+        "--namespace shop --archive main"
+    )
 
 
 @given(st.text(min_size=1), st.text(min_size=1))

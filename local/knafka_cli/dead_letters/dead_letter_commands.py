@@ -7,8 +7,10 @@ More than 400 lines, since each option of these commands is declared here with i
 
 from __future__ import annotations
 
+import itertools
+import shlex
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -24,6 +26,13 @@ from knafka_cli.dead_letters.archive_commands import (
     TopicsTarget,
     WaitingTarget,
     on_cluster,
+)
+from knafka_cli.dead_letters.dead_letter_tables import (
+    NO_TABLES,
+    TABLES_FOLDER,
+    Tables,
+    print_error,
+    tables_option,
 )
 from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
@@ -50,19 +59,13 @@ from knafka_client.state.installation import (
 from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
 from knafka_jobs.command_options import SELECTION, FailureSelection, parser
+from knafka_jobs.event_edits import EventEdits
 from knafka_jobs.failure_selection import FailureCondition, TriggerName, conditions
 from knafka_jobs.schema import TRIGGER
 
 if TYPE_CHECKING:
-    from knafka_jobs.lookup.lookup_run import TableFiles
+    from knafka_jobs.io.table_files import TableFiles
 
-TABLES_FOLDER: Final = "dead-letters"
-"""Name of the tables' folder in an installation's data folder."""
-
-Tables = Annotated[
-    str | None,
-    typer.Option(help="Folder or URI of the tables (default: dead-letters in the data folder)."),
-]
 OneTrigger = Annotated[
     str | None,
     typer.Argument(
@@ -77,11 +80,12 @@ OneBroker = Annotated[
         "NAMESPACE/NAME, or channel/NAMESPACE/NAME of a KafkaChannel.",
     ),
 ]
-NO_TABLES: Final = "there are no tables to read at "
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
 """Options that only the Spark job can apply."""
+EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
+"""Options that edit events: what `EventEdits.parse` takes."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -99,6 +103,14 @@ def list_letters(
     trigger: Annotated[
         str | None, typer.Argument(help="Count only the dead letters of this Trigger.")
     ] = None,
+    groups: Annotated[
+        bool,
+        typer.Option(
+            "--groups",
+            help="List compacted dead letters by group, as a report does: the newest groups first, "
+            "acknowledged ones last.",
+        ),
+    ] = False,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
@@ -110,6 +122,9 @@ def list_letters(
     under broker/NAMESPACE/NAME.
     """
     running, files = _open_sources(tables, data_dir)
+    if groups:
+        _list_groups(files, _failure_conditions(running, trigger))
+        return
     by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview] = {}
     if files is not None:
         by_trigger = dead_letter_tables.overviews(files, _failure_conditions(running, trigger))
@@ -129,8 +144,18 @@ def list_letters(
                 by_trigger[name] = overview + by_trigger[name]
             elif egress.trigger or overview.count or overview.replayed:
                 by_trigger[name] = overview
-    rows = [overview.row for overview in by_trigger.values()]
-    print_table(dead_letters.COLUMNS, rows, "no Trigger runs" if running else "no dead letters")
+    columns: Sequence[str] = dead_letters.COLUMNS
+    rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
+    if any(overview.acknowledged for overview in by_trigger.values()):
+        columns = (*columns, dead_letters.ACKNOWLEDGED_COLUMN)
+        rows = [(*each.row, str(each.acknowledged)) for each in by_trigger.values()]
+    print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
+
+
+def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
+    """Print the groups of compacted dead letters."""
+    rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
+    print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
 
 @on_cluster(TopicsTarget, archive_commands.show_letters)
@@ -176,7 +201,7 @@ def _open_sources(
 
     With `tables` only the tables are read. Raises `NotRunning` if neither exists.
     """
-    files = dead_letter_tables.open_tables(_tables_option(data_dir, tables)["tables"], _print_error)
+    files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:
         if files is None:
             raise refuse(NO_TABLES + tables)
@@ -227,11 +252,6 @@ def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
     return tabled_until(files)
 
 
-def _print_error(line: str) -> None:
-    """Print one line on stderr."""
-    typer.echo(f"knafka: {line}", err=True)
-
-
 @takes_job_options("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
 @on_cluster(WaitingTarget, archive_commands.compact)
 def compact(
@@ -239,7 +259,7 @@ def compact(
 ) -> None:
     """Take dead letters from their topics into compacted tables."""
     result = run_job(
-        "compact", _tables_option(data_dir, tables), _kafka_option(data_dir), job_options
+        "compact", tables_option(data_dir, tables), _kafka_option(data_dir), job_options
     )
     typer.echo(
         f"{result['records']} new dead letters in {result['topics']} topics; "
@@ -281,9 +301,9 @@ def report(
         kafka = {**_kafka_option(data_dir), "compact": True}
     except NotRunning:
         kafka = {}
-    files = {"html": page, "json": document}
-    options = (_tables_option(data_dir, tables), kafka, job_options, files)
-    result = None if kafka else dead_letter_tables.report(options, _print_error)
+    files = {"html": page, "json": document, "replay-command": _replay_command(tables, data_dir)}
+    options = (tables_option(data_dir, tables), kafka, job_options, files)
+    result = None if kafka else dead_letter_tables.report(options, print_error)
     if result is None:
         result = run_job("report", *options, {} if kafka else {"engine": "spark"})
     changes = ", ".join(
@@ -306,6 +326,21 @@ def replay(
         list[str] | None,
         typer.Option("--id", help="Only the event with this id. Can be repeated. Needs no Spark."),
     ] = None,
+    set_attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set an attribute. Can be repeated."),
+    ] = None,
+    remove_attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Remove an attribute. Can be repeated."),
+    ] = None,
+    set_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JSON-POINTER=VALUE",
+            help="Set a value in JSON data: JSON, else text. Can be repeated.",
+        ),
+    ] = None,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
@@ -313,12 +348,14 @@ def replay(
 
     Without options: all compacted events that are unresolved. Single events (--id) are sent
     straight from their topics, without Spark, where there are no tables or the tables lack them;
-    later reports don't know of that.
+    later reports don't know of that. Edits apply to every event that is sent; the dead letters stay
+    as they are.
     """
+    edits = _edits(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
-    direct = bool(ids) and not needs_tables
-    place = _tables_option(data_dir, tables)
+    direct = bool(ids) and not needs_tables and not any(edits.values())
+    place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
     if (
@@ -333,30 +370,47 @@ def replay(
         options["where"] = _id_predicate(ids, job_options["where"])
     elif ids:
         options["id"] = ids[0]
-    result = _preview_from_tables(place["tables"], job_options, ids or ()) if dry_run else None
+    result = None
+    if dry_run:
+        result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
     if result is None:
-        result = run_job("replay", place, _kafka_option(data_dir), options)
+        result = run_job("replay", place, _kafka_option(data_dir), options, edits)
     if ids and direct and not result["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, job_options, ids)
         return
     if not dry_run:
         events = "1 event" if result["sent"] == 1 else f"{result['sent']} events"
         typer.echo(f"{events} sent again by the replay {result['replay']}")
+        if (cancelled_by := result.get("cancelled_by")) is not None:
+            typer.echo(f"cancelled by {cancelled_by}: the rest is not sent")
         if left_out := result.get("left_out"):
             typer.echo(f"{left_out} left out: {'; '.join(result['problems'])}")
         return
-    for line in dead_letters.preview_lines(result):
+    edited = dead_letters.edit_lines(result) if "edits" in result else ()
+    for line in itertools.chain(edited, dead_letters.preview_lines(result)):
         typer.echo(line)
 
 
+def _edits(*given: list[str] | None) -> dict[str, Sequence[str]]:
+    """The options that edit events, by name; exits with code 2 if one of them can't be used."""
+    options: dict[str, Sequence[str]] = {
+        name: texts or () for name, texts in zip(EDIT_OPTIONS, given, strict=True)
+    }
+    try:
+        EventEdits.parse(*options.values())
+    except ValueError as error:
+        raise refuse(str(error)) from None
+    return options
+
+
 def _preview_from_tables(
-    place: str, job_options: JobArguments, ids: Sequence[str]
+    place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
     """The result of a dry run by the tables' files alone; None if only the Spark job can evaluate
     it."""
     if job_options["where"] is not None:
         return None
-    files = dead_letter_tables.open_tables(place, _print_error)
+    files = dead_letter_tables.open_tables(place, print_error)
     if files is None:
         return None
     from knafka_jobs.lookup.lookup_run import preview
@@ -368,7 +422,12 @@ def _preview_from_tables(
     selected = conditions(FailureSelection.from_arguments(arguments))
     if ids:
         selected.append(FailureCondition("id", "in", tuple(ids)))
-    return preview(files, selected).document()
+    document = preview(files, selected).document()
+    if any(edits.values()):
+        from knafka_jobs.lookup.edit_preview import preview_edits
+
+        document |= preview_edits(files, selected, EventEdits.parse(*edits.values())).document()
+    return document
 
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
@@ -425,14 +484,17 @@ def purge(
     job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
 ) -> None:
     """Delete resolved failures and their events for good."""
-    result = run_job("purge", _tables_option(data_dir, tables), job_options)
+    result = run_job("purge", tables_option(data_dir, tables), job_options)
     for counted, count in result.items():
         typer.echo(f"{count} failures {counted.replace('_', ' ')}")
 
 
-def _tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    """The option that tells a job where the tables are."""
-    return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
+def _replay_command(tables: str | None, data_dir: Path) -> str:
+    """How a report's commands begin: they run as they are, in any folder of this machine."""
+    words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
+    if tables is not None:
+        words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]
+    return shlex.join(words)
 
 
 def _kafka_option(data_dir: Path) -> dict[str, Any]:

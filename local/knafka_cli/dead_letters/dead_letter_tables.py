@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
 
 from knafka.core.dead_letter import timestamp
 from knafka_cli.shared.options import arguments_of
+from knafka_client.state.installation import Installation
 from knafka_client.topics.dead_letters import (
     DeadLetterOverview,
     StoredDeadLetter,
@@ -25,12 +29,31 @@ from knafka_jobs.failure_selection import FailureCondition, TriggerName
 from knafka_jobs.job_errors import NeedsSpark
 
 if TYPE_CHECKING:
-    from knafka_jobs.lookup.lookup_run import TableFiles
+    from knafka_jobs.acknowledgements import Acknowledgement
+    from knafka_jobs.io.table_files import TableFiles
 
+TABLES_FOLDER: Final = "dead-letters"
+"""Name of the tables' folder in an installation's data folder."""
+
+Tables = Annotated[
+    str | None,
+    typer.Option(help="Folder or URI of the tables (default: dead-letters in the data folder)."),
+]
+NO_TABLES: Final = "there are no tables to read at "
 INSTALL_TABLES: Final = (
     "make jobs, or pip install 'knafka[tables]' (55 MB) where Knafka came from pip"
 )
 """How to install what reading the tables needs."""
+
+
+def tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
+    """The option that tells a job where the tables are."""
+    return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
+
+
+def print_error(line: str) -> None:
+    """Print one line on stderr."""
+    typer.echo(f"knafka: {line}", err=True)
 
 
 def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
@@ -41,7 +64,7 @@ def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
     if "://" not in place and not Path(place, "failures").exists():
         return None
     try:
-        from knafka_jobs.lookup.lookup_run import TableFiles
+        from knafka_jobs.io.table_files import TableFiles
     except ImportError:
         tell(f"compacted dead letters are left out: to read them, {INSTALL_TABLES}")
         return None
@@ -77,7 +100,68 @@ def overviews(
         by_trigger[trigger] = (
             by_trigger[trigger] + reason_overview if trigger in by_trigger else reason_overview
         )
+    for trigger, count in _count_acknowledged(files, conditions).items():
+        by_trigger[trigger] = replace(by_trigger[trigger], acknowledged=count)
     return by_trigger
+
+
+def _count_acknowledged(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> Mapping[TriggerName, int]:
+    """Number of dead letters by Trigger that wait in acknowledged groups. Raises `JobError`."""
+    from knafka_jobs.lookup import acknowledge, groups
+
+    now = datetime.now(UTC)
+    acknowledged = acknowledge.read_acknowledgements(files, now)
+    counts: Counter[TriggerName] = Counter()
+    for group in groups.list_groups(files, conditions, now) if acknowledged else ():
+        if group.id in acknowledged and group.waiting:
+            counts[group.trigger] += group.waiting
+    return counts
+
+
+GROUP_COLUMNS: Final = (
+    *("GROUP", "TRIGGER", "UNRESOLVED", "LAST HOUR", "FIRST", "LAST", "REASON", "ERROR"),
+    "ACKNOWLEDGED",
+)
+"""The columns of a table of groups."""
+
+
+def group_rows(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> Sequence[Sequence[str]]:
+    """The groups with unresolved events, for `GROUP_COLUMNS`: acknowledged ones last, else the
+    newest first. Raises `JobError`."""
+    from knafka_jobs.lookup import acknowledge, groups
+
+    now = datetime.now(UTC)
+    acknowledged = acknowledge.read_acknowledgements(files, now)
+    found = [group for group in groups.list_groups(files, conditions, now) if group.unresolved]
+    return [
+        (
+            group.id,
+            owner_name(*group.trigger),
+            str(group.unresolved),
+            str(group.last_hour),
+            _time_text(group.first_seen),
+            _time_text(group.last_seen),
+            f"{group.key['reason']} {group.key['code'] or ''}".strip(),
+            group.key["summary"],
+            _acknowledgement_text(acknowledged.get(group.id)),
+        )
+        for group in sorted(found, key=lambda group: group.id in acknowledged)
+    ]
+
+
+def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
+    """Who acknowledged a group, until when and why; empty if nobody has."""
+    if acknowledgement is None:
+        return ""
+    until, note = acknowledgement.until, acknowledgement.note
+    return (
+        f"by {acknowledgement.by}"
+        f"{'' if until is None else f' until {_time_text(until)}'}{f': {note}' if note else ''}"
+    )
 
 
 def latest_letters(
@@ -86,7 +170,23 @@ def latest_letters(
     """The newest `limit` dead letters in the tables, oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
-    rows = lookup.latest_dead_letters(files, conditions, limit)
+    return _letters(lookup.latest_dead_letters(files, conditions, limit))
+
+
+def page_of_letters(
+    files: TableFiles, predicate: str, limit: int, skip: int
+) -> Sequence[StoredDeadLetter]:
+    """The newest `limit` dead letters of these failures but for the first `skip`, oldest first.
+
+    Raises `JobError`.
+    """
+    from knafka_jobs.lookup import lookup_run as lookup
+
+    return _letters(lookup.page_of_dead_letters(files, predicate, limit, skip))
+
+
+def _letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
+    """Records and when they were replayed as dead letters, in the opposite order."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)

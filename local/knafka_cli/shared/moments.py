@@ -1,4 +1,4 @@
-"""Reads the moments that options take: a time, a duration ago, or the start of the topic."""
+"""Reads the moments that options take: a time, a duration ago or from now, the start of a topic."""
 
 from __future__ import annotations
 
@@ -31,3 +31,22 @@ def parse_moment(text: str, now: float) -> float:
         raise BadInput(
             f"{text!r} is not a time: give one such as 2026-01-31T12:00, 15m (ago), or start"
         ) from None
+
+
+def parse_end(text: str, now: float) -> float:
+    """The moment to come that `3d` (from now) or an ISO 8601 time names, in seconds since the Unix
+    epoch.
+
+    A time without an offset is local time. Raises `BadInput`, also for a time that is over.
+    """
+    if duration := _ago(text):
+        return now + float(duration[1]) * _SECONDS[duration[2]]
+    try:
+        end = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise BadInput(
+            f"{text!r} is not a time: give one such as 2026-01-31T12:00, or 3d (from now)"
+        ) from None
+    if end <= now:
+        raise BadInput(f"{text!r} is over: give a time to come, or 3d (from now)")
+    return end

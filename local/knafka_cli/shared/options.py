@@ -214,11 +214,13 @@ def ask_kafka(
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as command line arguments; None and False are left out."""
+    """Options as command line arguments; None and False are left out, a list is repeated."""
     arguments = []
     for name, value in options.items():
         if value is True:
             arguments.append(f"--{name}")
+        elif isinstance(value, (list, tuple)):
+            arguments += [f"--{name}={each}" for each in value]
         elif value is not None and value is not False:
             # With the equals sign, a value may begin with a dash.
             arguments.append(f"--{name}={value}")

@@ -36,6 +36,8 @@ LONGEST_PREVIEW: Final = 200
 """The most characters of data or of an error that are shown."""
 COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS")
 """The columns of a table of overviews."""
+ACKNOWLEDGED_COLUMN: Final = "ACKNOWLEDGED"
+"""A further column, where anything is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class DeadLetterOverview:
     """Dead letters that were sent again and have not failed since."""
     is_cut: bool = False
     """Whether the topic has more dead letters than were read."""
+    acknowledged: int = 0
+    """Those of `count` whose group somebody has acknowledged."""
 
     @property
     def count_text(self) -> str:
@@ -129,6 +133,7 @@ class DeadLetterOverview:
             Counter(self.reasons) + Counter(other.reasons),
             self.replayed + other.replayed,
             self.is_cut or other.is_cut,
+            self.acknowledged + other.acknowledged,
         )
 
 
@@ -143,6 +148,22 @@ def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
     yield f"{preview['would_send']} would be sent{f': {targets}' if targets else ''}"
     if preview["left_out"]:
         yield f"{preview['left_out']} left out: resolved, being sent again, or no events"
+
+
+def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of text about the edits of a replay's dry run: what changes in the first events."""
+    for edited in preview["edits"]:
+        before, after = edited["before"], edited["after"]
+        yield printable(f"{before['type']} {before['id']} from {before['source']}")
+        for name in dict.fromkeys([*before, *after]):
+            if before.get(name) != after.get(name):
+                yield from (
+                    f"  {sign} {name}: {printable(document[name])}"
+                    for sign, document in (("-", before), ("+", after))
+                    if name in document
+                )
+    if count := preview["not_editable"]:
+        yield f"{count} can't be edited and would be left out: {preview['problem']}"
 
 
 def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:

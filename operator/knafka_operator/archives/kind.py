@@ -7,7 +7,7 @@ Jobs and Leases are read only where one may exist, so an idle archive costs noth
 one Kafka request.
 
 Not here: watching for changes (`engine.controller`), and decisions, which are pure functions
-(`decide.archive`).
+(`archives.decide`).
 """
 
 from __future__ import annotations

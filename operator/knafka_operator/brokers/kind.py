@@ -9,7 +9,7 @@ More than 400 lines, so that what is created for a Broker stands beside what is 
 when another implementation takes it over.
 
 Not here: watching for changes (`engine.controller`), the content of contract topics (`receivers`,
-`contracts`), and decisions, which are pure functions (`decide.broker`).
+`contracts`), and decisions, which are pure functions (`brokers.decide`).
 """
 
 from __future__ import annotations

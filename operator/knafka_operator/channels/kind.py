@@ -10,7 +10,7 @@ More than 400 lines, so that what is created for a channel stands beside what is
 when another implementation takes it over.
 
 Not here: watching for changes (`engine.controller`), and decisions, which are pure functions
-(`decide.channel`).
+(`channels.decide`).
 """
 
 from __future__ import annotations

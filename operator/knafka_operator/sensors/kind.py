@@ -6,7 +6,7 @@ A Sensor's bus is a Broker or KafkaChannel that Knafka serves, as last observed.
 Subscriptions are reconciled by themselves (`triggers`), from the Sensor's status.
 
 Not here: watching for changes (`engine.controller`), and decisions, which are pure functions
-(`decide.sensor`).
+(`sensors.decide`).
 """
 
 from __future__ import annotations

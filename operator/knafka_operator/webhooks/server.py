@@ -3,7 +3,7 @@
 The certificate is our own: one for all replicas, kept in a Secret and renewed before it expires.
 Webhooks fail open: an object that wasn't checked gets a condition in its status.
 
-Not here: checks (`decide.admission`), registration at the API server (`registration`), and
+Not here: checks (`brokers.admission`), registration at the API server (`registration`), and
 certificates of a mesh or cert-manager, which may be in the same Secret.
 """
 

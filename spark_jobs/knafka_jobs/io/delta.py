@@ -1,7 +1,8 @@
 """The tables on disk: Delta, below one folder or object store URI.
 
-    ROOT/{records,failures,failure_days,replays,sent,reports,purged}    tables, see `schema`
-    ROOT/checkpoints/                                                   see `compact.checkpoints`
+    ROOT/{records,failures,failure_days,replays,sent,reports,purged,acknowledgements,cancellations}
+                         tables, see `schema`
+    ROOT/checkpoints/    see `compact.checkpoints`
 
 Every write is one atomic commit. Only the features know what the rows mean.
 """

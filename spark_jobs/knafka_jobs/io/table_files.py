@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -42,9 +42,13 @@ class TableFiles:
         store: Mapping[str, str] | None = None,
     ) -> None:
         self._root = root.rstrip("/")
-        self._store = _storage_options(root) if store is None else dict(store)
+        self._store = storage_options(root) if store is None else dict(store)
         self._opened: dict[str, DeltaTable | None] = {}
         self._session = QueryBuilder(None if settings is None else dict(settings))
+
+    def path(self, name: str) -> str:
+        """The path or URI of a table."""
+        return f"{self._root}/{name}"
 
     def has_table(self, name: str) -> bool:
         """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
@@ -59,12 +63,24 @@ class TableFiles:
 
     def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
         """Run a query over these tables; returns rows by column. Raises `JobError`."""
+        return [row for rows in self.query_in_batches(sql, *tables) for row in rows]
+
+    def query_in_batches(self, sql: str, *tables: str) -> Iterator[list[dict[str, Any]]]:
+        """Run a query over these tables; yields thousands of rows at a time. Raises `JobError`."""
         for name in tables:
             if not self.has_table(name):
                 raise JobError(
-                    f"there is no table {self._root}/{name}: compact the dead letters first"
+                    f"there is no table {self.path(name)}: compact the dead letters first"
                 )
-        return self.run(sql)
+        try:
+            for batch in self._session.execute(sql):
+                yield batch.to_struct_array().to_pylist()
+        except Exception as error:  # delta-rs raises what it likes here
+            raise self._read_error(error) from error
+
+    def set_option(self, name: str, value: int) -> None:
+        """Set an option of DataFusion (`datafusion.NAME`) for further queries."""
+        self.run(f"SET datafusion.{name} = {value}")
 
     def run(self, sql: str) -> list[dict[str, Any]]:
         """Run a statement over tables that were opened; returns its rows by column.
@@ -75,10 +91,14 @@ class TableFiles:
             rows: list[dict[str, Any]] = (
                 self._session.execute(sql).read_all().to_struct_array().to_pylist()
             )
-        except Exception as error:  # delta-rs raises what it likes here
-            kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
-            raise kind(f"the tables in {self._root} can't be read: {_error_line(error)}") from error
+        except Exception as error:  # as above
+            raise self._read_error(error) from error
         return rows
+
+    def _read_error(self, error: Exception) -> JobError:
+        """What a query that failed is raised as."""
+        kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
+        return kind(f"the tables in {self._root} can't be read: {error_line(error)}")
 
     def limit_memory(self, memory: str, temporary_files: str) -> None:
         """Bound the memory of later queries, and the temporary files that they may write instead.
@@ -95,7 +115,7 @@ class TableFiles:
 
     def append(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows to a table in one commit; a missing table is created. Raises `JobError`."""
-        path = f"{self._root}/{name}"
+        path = self.path(name)
         arrays = [
             _array([row[number] for row in rows], kind)
             for number, kind in enumerate(columns.values())
@@ -104,19 +124,19 @@ class TableFiles:
         try:
             write_deltalake(path, table, mode="append", storage_options=self._store)
         except Exception as error:  # as above
-            raise JobError(f"the table {path} can't be written: {_error_line(error)}") from error
+            raise JobError(f"the table {path} can't be written: {error_line(error)}") from error
 
     def _table(self, name: str) -> DeltaTable | None:
         """A table, registered under its name; None if it doesn't exist."""
         if name not in self._opened:
-            path = f"{self._root}/{name}"
+            path = self.path(name)
             try:
                 table = DeltaTable(path, storage_options=self._store)
             except TableNotFoundError:
                 self._opened[name] = None
                 return None
             except Exception as error:  # as above
-                raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
+                raise JobError(f"the table {path} can't be read: {error_line(error)}") from error
             _check_layout(name, path, table.metadata().configuration)
             self._session.register(name, table)
             self._opened[name] = table
@@ -150,7 +170,7 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
         )
 
 
-def _storage_options(path: str) -> dict[str, str] | None:
+def storage_options(path: str) -> dict[str, str] | None:
     """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     if not path.startswith("s3") or not endpoint:
@@ -159,6 +179,6 @@ def _storage_options(path: str) -> dict[str, str] | None:
     return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
 
 
-def _error_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """The whole error on one line, at most 500 characters: the reason comes last."""
     return " ".join(str(error).split())[:500]

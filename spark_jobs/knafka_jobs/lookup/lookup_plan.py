@@ -5,9 +5,9 @@ Pure. Column names are quoted, as `offset` is a keyword of SQL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
-from typing import Final
+from typing import Any, Final
 
 from knafka_jobs.failure_selection import (
     LIKELY_STUB,
@@ -19,7 +19,7 @@ from knafka_jobs.failure_selection import (
     STUB_HEADER,
     FailureCondition,
 )
-from knafka_jobs.schema import KEY, TRIGGER
+from knafka_jobs.schema import KEY, TRIGGER, Columns
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -47,6 +47,27 @@ def sql_literal(value: str | int | datetime | tuple[str, ...]) -> str:
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
 
 
+_ARROW_TYPES: Final = {
+    "string": "Utf8",
+    "int": "Int32",
+    "timestamp": 'Timestamp(Microsecond, Some("UTC"))',
+}
+"""Arrow's name of each SQL type that `typed_rows` can have."""
+
+
+def typed_rows(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
+    """Query: these rows, whose columns have the types of a table."""
+    return " UNION ALL ".join(
+        "SELECT "
+        + ", ".join(
+            f"arrow_cast({'NULL' if row[name] is None else sql_literal(row[name])}, "
+            f"'{_ARROW_TYPES[kind]}') AS \"{name}\""
+            for name, kind in columns.items()
+        )
+        for row in rows
+    )
+
+
 ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 """Query: a row if any replayed event is not settled."""
 
@@ -72,7 +93,7 @@ def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool
     if stubs_in is not None:
         headers = (
             f"SELECT {column_list(KEY)}, unnest(headers) AS header FROM records "
-            f"WHERE {_days_predicate(*stubs_in)} AND {LIKELY_STUB}"
+            f"WHERE {days_predicate(*stubs_in)} AND {LIKELY_STUB}"
         )
         stubs = f"SELECT {column_list(KEY)} FROM ({headers}) WHERE header['key'] = '{STUB_HEADER}'"
         on = " AND ".join(f'f."{name}" = s."{name}"' for name in KEY)
@@ -138,11 +159,14 @@ def next_offsets(tables: Iterable[str]) -> str:
     return f"SELECT {partition}, {ends} FROM ({positions}) GROUP BY {partition}"
 
 
-def latest_failures(fits: str, limit: int) -> str:
-    """Query: the latest failures, with the positions of their last dead letters."""
+def latest_failures(fits: str, limit: int, skip: int = 0) -> str:
+    """Query: the latest failures but for the first `skip`, with their last dead letters' positions.
+
+    Of one time they are ordered by their ids, so that pages don't overlap.
+    """
     return (
         f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "
-        f"WHERE {fits} ORDER BY last_failed DESC LIMIT {limit}"
+        f"WHERE {fits} ORDER BY last_failed DESC, failure_id LIMIT {limit} OFFSET {skip}"
     )
 
 
@@ -151,7 +175,7 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
     topics, numbers = (", ".join(map(sql_literal, values)) for values in (topic_ids, offsets))
     return (
         f'SELECT failure_id, topic, {column_list(KEY)}, "key", "value", headers, appended '
-        f"FROM records WHERE {_days_predicate(first, last)} AND topic_id IN ({topics}) AND "
+        f"FROM records WHERE {days_predicate(first, last)} AND topic_id IN ({topics}) AND "
         f'"offset" IN ({numbers})'
     )
 
@@ -165,6 +189,6 @@ def sent_at(failure_ids: Iterable[str]) -> str:
     )
 
 
-def _days_predicate(first: object, last: object) -> str:
+def days_predicate(first: object, last: object) -> str:
     """A predicate on `day`, by which Delta skips files."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -21,17 +21,29 @@ from knafka_jobs.topic_offsets import Partition, read_states_of
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
     """Preview the events that a replay would send. Raises `JobError`."""
-    fits = lookup_plan.predicate(conditions)
-    (selected,) = files.query(lookup_plan.count_failures(fits), "failures")
-    pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
-    (likely,) = files.query(lookup_plan.likely_stubs(fits), "failures")
-    stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
-    tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
-    rows = lookup_plan.sendable(fits, stubs_in, pending=pending)
+    (selected,) = files.query(
+        lookup_plan.count_failures(lookup_plan.predicate(conditions)), "failures"
+    )
+    rows, tables = sendable_rows(files, conditions)
     counted = files.query(lookup_plan.count_by_trigger(rows), *tables)
     triggers = {_trigger_name(row): int(row["number"]) for row in counted}
     events = files.query(lookup_plan.first_shown(rows), *tables) if triggers else []
     return Preview(triggers, selected["number"] - sum(triggers.values()), events)
+
+
+def sendable_rows(
+    files: TableFiles, conditions: Sequence[FailureCondition]
+) -> tuple[str, Sequence[str]]:
+    """The query for the failures that a replay would send, and the tables that it reads.
+
+    Raises `JobError`.
+    """
+    fits = lookup_plan.predicate(conditions)
+    pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
+    (likely,) = files.query(lookup_plan.likely_stubs(fits), "failures")
+    stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
+    tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
+    return lookup_plan.sendable(fits, stubs_in, pending=pending), tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +157,14 @@ def latest_dead_letters(
 
     Raises `JobError`.
     """
-    failures = files.query(
-        lookup_plan.latest_failures(lookup_plan.predicate(conditions), limit), "failures"
-    )
+    return page_of_dead_letters(files, lookup_plan.predicate(conditions), limit)
+
+
+def page_of_dead_letters(
+    files: TableFiles, fits: str, limit: int, skip: int = 0
+) -> Sequence[tuple[TabledRecord, datetime | None]]:
+    """As `latest_dead_letters`, for the predicate `fits` and without the latest `skip` failures."""
+    failures = files.query(lookup_plan.latest_failures(fits, limit, skip), "failures")
     if not failures:
         return []
     sent = {}

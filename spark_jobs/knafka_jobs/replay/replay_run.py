@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Final, TypeAlias
 
 from pyspark import InheritableThread
@@ -24,6 +25,7 @@ from knafka.core import names
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.dead_letter import REPLAY_TOPIC
 from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.event_edits import NO_EDITS, EventEdits
 from knafka_jobs.failure_selection import (
     SHOWN_COLUMNS,
     SHOWN_EVENTS,
@@ -48,8 +50,14 @@ from knafka_jobs.replay.replay_plan import (
     select_failures,
     split_into_lanes,
 )
-from knafka_jobs.replay.runs import begin_replay, finish_replay, note_sent_events
-from knafka_jobs.replay.send import MAX_LANES, ReplaySender, progress_text
+from knafka_jobs.replay.runs import begin_replay, cancelled_by, finish_replay, note_sent_events
+from knafka_jobs.replay.send import (
+    MAX_LANES,
+    LaneResult,
+    ReplaySender,
+    fence_senders,
+    progress_text,
+)
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
@@ -63,6 +71,8 @@ DRIVER_BYTES: Final = 16 * 1024 * 1024
 
 PROGRESS_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of a replay's progress."""
+CANCEL_CHECK_INTERVAL: Final = 2.0
+"""Seconds between two looks whether a replay is cancelled."""
 PROGRESS_LINE_INTERVAL: Final = 5.0
 """Seconds between two lines of progress."""
 
@@ -79,9 +89,29 @@ class ReplayRunResult:
     replay_id: str
     sent: int
     left_out: int = 0
-    """Number of events that this run could not send, as their Trigger has no replay topic."""
+    """Number of events that this run could not send, as their Trigger has no replay topic or they
+    can't be edited."""
+    cancelled_by: str | None = None
+    """Who has cancelled the replay; its other events were not sent. None: nobody."""
     problems: tuple[str, ...] = ()
-    """For each such Trigger, the number of events and the reason."""
+    """For each such Trigger, and for what can't be edited, the number of events and the reason."""
+
+
+class Cancellation:
+    """Asks now and then whether a replay is cancelled."""
+
+    def __init__(self, ask: Callable[[], str | None]) -> None:
+        self._ask = ask
+        self._asked = float("-inf")
+        self.last: str | None = None
+        """Who has cancelled the replay, when it was asked last; None: nobody."""
+
+    def by(self) -> str | None:
+        """Who has cancelled the replay; at most `CANCEL_CHECK_INTERVAL` old. Raises `JobError`."""
+        now = time.monotonic()
+        if self.last is None and now - self._asked >= CANCEL_CHECK_INTERVAL:
+            self.last, self._asked = self._ask(), now
+        return self.last
 
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
@@ -103,17 +133,20 @@ def replay(
     rate: float | None,
     progress: Progress,
     *,
+    edits: EventEdits = NO_EDITS,
     is_alone: bool = False,
 ) -> ReplayRunResult:
-    """Send the selected events again, at most `rate` events a second.
+    """Send the selected events again, edited, at most `rate` events a second.
 
-    Without a replay id, an interrupted replay of the same selection is continued, else a new one
-    begins. `is_alone`: the caller makes sure that no other replay runs on these tables; for tables
-    on a local path a lock does. Raises `JobError`; the same call then goes on where this one ended.
+    Without a replay id, an interrupted replay of the same selection and edits is continued, else
+    a new one begins. `is_alone`: the caller makes sure that no other replay runs on these tables;
+    for tables on a local path a lock does. Raises `JobError`; the same call then goes on where this
+    one ended.
     """
     with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
-        run = begin_replay(tables, kafka, selection, replay_id, by, progress, is_alone=is_alone)
+        described = f"{selection} {edits}" if edits else str(selection)
+        run = begin_replay(tables, kafka, described, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
         progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
         sendable = _sendable_failures(
@@ -126,13 +159,28 @@ def replay(
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
             progress(f"not sent: {problem}")
-        if topics:
-            _send_events(tables, kafka, sendable, topics, replay_id, rate, progress)
+        cancellation = Cancellation(partial(cancelled_by, tables, replay_id))
+        result = LaneResult()
+        if topics and cancellation.by() is None:
+            result = _send_events(
+                tables, kafka, sendable, topics, replay_id, rate, edits, cancellation, progress
+            )
+        if result.not_editable:
+            problems.append(f"{_events_text(result.not_editable)} not edited: {result.problem}")
+            progress(f"not sent: {problems[-1]}")
         sent = finish_replay(tables, replay_id, by)
-        if problems and not sent:
+        if cancellation.last is not None:
+            progress(f"cancelled by {cancellation.last}")
+        elif problems and not sent:
             raise JobError(problems[0])
         left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
-        return ReplayRunResult(replay_id, sent, left_out, tuple(problems))
+        left_out += result.not_editable
+        return ReplayRunResult(replay_id, sent, left_out, cancellation.last, tuple(problems))
+
+
+def _events_text(count: int) -> str:
+    """A number of events as text."""
+    return "1 event" if count == 1 else f"{count} events"
 
 
 def _ensure_replay_topics(
@@ -148,8 +196,7 @@ def _ensure_replay_topics(
         try:
             topics[trigger] = ensure_replay_topic(kafka, *trigger)
         except JobError as error:
-            events = "1 event" if count == 1 else f"{count} events"
-            problems.append(f"{events} of {'/'.join(trigger):.100}: {error!s:.200}")
+            problems.append(f"{_events_text(count)} of {'/'.join(trigger):.100}: {error!s:.200}")
     return topics, problems
 
 
@@ -160,17 +207,18 @@ def _send_events(
     topics: Mapping[TriggerName, TopicState],
     replay_id: str,
     rate: float | None,
+    edits: EventEdits,
+    cancellation: Cancellation,
     progress: Progress,
-) -> None:
+) -> LaneResult:
     """Send the events that go to these topics, and note them in the table `sent`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
     by_name = {topic.name: topic for topic in topics.values()}
     starts = {partition: span.end for partition, span in spans_of(by_name).items()}
-    sender = ReplaySender(
-        kafka.connection, replay_id, {name: t.name for name, t in topics.items()}, starts, rate
-    )
+    topic_names = {trigger: topic.name for trigger, topic in topics.items()}
+    sender = ReplaySender(kafka.connection, replay_id, topic_names, starts, rate, edits)
     # Read only files that may have these records.
     records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
     letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
@@ -178,19 +226,26 @@ def _send_events(
     row = None if size is None else size.first()
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
-        progress(progress_text(sender.send(0, map(tuple, lane)), total, 0))
+        unless_cancelled = takewhile(lambda _: cancellation.by() is None, lane)
+        result = sender.send(0, map(tuple, unless_cancelled))
+        progress(progress_text(result.sent, total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
-        _send_in_lanes(rows, sender, _sent_since(kafka, starts), total, progress)
+        result = _send_in_lanes(
+            rows, sender, _sent_since(kafka, starts), total, cancellation, progress
+        )
+        if cancellation.last is not None:
+            fence_senders(kafka.connection, replay_id)  # which aborts open transactions
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
         partition: OffsetSpan(starts.get(partition, span.start), span.end)
         for partition, span in ends.items()
     }
     note_sent_events(tables, kafka, replay_id, ranges, topics)
+    return result
 
 
 def _send_in_lanes(
@@ -198,18 +253,20 @@ def _send_in_lanes(
     sender: ReplaySender,
     sent_so_far: Callable[[], int],
     total: int,
+    cancellation: Cancellation,
     progress: Progress,
-) -> None:
+) -> LaneResult:
     """Send each partition as a lane, in Spark's Python workers, and report progress."""
     context = rows.sparkSession.sparkContext
     group = f"knafka-replay-{secrets.token_hex(4)}"
     errors: list[Exception] = []
+    results: list[LaneResult] = []
 
     def run_spark_job() -> None:
         """Run Spark's job in a thread; its error is kept."""
         context.setJobGroup(group, "replay", interruptOnCancel=True)
         try:
-            rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).count()
+            results.extend(rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).collect())
         except Exception as error:
             errors.append(error)
 
@@ -220,6 +277,8 @@ def _send_in_lanes(
     try:
         while thread.is_alive():
             thread.join(PROGRESS_CHECK_INTERVAL)
+            if cancellation.by() is not None:
+                break
             if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
                 last_report, sent = time.monotonic(), min(sent_so_far(), total)
                 first = first or ((last_report, sent) if sent else None)
@@ -233,12 +292,16 @@ def _send_in_lanes(
         if thread.is_alive():
             context.cancelJobGroup(group)
             thread.join()
+    if cancellation.last is not None:
+        return LaneResult()
     if errors:
         raise JobError(worker_error_text(errors[0])) from errors[0]
-    progress(progress_text(total, total, total / (time.monotonic() - start)))
+    result = sum(results, LaneResult())
+    progress(progress_text(result.sent, total, result.sent / (time.monotonic() - start)))
+    return result
 
 
-def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[int]:
+def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[LaneResult]:
     """Send one lane; runs in a Python worker of Spark."""
     yield sender.send(lane, map(tuple, rows))
 

@@ -15,7 +15,6 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from knafka.core import names
-from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
@@ -49,7 +48,7 @@ def _replay_row(tables: Tables, replay_id: str) -> Row | None:
 def begin_replay(
     tables: Tables,
     kafka: KafkaClient,
-    selection: FailureSelection,
+    selection: str,
     replay_id: str | None,
     by: str,
     progress: Progress,
@@ -57,6 +56,8 @@ def begin_replay(
     is_alone: bool,
 ) -> Row:
     """Begin a replay, or continue an interrupted one, and return its row of `replays`.
+
+    `selection` tells what is selected and edited, as options of the command line.
 
     No other process sends for it any more, and all other unfinished replays are ended. Raises
     `JobError` if the replay is finished or has another selection, or if another replay may run.
@@ -67,7 +68,7 @@ def begin_replay(
         continuable_ids = [
             run["replay_id"]
             for run in unfinished
-            if run["selection"] == str(selection)
+            if run["selection"] == selection
             and (not is_alone or run["started"].astimezone(UTC) > since)
         ]
         replay_id = continuable_ids[-1] if continuable_ids else _new_replay_id()
@@ -77,7 +78,7 @@ def begin_replay(
             f"the replay {replay_id} is finished and sent {run['events']} events: "
             "leave --replay-id out to start another"
         )
-    if run is not None and run["selection"] != str(selection):
+    if run is not None and run["selection"] != selection:
         raise JobError(
             f"the replay {replay_id} was started with another selection: give the same options "
             f"({run['selection']}), or leave --replay-id out to start another"
@@ -86,7 +87,7 @@ def begin_replay(
         if other["replay_id"] != replay_id:
             _end_interrupted(tables, kafka, other, by, progress, is_alone=is_alone)
     if run is None:
-        started = (replay_id, by, str(selection), datetime.now(UTC), None, None)
+        started = (replay_id, by, selection, datetime.now(UTC), None, None)
         tables.append(tables.rows([started], REPLAYS), "replays")
     else:
         progress(f"the replay {replay_id} was interrupted and is now continued")
@@ -136,6 +137,16 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
     note_sent_events(
         tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in topics.items()}
     )
+
+
+def cancelled_by(tables: Tables, replay_id: str) -> str | None:
+    """Who has asked a replay to end; None: nobody. Spark never creates the table that says so."""
+    if not tables.exists("cancellations"):
+        return None
+    # Read anew each time: somebody else writes it.
+    rows = tables.read("cancellations").where(F.col("replay_id") == replay_id)
+    row = rows.orderBy("at").first()
+    return None if row is None else str(row["by"])
 
 
 def finish_replay(tables: Tables, replay_id: str, by: str) -> int:

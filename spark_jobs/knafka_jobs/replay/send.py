@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from knafka.core.dead_letter import REPLAY, headers_for_replay
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.times import moment
+from knafka_jobs.event_edits import NO_EDITS, CannotEdit, EventEdits, edited_record
 from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.io.kafka_records import KafkaRecords
@@ -58,6 +59,25 @@ class FailedEvent:
         return len(self.key or b"") + len(self.value or b"")
 
 
+@dataclass(slots=True)
+class LaneResult:
+    """What became of a lane's events."""
+
+    sent: int = 0
+    not_editable: int = 0
+    """Events that are left out, as the replay's edits can't be applied to them."""
+    problem: str = ""
+    """Why, for one of them."""
+
+    def __add__(self, other: LaneResult) -> LaneResult:
+        """The result of two lanes."""
+        return LaneResult(
+            self.sent + other.sent,
+            self.not_editable + other.not_editable,
+            self.problem or other.problem,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class SentEvent:
     """An event that a replay has sent: its position in the replay topic, and when it was sent."""
@@ -80,9 +100,11 @@ class ReplaySender:
     """Ends of the replay topics before this run sent anything."""
     rate: float | None
     """Events a second, at most; None: no limit. A replay with a rate uses only one lane."""
+    edits: EventEdits = NO_EDITS
+    """What is edited in each event."""
 
-    def send(self, lane: int, rows: Iterable[Any]) -> int:
-        """Send dead letters of a lane as the original events, in order; returns how many.
+    def send(self, lane: int, rows: Iterable[Any]) -> LaneResult:
+        """Send dead letters of a lane as the original events, edited, in order.
 
         `rows` have `failure_id`, `TRIGGER`, `key`, `value`, `headers`. Raises `JobError`; the last
         transaction is then aborted.
@@ -90,10 +112,10 @@ class ReplaySender:
         batch_size = BATCH_EVENTS
         if self.rate is not None:
             batch_size = max(1, min(BATCH_EVENTS, int(self.rate)))
-        count = 0
+        result = LaneResult()
         producer = None
         try:
-            for batch in batches(self._events(rows), batch_size, BATCH_BYTES):
+            for batch in batches(self._events(rows, result), batch_size, BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
                     producer = open_producer(self.connection, self.replay_id, lane)
                     earlier = self._hashes_sent_earlier()
@@ -101,7 +123,7 @@ class ReplaySender:
                 unsent = [event for event in batch if failure_hash(event.failure_id) not in earlier]
                 if unsent:
                     _send_transaction(producer, self.replay_id, unsent)
-                count += len(unsent)
+                result.sent += len(unsent)
                 if self.rate is not None:
                     time.sleep(max(0.0, len(unsent) / self.rate - (time.monotonic() - start)))
         except KafkaException as error:
@@ -110,15 +132,28 @@ class ReplaySender:
                     f"another run of the replay {self.replay_id} has taken over: let that one end"
                 ) from error
             raise JobError(f"Kafka: {error.args[0].str()}") from error
-        return count
+        return result
 
-    def _events(self, rows: Iterable[Any]) -> Iterator[FailedEvent]:
-        """Rows as events, with the replay topic of each event's Trigger."""
+    def _events(self, rows: Iterable[Any], result: LaneResult) -> Iterator[FailedEvent]:
+        """Rows as edited events, with the replay topic of each event's Trigger.
+
+        Those that can't be edited are counted in `result`.
+        """
         for row in rows:
             failure_id, namespace, broker, trigger, key, value, headers = row
             topic = self.topics[namespace, broker, trigger]
             record_headers = [(name, _bytes(raw)) for name, raw in headers or ()]
-            yield FailedEvent(failure_id, topic, _bytes(key), _bytes(value), record_headers)
+            event_data = _bytes(value)
+            if self.edits:
+                try:
+                    record_headers, event_data = edited_record(
+                        self.edits, record_headers, event_data
+                    )
+                except CannotEdit as error:
+                    result.not_editable += 1
+                    result.problem = result.problem or str(error)
+                    continue
+            yield FailedEvent(failure_id, topic, _bytes(key), event_data, record_headers)
 
     def _hashes_sent_earlier(self) -> set[int]:
         """Hashes of the failures whose events were sent since this run began, by any lane.

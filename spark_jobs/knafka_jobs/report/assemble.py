@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
+from knafka_jobs.acknowledgements import Acknowledgement
+from knafka_jobs.failure_groups import group_id
 from knafka_jobs.report.report_document import (
     MAX_BUCKETS,
+    Acknowledged,
     Bucket,
     Change,
     ChangeKind,
@@ -22,7 +25,6 @@ from knafka_jobs.report.report_document import (
     Top,
     Totals,
     error_text,
-    group_id,
     preview,
     replay_command,
 )
@@ -81,14 +83,18 @@ def build_groups(
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
     known: Mapping[str, GroupHistory],
+    acknowledged: Mapping[str, Acknowledgement],
 ) -> tuple[Group, ...]:
-    """Build the groups of a report, those with the most unresolved events first."""
+    """Build the groups of a report: acknowledged ones last, else by their unresolved events."""
     unsorted_groups = (
-        _build_group(row, counted, previous, shares, known) for row in counted.groups
+        _build_group(row, counted, previous, shares, known, acknowledged) for row in counted.groups
     )
-    return tuple(
-        sorted(unsorted_groups, key=lambda group: (-group.unresolved, -group.failures, group.id))
-    )
+    return tuple(sorted(unsorted_groups, key=_group_order))
+
+
+def _group_order(group: Group) -> tuple[bool, int, int, str]:
+    """What the groups of a report are ordered by."""
+    return group.acknowledged is not None, -group.unresolved, -group.failures, group.id
 
 
 def delivery_shares(
@@ -118,6 +124,7 @@ def _build_group(
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
     known: Mapping[str, GroupHistory],
+    acknowledged: Mapping[str, Acknowledgement],
 ) -> Group:
     """Build one group from its counted rows."""
     key = group_key_of(row)
@@ -149,6 +156,7 @@ def _build_group(
         ),
         first_reported=known_group.first_reported if known_group else None,
         history=known_group.history if known_group else (),
+        acknowledged=_acknowledged(acknowledged.get(id_)),
         replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
 
@@ -223,6 +231,18 @@ def _example(row: ReportRow) -> Example:
         partition=origin[1],
         offset=origin[2],
         **_columns(row, "source", "type", "failures", "data_bytes", "trace"),
+    )
+
+
+def _acknowledged(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
+    """A group's acknowledgement as part of the report."""
+    if acknowledgement is None:
+        return None
+    return Acknowledged(
+        by=acknowledgement.by,
+        at=acknowledgement.at,
+        until=acknowledgement.until,
+        note=acknowledgement.note,
     )
 
 

@@ -9,6 +9,7 @@ Imports no Spark: where it is not needed, it need not be installed.
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias
 
 from knafka_jobs.command_options import EngineName
 from knafka_jobs.job_errors import JobError, NeedsSpark
-from knafka_jobs.report.report_document import Report
+from knafka_jobs.report.report_document import Report, with_replay_command
 from knafka_jobs.report.report_page import render_file
 from knafka_jobs.report.report_run import SettledSpans, make_report
 
@@ -55,6 +56,7 @@ def report_without_spark(
 
 def write_report(report: Report, arguments: Namespace, progress: Progress) -> dict[str, Any]:
     """Write the files of a report; returns the command's answer. Raises `JobError`."""
+    report = with_replay_command(report, arguments.replay_command or _replay_command(arguments))
     if arguments.json is not None:
         document = report.model_dump_json(by_alias=True, indent=1) + "\n"
         _write_file(arguments.json, document, progress)
@@ -65,6 +67,16 @@ def write_report(report: Report, arguments: Namespace, progress: Progress) -> di
         **report.totals.model_dump(mode="json"),
         "changes": report.changes.model_dump(mode="json"),
     }
+
+
+def _replay_command(arguments: Namespace) -> str:
+    """The beginning of this program's command to replay failures of the tables of a report."""
+    words = ["python3", "-m", "knafka_jobs", "replay", "--tables", arguments.tables]
+    if arguments.bootstrap_servers is not None:
+        words += ["--bootstrap-servers", arguments.bootstrap_servers]
+    if arguments.secret is not None:
+        words += ["--secret", str(arguments.secret)]
+    return shlex.join(words)
 
 
 def _write_file(path: Path, text: str, progress: Progress) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import codecs
-import hashlib
 import json
 import shlex
 from datetime import datetime
@@ -27,6 +26,7 @@ from pydantic import AwareDatetime, ConfigDict, Field
 
 from knafka.core.delivery import Reason
 from knafka.core.documents import Model
+from knafka_jobs.failure_groups import OTHER_SUMMARIES
 from knafka_jobs.fingerprint import FINGERPRINT_CHARACTERS
 
 PREVIEW_CHARACTERS: Final = 512
@@ -42,14 +42,11 @@ MAX_EXAMPLES: Final = 5
 MAX_TOPS: Final = 5
 """Event types and sources listed per group."""
 
-MAX_SUMMARIES: Final = 50
-"""Groups that differ only in their summaries, at most."""
-
-OTHER_SUMMARIES: Final = "…"
-"""The summary of the group with all further failures."""
-
 MAX_HISTORY: Final = 30
 """Earlier reports in the history of a group."""
+
+REPLAY_COMMAND: Final = "knafka dead-letters replay"
+"""How the command that replays a group begins, unless the report's maker knows more."""
 
 MAX_BUCKETS: Final = 1000
 """Time buckets of a report, at most: `bucket_seconds` is chosen so that they suffice."""
@@ -142,6 +139,16 @@ class Example(Part):
     offset: int | None = None
 
 
+class Acknowledged(Part):
+    """Who takes care of a group, or has it ignored."""
+
+    by: str
+    at: AwareDatetime
+    until: AwareDatetime | None = None
+    """When the acknowledgement ends; None: never."""
+    note: str = ""
+
+
 class Group(Part):
     """All failures of one kind: same Broker, Trigger, subscriber, reason, status code, summary."""
 
@@ -186,6 +193,8 @@ class Group(Part):
     history: Annotated[tuple[Past, ...], Field(max_length=MAX_HISTORY)] = ()
     """The group's figures in the latest reports before this one, in time order; reports without the
     group are left out."""
+    acknowledged: Acknowledged | None = None
+    """The acknowledgement that held when the report was made."""
     replay_command: str
     """Command that replays the group's unresolved events, quoted for a POSIX shell; empty if the
     group has no events that could be sent."""
@@ -262,25 +271,11 @@ class Report(Part):
     totals: Totals
     changes: Changes
     groups: tuple[Group, ...] = ()
-    """The groups, those with the most unresolved events first."""
+    """The groups: acknowledged ones last, else those with the most unresolved events first."""
     replays: tuple[ReplayRun, ...] = ()
     """The latest replays, the newest first."""
     cut: Cut | None = None
     """What this copy leaves out; None: nothing."""
-
-
-def group_id(
-    namespace: str,
-    broker: str,
-    trigger: str,
-    subscriber: str,
-    reason: str,
-    status: int | None,
-    summary: str,
-) -> str:
-    """The id of a group, the same in every report: a digest, so that it can be part of a URL."""
-    parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
-    return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
 
 def replay_command(
@@ -292,13 +287,27 @@ def replay_command(
     """
     if not trigger:
         return ""
-    words = ["knafka", "dead-letters", "replay"]
+    words = shlex.split(REPLAY_COMMAND)
     words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
     if summary != OTHER_SUMMARIES:
         words += ["--summary", summary]
     return shlex.join(words)
+
+
+def with_replay_command(report: Report, command: str) -> Report:
+    """The report with commands that begin with `command` in place of `REPLAY_COMMAND`.
+
+    `command` is quoted for a POSIX shell, and says where the tables are and where Kafka is.
+    """
+    groups = (
+        group.model_copy(
+            update={"replay_command": group.replay_command.replace(REPLAY_COMMAND, command, 1)}
+        )
+        for group in report.groups
+    )
+    return report.model_copy(update={"groups": tuple(groups)})
 
 
 def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:

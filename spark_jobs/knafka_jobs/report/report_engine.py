@@ -19,7 +19,7 @@ from knafka_jobs.schema import Columns
 ReportRow: TypeAlias = Mapping[str, Any]
 """Values by column; times have the zone UTC, binary values are `bytes`."""
 
-REPORT_TABLES: Final = ("failures", "sent", "replays", "reports")
+REPORT_TABLES: Final = ("failures", "sent", "replays", "reports", "acknowledgements")
 """The tables that a report reads; a missing one counts as empty."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

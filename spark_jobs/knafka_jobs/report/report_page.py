@@ -22,7 +22,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.report_document import OTHER_SUMMARIES, Report
+from knafka_jobs.failure_groups import OTHER_SUMMARIES
+from knafka_jobs.report.report_document import Report
 
 STYLE_FILES: Final = ("uplot/uPlot.min.css", "page.css")
 """Style sheets, in this order."""

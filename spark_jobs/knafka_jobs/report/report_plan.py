@@ -15,12 +15,8 @@ from collections.abc import Collection, Iterable
 from datetime import date, datetime
 from typing import Final, TypeAlias
 
-from knafka_jobs.report.report_document import (
-    MAX_EXAMPLES,
-    MAX_SUMMARIES,
-    MAX_TOPS,
-    OTHER_SUMMARIES,
-)
+from knafka_jobs.failure_groups import MAX_SUMMARIES, OTHER_SUMMARIES
+from knafka_jobs.report.report_document import MAX_EXAMPLES, MAX_TOPS
 from knafka_jobs.report.report_engine import ReportRow, SqlDialect
 from knafka_jobs.schema import FAILED_AGAIN, FAILURES, GROUP, KIND, RESOLVED, TRIGGER, Columns
 from knafka_jobs.topic_offsets import BrokerName
@@ -127,6 +123,9 @@ def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
         f"FROM counted GROUP BY {columns_of((*GROUP, 'type', 'source'))}"
     )
 
+
+ACKNOWLEDGEMENTS: Final = "SELECT * FROM acknowledgements"
+"""All rows of people who acknowledged groups."""
 
 GROUPS: Final = (
     f"SELECT {columns_of(GROUP)}, {', '.join(f'sum({name}) AS {name}' for name in _SUMS)}, "

@@ -12,7 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from knafka.core import names
+from knafka_jobs.acknowledgements import current_acknowledgements
 from knafka_jobs.command_options import TIMELINE_DAYS
+from knafka_jobs.failure_groups import group_id
 from knafka_jobs.io.kafka_names import possible_groups
 from knafka_jobs.report import assemble, report_plan
 from knafka_jobs.report.assemble import (
@@ -26,7 +28,6 @@ from knafka_jobs.report.report_document import (
     PreviousReport,
     Report,
     bucket_seconds,
-    group_id,
 )
 from knafka_jobs.report.report_engine import ReportEngine, ReportRow
 from knafka_jobs.report.report_plan import SPANS, GroupKey, group_key_of
@@ -82,7 +83,9 @@ def make_report(
     shares: dict[GroupKey, float] = {}
     if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
-    groups = assemble.build_groups(counted, previous, shares, _known_groups(engine, about, counted))
+    known = _known_groups(engine, about, counted)
+    acknowledged = current_acknowledgements(engine.rows(report_plan.ACKNOWLEDGEMENTS), now)
+    groups = assemble.build_groups(counted, previous, shares, known, acknowledged)
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.materialize import materialized
 from knafka_jobs.report.report_engine import REPORT_TABLES, ReportRow, SqlDialect
-from knafka_jobs.schema import REPORTS, Columns
+from knafka_jobs.schema import ACKNOWLEDGEMENTS, REPORTS, Columns
 
 
 def spark_text(value: str) -> str:
@@ -37,7 +37,11 @@ class SparkEngine:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         for name in REPORT_TABLES:
-            tables.read(name).createOrReplaceTempView(name)
+            # Spark never creates the table of acknowledgements (`lookup.acknowledge` does).
+            if name == "acknowledgements" and not tables.exists(name):
+                self.put(name, ACKNOWLEDGEMENTS, ())
+            else:
+                tables.read(name).createOrReplaceTempView(name)
 
     def rows(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in order."""

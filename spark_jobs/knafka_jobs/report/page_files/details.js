@@ -44,6 +44,7 @@ function figures(group) {
     change.failedAgain ? `${number(change.failedAgain)} failed again` : null,
   ].filter(Boolean);
   const rows = [
+    group.acknowledged ? ["Acknowledged", acknowledgement(group)] : null,
     ["Broker", `${group.namespace}/${group.broker}`],
     ["Subscriber", group.subscriber || "no URL was tried"],
     group.summary ? ["Error, without varying parts", group.summary] : null,

@@ -21,6 +21,11 @@ function drawFilters() {
     name: "unresolved",
     onchange: () => narrow({ unresolved: inputs.unresolved.checked }),
   });
+  inputs.unacknowledged = make("input", {
+    type: "checkbox",
+    name: "unacknowledged",
+    onchange: () => narrow({ unacknowledged: inputs.unacknowledged.checked }),
+  });
   inputs.clear = make("button", { type: "button", class: "plain", onclick: () => clear() }, "Clear filters");
   const triggers = [...new Set(groups.map(triggerOf))].sort(text);
   const present = (values) => values.filter((value) => groups.some((group) => group.reason === value || group.change.kind === value));
@@ -30,6 +35,7 @@ function drawFilters() {
     choice("reason", "Reason", present(REASONS).map((reason) => [reason, words(reason)])),
     choice("change", "Change", present(Object.keys(KINDS)).map((kind) => [kind, KINDS[kind]])),
     make("label", { class: "check" }, inputs.unresolved, "unresolved only"),
+    groups.some((group) => group.acknowledged) ? make("label", { class: "check" }, inputs.unacknowledged, "hide acknowledged") : "",
     inputs.clear);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
 }
@@ -42,7 +48,7 @@ function later(action) {
   };
 }
 
-const NO_FILTER = { search: "", trigger: "", reason: "", change: "", unresolved: false };
+const NO_FILTER = { search: "", trigger: "", reason: "", change: "", unresolved: false, unacknowledged: false };
 
 function narrow(filters) {
   Object.assign(view, filters, { page: 0 });

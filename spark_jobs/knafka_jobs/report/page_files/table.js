@@ -25,7 +25,7 @@ const COLUMNS = [
   { key: "last", title: "Last seen", compare: (a, b) => seconds(a.lastSeen) - seconds(b.lastSeen) },
 ];
 
-const view = { search: "", trigger: "", reason: "", change: "", unresolved: false, sort: "unresolved", down: true, page: 0 };
+const view = { search: "", trigger: "", reason: "", change: "", unresolved: false, unacknowledged: false, sort: "unresolved", down: true, page: 0 };
 const open = new Set();
 let shown = groups;
 
@@ -34,6 +34,7 @@ function haystack(group) {
   if (!haystacks.has(group)) {
     const parts = [
       group.namespace, group.broker, group.trigger, group.subscriber, reasonText(group), group.reason, group.summary, group.id,
+      group.acknowledged?.by, group.acknowledged?.note,
       ...group.topTypes.map((top) => top.value),
       ...group.topSources.map((top) => top.value),
       ...group.examples.flatMap((each) => [each.id, each.source, each.type, each.error, each.dataPreview]),
@@ -50,10 +51,12 @@ function select() {
     (!view.reason || group.reason === view.reason) &&
     (!view.change || group.change.kind === view.change) &&
     (!view.unresolved || group.unresolved > 0) &&
+    (!view.unacknowledged || !group.acknowledged) &&
     wanted.every((word) => haystack(group).includes(word)));
   const { compare } = COLUMNS.find((column) => column.key === view.sort);
   const sign = view.down ? -1 : 1;
-  return found.sort((a, b) => sign * compare(a, b) || b.unresolved - a.unresolved || text(a.id, b.id));
+  const acknowledged = (a, b) => Boolean(a.acknowledged) - Boolean(b.acknowledged);
+  return found.sort((a, b) => acknowledged(a, b) || sign * compare(a, b) || b.unresolved - a.unresolved || text(a.id, b.id));
 }
 
 function drawHead() {
@@ -77,6 +80,12 @@ function sortBy(column) {
   byId("groups").querySelector(`[data-sort="${column.key}"]`).focus();
 }
 
+// Who takes care of a group, since when, until when and why.
+function acknowledgement({ acknowledged }) {
+  const until = acknowledged.until == null ? "" : `, until ${moment(acknowledged.until)}`;
+  return visible(`by ${acknowledged.by} ${moment(acknowledged.at)}${until}${acknowledged.note ? `: ${acknowledged.note}` : ""}`);
+}
+
 function drawRow(group) {
   const expanded = open.has(group.id);
   const opener = make("button", {
@@ -91,7 +100,8 @@ function drawRow(group) {
     make("th", { scope: "row" }, opener),
     make("td", { class: "reason" }, swatch(group.reason), reasonText(group),
       group.summary ? make("bdi", { class: "summary muted" }, visible(group.summary)) : null),
-    make("td", { class: "change" }, make("span", { class: `badge ${group.change.kind}` }, KINDS[group.change.kind])),
+    make("td", { class: "change" }, make("span", { class: `badge ${group.change.kind}` }, KINDS[group.change.kind]),
+      group.acknowledged ? make("span", { class: "badge acknowledged", title: acknowledgement(group) }, "acknowledged") : null),
     make("td", { class: "number strong" }, number(group.unresolved)),
     make("td", { class: "number" }, number(group.failures)),
     make("td", { class: "wide" }, sparkline(group)),

@@ -1,0 +1,243 @@
+"""`knafka dead-letters acknowledge, unacknowledge, events, export`: groups of dead letters.
+
+A group is a row of a report, named by its id. None of these commands needs Spark.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from knafka_cli.dead_letters import dead_letter_tables
+from knafka_cli.dead_letters.dead_letter_tables import (
+    NO_TABLES,
+    Tables,
+    print_error,
+    tables_option,
+)
+from knafka_cli.shared.event_input import BadInput
+from knafka_cli.shared.moments import parse_end
+from knafka_cli.shared.options import DataDir, add, exit_on_bad_input, refuse
+from knafka_client.state.installation import DEFAULT_DATA
+from knafka_jobs.acknowledgements import (
+    MAX_NAME_CHARACTERS,
+    MAX_NOTE_CHARACTERS,
+    AcknowledgementAction,
+)
+from knafka_jobs.schema import ACKNOWLEDGEMENTS
+
+if TYPE_CHECKING:
+    from knafka_jobs.io.table_files import TableFiles
+
+OneGroup = Annotated[
+    str,
+    typer.Argument(metavar="GROUP", help="Id of the group, as list --groups and reports show it."),
+]
+Groups = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="GROUP...", help="Ids of groups, as list --groups and reports show them."
+    ),
+]
+By = Annotated[
+    str | None,
+    typer.Option(help="Name to record as the person who does it (default: your user name)."),
+]
+Unresolved = Annotated[bool, typer.Option("--unresolved", help="Only unresolved events.")]
+Note = Annotated[str, typer.Option(help="Why, or what is done about it.")]
+HOW_TO_LIST: Final = "knafka dead-letters list --groups shows those with unresolved events"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `knafka dead-letters`."""
+    add(app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d")
+    add(app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1")
+    add(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
+    add(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
+
+
+def acknowledge(
+    groups: Groups,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Ignore the groups up to this time: 3d (from now), or 2026-01-31T12:00 "
+            "(default: for good).",
+        ),
+    ] = None,
+    note: Note = "",
+    by: By = None,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Say that somebody takes care of groups of dead letters, or that they are to be ignored.
+
+    `list` and reports show acknowledged groups last, with who acknowledged them, until when and
+    why. Nothing else changes: their events can be replayed as before. Needs no Spark.
+    """
+    now = datetime.now(UTC)
+    end = None
+    if until is not None:
+        with exit_on_bad_input():
+            end = _end(until, now)
+    files = open_existing(tables, data_dir)
+    _append(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
+    typer.echo(
+        f"acknowledged: {', '.join(groups)}{'' if end is None else f' until {end:%F %R} UTC'}"
+    )
+
+
+def unacknowledge(
+    groups: Groups,
+    note: Note = "",
+    by: By = None,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Take back the acknowledgement of groups of dead letters: they need attention again."""
+    files = open_existing(tables, data_dir)
+    action = AcknowledgementAction.UNACKNOWLEDGE
+    _append(files, groups, action, by, datetime.now(UTC), None, note)
+    typer.echo(f"no longer acknowledged: {', '.join(groups)}")
+
+
+def show_events(
+    group: OneGroup,
+    page: Annotated[int, typer.Option(min=1, help="The page; 1 has the newest events.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Events on a page.")] = 20,
+    unresolved: Unresolved = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Show the events of a group, a page at a time: event, reason, attempts and the answer.
+
+    Each event is shown with its last dead letter, as `show` does; the newest event is the last one
+    of page 1.
+    """
+    files = open_existing(tables, data_dir)
+    failures, predicate = _find_members(files, group, unresolved)
+    for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
+        typer.echo(letter.json() if as_json else letter.text())
+    pages = max(1, -(-failures // limit))
+    events = "1 event" if failures == 1 else f"{failures} events"
+    typer.echo(f"page {page} of {pages} ({events})", err=True)
+
+
+def export(
+    group: OneGroup,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="ndjson|parquet",
+            help="ndjson: the original events, one in JSON per line. parquet: a row for each "
+            "failure, with key, data and headers of its dead letter (default: by the file's name, "
+            "else ndjson).",
+        ),
+    ] = None,
+    unresolved: Unresolved = False,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Write all events of a group to a file, resolved ones too.
+
+    The file appears, or is replaced, when it is complete. Memory does not grow with the data of the
+    events.
+    """
+    if file_format is None:
+        file_format = "parquet" if output.suffix == ".parquet" else "ndjson"
+    if file_format not in ("ndjson", "parquet"):
+        raise refuse(f"--format {file_format!r} is unknown: give ndjson or parquet")
+    files = open_existing(tables, data_dir)
+    from knafka_jobs.lookup.export import ExportFormat, export_failures
+
+    _, predicate = _find_members(files, group, unresolved)
+    result = export_failures(files, predicate, output, ExportFormat(file_format))
+    events = "1 event" if result.events == 1 else f"{result.events} events"
+    typer.echo(f"{events} written to {output}")
+    if result.left_out:
+        typer.echo(
+            f"{result.left_out} left out: no events, or their data were too large to be kept"
+        )
+
+
+def _find_members(files: TableFiles, id_: str, unresolved: bool) -> tuple[int, str]:
+    """The number of a group's failures and the predicate that selects them; exits with code 2 if
+    there is no such group."""
+    from knafka_jobs.lookup.groups import find_groups, members_predicate
+
+    now = datetime.now(UTC)
+    group = find_groups(files, [id_], now).get(id_)
+    if group is None:
+        raise refuse(f"the tables have no group {id_}: {HOW_TO_LIST}")
+    predicate = members_predicate(files, group, now, unresolved=unresolved)
+    return group.unresolved if unresolved else group.events, predicate
+
+
+def _append(
+    files: TableFiles,
+    ids: Sequence[str],
+    action: AcknowledgementAction,
+    by: str | None,
+    now: datetime,
+    until: datetime | None,
+    note: str,
+) -> None:
+    """Append what is done to these groups; exits with code 2 if one of them doesn't exist."""
+    from knafka_jobs.lookup import acknowledge as table
+    from knafka_jobs.lookup.groups import find_groups
+
+    name = by or user_name()
+    for option, text, most in (
+        ("note", note, MAX_NOTE_CHARACTERS),
+        ("by", name, MAX_NAME_CHARACTERS),
+    ):
+        if len(text) > most:
+            raise refuse(f"--{option} has {len(text)} characters: give {most} at most")
+    found = find_groups(files, ids, now)
+    known: dict[str, dict[str, Any]] = {id_: dict(group.key) for id_, group in found.items()}
+    if action is AcknowledgementAction.UNACKNOWLEDGE:
+        known = {id_: {} for id_ in table.read_acknowledgements(files, now)} | known
+    if unknown := [id_ for id_ in ids if id_ not in known]:
+        raise refuse(f"the tables have no group {', '.join(unknown)}: {HOW_TO_LIST}")
+    chosen = {
+        id_: {name: value for name, value in known[id_].items() if name in ACKNOWLEDGEMENTS}
+        for id_ in ids
+    }
+    table.append_acknowledgements(files, chosen, action, name, now, until, note)
+
+
+def open_existing(tables: str | None, data_dir: Path) -> TableFiles:
+    """Open the tables; exits with code 2 if there are none."""
+    place = tables_option(data_dir, tables)["tables"]
+    files = dead_letter_tables.open_tables(place, print_error)
+    if files is None:
+        raise refuse(f"{NO_TABLES}{place}: knafka dead-letters compact makes them")
+    return files
+
+
+def _end(text: str, now: datetime) -> datetime:
+    """The time that `--until` names. Raises `BadInput`."""
+    try:
+        return datetime.fromtimestamp(parse_end(text, now.timestamp()), UTC)
+    except (ValueError, OverflowError, OSError):
+        raise BadInput(f"{text!r} is too far away") from None
+
+
+def user_name() -> str:
+    """The name of the user who runs the command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())

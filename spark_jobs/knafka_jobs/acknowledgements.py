@@ -1,0 +1,68 @@
+"""Acknowledgements: what people say of groups of failures, as rows of a table that only grows.
+
+    acknowledge    somebody takes care of the group; with `until`, it is ignored up to that time
+    unacknowledge  the group needs attention again
+
+The latest row of a group counts. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+MAX_NOTE_CHARACTERS: Final = 1_000
+"""Characters of a note, at most."""
+MAX_NAME_CHARACTERS: Final = 200
+"""Characters of the name of the person who acknowledges, at most."""
+
+
+class AcknowledgementAction(StrEnum):
+    """What a person did to a group."""
+
+    ACKNOWLEDGE = "acknowledge"
+    UNACKNOWLEDGE = "unacknowledge"
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """A group's acknowledgement that holds now."""
+
+    by: str
+    """Who acknowledged the group."""
+    at: datetime
+    until: datetime | None
+    """When it ends; None: never."""
+    note: str
+
+
+def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The latest row of each group, by the group's id; among rows of one time always the same."""
+    latest: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        group = row["group_id"]
+        if group not in latest or _order(row) > _order(latest[group]):
+            latest[group] = row
+    return latest
+
+
+def current_acknowledgements(
+    rows: Iterable[Mapping[str, Any]], now: datetime
+) -> dict[str, Acknowledgement]:
+    """The acknowledgements that hold at `now`, by the group's id."""
+    current = {}
+    for group, row in latest_rows(rows).items():
+        until = None if row["until"] is None else row["until"].astimezone(UTC)
+        if row["action"] == AcknowledgementAction.ACKNOWLEDGE and (until is None or until > now):
+            at = row["at"].astimezone(UTC)
+            current[group] = Acknowledgement(row["by"], at, until, row["note"] or "")
+    return current
+
+
+def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows of one group are ordered by."""
+    ends = row["until"] is None, row["until"] or row["at"]
+    return row["at"], row["action"], row["by"] or "", row["note"] or "", ends

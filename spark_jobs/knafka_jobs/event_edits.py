@@ -1,0 +1,219 @@
+"""Edits of events that are sent again: attributes and members of JSON data, by one rule for all.
+
+    {"type": "order", ...}, {"total": "12"}
+        --set-attribute type=order.v2, --set-data /total=12-->
+    {"type": "order.v2", "knafkaedited": "type,data", ...}, {"total": 12}
+
+The dead letter stays as it is. `id` and `source` can't be edited, as they name the event. Of JSON
+data all but the edited member stays byte for byte, but for whitespace around it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+
+from knafka.core.dead_letter import FAILURE_HEADERS, headers_for_replay
+from knafka.core.errors import InvalidEvent, KnafkaError
+from knafka.core.events import kafka_binding
+from knafka.core.events.event import REQUIRED, Event, is_attribute_name, is_legal, validate
+from knafka.core.events.kafka_binding import MODE, Draft, RecordHeaders
+
+EDITED: Final = "knafkaedited"
+"""Attribute of an edited event: the names of the edited attributes, and `data`, with commas."""
+FIXED: Final = ("specversion", "id", "source")
+"""Attributes that can't be edited: events are told apart by them."""
+
+Pointer: TypeAlias = tuple[str, ...]
+"""The tokens of a JSON Pointer (RFC 6901)."""
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_ANY = msgspec.json.Decoder(msgspec.Raw).decode
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class CannotEdit(KnafkaError):
+    """The edits can't be applied to an event; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventEdits:
+    """What is edited in every event of a replay."""
+
+    set_attributes: tuple[tuple[str, str], ...] = ()
+    remove_attributes: tuple[str, ...] = ()
+    set_data: tuple[tuple[str, str], ...] = ()
+    """JSON Pointers and values: JSON, or else text."""
+
+    @classmethod
+    def parse(
+        cls,
+        set_attributes: Iterable[str] = (),
+        remove_attributes: Iterable[str] = (),
+        set_data: Iterable[str] = (),
+    ) -> EventEdits:
+        """The edits that options tell: `NAME=VALUE`, `NAME`, `POINTER=VALUE`. Raises ValueError."""
+        edits = cls(
+            tuple(_split(text, "NAME=VALUE") for text in set_attributes),
+            tuple(remove_attributes),
+            tuple(_split(text, "JSON-POINTER=VALUE") for text in set_data),
+        )
+        for name, value in edits.set_attributes:
+            _check_name(name)
+            if not value or not is_legal(value):
+                raise ValueError(f"{value!r:.80} is no value of an attribute: give some text")
+        for name in edits.remove_attributes:
+            _check_name(name)
+            if name in REQUIRED:
+                raise ValueError(f"the attribute {name} is required: it can't be removed")
+        for pointer, _ in edits.set_data:
+            _parse_pointer(pointer)
+        return edits
+
+    def __bool__(self) -> bool:
+        """Whether anything is edited."""
+        return bool(self.set_attributes or self.remove_attributes or self.set_data)
+
+    def __str__(self) -> str:
+        """The edits as options of the command line."""
+        options = [f"--set-attribute {name}={value}" for name, value in self.set_attributes]
+        options += [f"--remove-attribute {name}" for name in self.remove_attributes]
+        options += [f"--set-data {pointer}={value}" for pointer, value in self.set_data]
+        return " ".join(options)
+
+    @property
+    def _names(self) -> list[str]:
+        """The attributes that are set or removed."""
+        return [
+            *dict.fromkeys([*(name for name, _ in self.set_attributes), *self.remove_attributes])
+        ]
+
+    def edit(self, event: Event) -> Event:
+        """The edited event; an event that has all values already stays as it is.
+
+        Raises `CannotEdit`.
+        """
+        attributes, data = dict(event.attributes), event.data
+        for name in self.remove_attributes:
+            attributes.pop(name, None)
+        attributes.update(self.set_attributes)
+        if self.set_data and data is None:
+            raise CannotEdit("the event has no data")
+        for pointer, value in self.set_data:
+            data = set_member(data or b"", _parse_pointer(pointer), _as_json(value))
+        edited = [
+            name for name in self._names if attributes.get(name) != event.attributes.get(name)
+        ]
+        edited += ["data"] if data != event.data else []
+        if edited:
+            earlier = filter(None, attributes.get(EDITED, "").split(","))
+            attributes[EDITED] = ",".join(dict.fromkeys([*earlier, *edited]))
+        try:
+            validate(attributes)
+        except InvalidEvent as error:
+            raise CannotEdit(str(error)) from None
+        return Event(attributes, data)
+
+    def edit_record(
+        self, headers: RecordHeaders, value: bytes | None
+    ) -> tuple[RecordHeaders, bytes | None]:
+        """Headers and value of a record with the edited event. Raises `CannotEdit`.
+
+        The record's key is not changed: the event stays in its place among those of its key.
+        """
+        try:
+            envelope = kafka_binding.read(headers, value)
+        except InvalidEvent as error:
+            raise CannotEdit(str(error)) from None
+        draft: Draft = kafka_binding.to_record(self.edit(envelope.event), envelope.passed)
+        mode = [(MODE, b"structured")] if envelope.sent_as_json else []
+        return [*draft.headers, *mode], draft.value
+
+
+NO_EDITS: Final = EventEdits()
+"""Edits of a replay that sends events as they are."""
+
+
+def edited_record(
+    edits: EventEdits, headers: RecordHeaders, value: bytes | None
+) -> tuple[RecordHeaders, bytes | None]:
+    """Headers and value of a dead letter's event, edited. Raises `CannotEdit`."""
+    *own_headers, _ = headers_for_replay(headers, "")
+    return edits.edit_record(own_headers, value)
+
+
+def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
+    """JSON with one value replaced, or one member or element added; `value` is JSON.
+
+    All but the last token must exist; `-` stands for a new last element. Raises `CannotEdit`.
+    """
+    try:
+        return _set(document, pointer, value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise CannotEdit("the data are not JSON") from None
+    except RecursionError:
+        raise CannotEdit("the data are nested too deep") from None
+
+
+def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
+    """As `set_member`, by any errors of decoding."""
+    _ANY(document)
+    if not pointer:
+        return value
+    token, further = pointer[0], pointer[1:]
+    match document.lstrip(b" \t\r\n")[:1]:
+        case b"{":
+            members = _MEMBERS(document)
+            if further and token not in members:
+                raise CannotEdit(f"the data have no member {token!r:.80}")
+            inner = bytes(members.get(token, b"null"))
+            members[token] = msgspec.Raw(_set(inner, further, value))
+            return _ENCODE(members)
+        case b"[":
+            elements = _ELEMENTS(document)
+            if token == "-" and not further:
+                return _ENCODE([*elements, msgspec.Raw(value)])
+            if not (token.isascii() and token.isdigit() and int(token[:9]) < len(elements)):
+                raise CannotEdit(f"the data have no element {token!r:.80}")
+            index = int(token)
+            elements[index] = msgspec.Raw(_set(bytes(elements[index]), further, value))
+            return _ENCODE(elements)
+        case _:
+            raise CannotEdit(f"the data have no member {token!r:.80}")
+
+
+def _split(text: str, wanted: str) -> tuple[str, str]:
+    """The two sides of the first equals sign. Raises ValueError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r:.80} is not {wanted}")
+    return name, value
+
+
+def _check_name(name: str) -> None:
+    """Raise ValueError for a name that edits can't have."""
+    if not is_attribute_name(name):
+        raise ValueError(f"{name!r:.80} is no attribute name (a-z and 0-9, not data)")
+    if name in FIXED:
+        raise ValueError(f"the attribute {name} can't be edited: it tells events apart")
+    if name.startswith("knafka") or f"ce_{name}" in FAILURE_HEADERS:
+        raise ValueError(f"the attribute {name} is set by Knafka")
+
+
+def _parse_pointer(text: str) -> Pointer:
+    """The tokens of a JSON Pointer. Raises ValueError."""
+    if text and not text.startswith("/"):
+        raise ValueError(f"{text!r:.80} is no JSON Pointer: give for example /items/0/price")
+    return tuple(token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:])
+
+
+def _as_json(text: str) -> bytes:
+    """A value as JSON: the text itself if it is JSON, else the text as a string."""
+    try:
+        return bytes(_ANY(text.encode()))
+    except (msgspec.DecodeError, RecursionError):
+        return _ENCODE(text)

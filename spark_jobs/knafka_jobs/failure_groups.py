@@ -1,0 +1,32 @@
+"""Groups of failures: what failures that belong together have in common, and a group's id.
+
+Failures with equal values in the columns `schema.GROUP` are one group. Of very many summaries that
+differ in nothing else, the most frequent have groups of their own, and all others share one
+(`OTHER_SUMMARIES`). Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final
+
+MAX_SUMMARIES: Final = 50
+"""Groups that differ only in their summaries, at most."""
+
+OTHER_SUMMARIES: Final = "…"
+"""The summary of the group with all further failures."""
+
+
+def group_id(
+    namespace: str,
+    broker: str,
+    trigger: str,
+    subscriber: str,
+    reason: str,
+    status: int | None,
+    summary: str,
+) -> str:
+    """The id of a group, the same in every report: a digest, so that it can be part of a URL."""
+    parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
+    return hashlib.sha256(parts.encode()).hexdigest()[:12]

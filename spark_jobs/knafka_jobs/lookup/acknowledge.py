@@ -1,0 +1,57 @@
+"""Reads and appends acknowledgements of groups, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from knafka_jobs.acknowledgements import (
+    Acknowledgement,
+    AcknowledgementAction,
+    current_acknowledgements,
+    latest_rows,
+)
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.lookup.appending import append_rows
+from knafka_jobs.schema import ACKNOWLEDGEMENTS
+
+TABLE: Final = "acknowledgements"
+
+
+def read_acknowledgements(files: TableFiles, now: datetime) -> dict[str, Acknowledgement]:
+    """The acknowledgements that hold at `now`, by the group's id. Raises `JobError`."""
+    return current_acknowledgements(_rows(files), now)
+
+
+def append_acknowledgements(
+    files: TableFiles,
+    groups: Mapping[str, Mapping[str, Any]],
+    action: AcknowledgementAction,
+    by: str,
+    now: datetime,
+    until: datetime | None = None,
+    note: str = "",
+) -> None:
+    """Append what somebody does to these groups, in one commit. Raises `JobError`.
+
+    `groups` has the columns of a group's Trigger, reason and code by the group's id. If the last
+    row of a group is younger than `now`, by another clock, the new one is younger still.
+    """
+    last = latest_rows(_rows(files))
+    rows = []
+    for group_id, group in groups.items():
+        at = now
+        if group_id in last:
+            at = max(now, last[group_id]["at"] + timedelta(microseconds=1))
+        said = {"group_id": group_id, "action": action.value, "at": at, "by": by}
+        row = {**group, **said, "until": until, "note": note or None}
+        rows.append({name: row.get(name) for name in ACKNOWLEDGEMENTS})
+    append_rows(files, TABLE, rows)
+
+
+def _rows(files: TableFiles) -> list[dict[str, Any]]:
+    """All rows of the table; none if it doesn't exist."""
+    if not files.has_table(TABLE):
+        return []
+    return files.query(f"SELECT * FROM {TABLE}", TABLE)

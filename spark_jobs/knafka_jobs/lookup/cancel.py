@@ -1,0 +1,28 @@
+"""Asks a replay to end, without Spark: the process that sends looks for this every few seconds."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.lookup.appending import append_rows
+from knafka_jobs.lookup.lookup_plan import sql_literal
+
+TABLE: Final = "cancellations"
+
+
+def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> None:
+    """Ask a replay to end. Raises `JobError` if there is no such replay, or if it is finished."""
+    if not files.has_table("replays"):
+        raise JobError("there is no replay: the tables have none")
+    sql = f"SELECT events, finished FROM replays WHERE replay_id = {sql_literal(replay_id)}"
+    rows = files.query(sql, "replays")
+    if not rows:
+        unfinished = "SELECT replay_id FROM replays WHERE finished IS NULL ORDER BY started DESC"
+        known = ", ".join(row["replay_id"] for row in files.query(unfinished, "replays"))
+        raise JobError(f"there is no replay {replay_id}: unfinished are {known or 'none'}")
+    if rows[0]["finished"] is not None:
+        raise JobError(f"the replay {replay_id} is finished and sent {rows[0]['events']} events")
+    append_rows(files, TABLE, [{"replay_id": replay_id, "at": now, "by": by}])

@@ -1,0 +1,88 @@
+"""Previews the edits of a replay from the tables' files: events before and after."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from knafka.core.dead_letter import headers_for_replay
+from knafka.core.events import kafka_binding
+from knafka.core.events.event import Event
+from knafka.core.events.kafka_binding import RecordHeaders
+from knafka_jobs.event_edits import CannotEdit, EventEdits, edited_record
+from knafka_jobs.failure_selection import SHOWN_ORDER, FailureCondition
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.lookup import groups_plan
+from knafka_jobs.lookup.lookup_run import sendable_rows
+
+SHOWN_EDITS: Final = 5
+"""Events that a preview shows before and after."""
+MAX_PROBLEMS: Final = 100
+"""Different problems that are counted, at most."""
+StoredRecord: TypeAlias = tuple[RecordHeaders, bytes | None]
+"""Headers and value of a record."""
+BATCH_ROWS: Final = 1_000
+"""Events that are read at a time."""
+
+
+@dataclass(slots=True)
+class EditPreview:
+    """What a replay would edit."""
+
+    shown: list[tuple[Event, Event]] = field(default_factory=list)
+    """The first `SHOWN_EDITS` events in the order of a dry run, before and after."""
+    not_editable: int = 0
+    """Number of events that would be left out, as the edits can't be applied to them."""
+    problem: str = ""
+    """Why, for most of them."""
+
+    def document(self) -> dict[str, Any]:
+        """The preview as a JSON document."""
+        edits = [
+            {"before": _event_document(before), "after": _event_document(after)}
+            for before, after in self.shown
+        ]
+        return {"edits": edits, "not_editable": self.not_editable, "problem": self.problem}
+
+
+def preview_edits(
+    files: TableFiles, conditions: Sequence[FailureCondition], edits: EventEdits
+) -> EditPreview:
+    """Apply the edits to all events that a replay would send, and send none. Raises `JobError`."""
+    rows, tables = sendable_rows(files, conditions)
+    (size,) = files.query(groups_plan.size_of("true", f"({rows})"), *tables)
+    preview = EditPreview()
+    problems: Counter[str] = Counter()
+    first: list[tuple[tuple[Any, ...], StoredRecord, StoredRecord]] = []
+    if not size["number"]:
+        return preview
+    files.set_option("execution.batch_size", BATCH_ROWS)
+    query = groups_plan.letters_of("true", size["first"], size["last"], f"({rows})")
+    for batch in files.query_in_batches(query, *tables, "records"):
+        for row in batch:
+            headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+            try:
+                record = edited_record(edits, headers, row["data"])
+            except CannotEdit as error:
+                preview.not_editable += 1
+                if len(problems) < MAX_PROBLEMS or str(error) in problems:
+                    problems[str(error)] += 1
+                continue
+            order = tuple(row[name] for name in SHOWN_ORDER)
+            if len(first) < SHOWN_EDITS or order < first[-1][0]:
+                before = headers_for_replay(headers, ""), row["data"]
+                first = sorted([*first, (order, before, record)])[:SHOWN_EDITS]
+    preview.problem = next((problem for problem, _ in problems.most_common(1)), "")
+    preview.shown = [
+        (kafka_binding.read(*before).event, kafka_binding.read(*after).event)
+        for _, before, after in first
+    ]
+    return preview
+
+
+def _event_document(event: Event) -> dict[str, Any]:
+    """An event's attributes and data as a JSON document."""
+    data = {} if event.data is None else {"data": event.data.decode(errors="replace")}
+    return {**event.attributes, **data}

@@ -1,0 +1,117 @@
+"""Exports all events of a group to a file, without Spark.
+
+    ndjson   one CloudEvent in JSON per line: the events as they came to the Trigger
+    parquet  a row for each failure: what its last dead letter says of the event and the last
+             attempt, with key, data and headers
+
+In memory are the positions of the group's dead letters (some hundred bytes each) and as many events
+as fit `BATCH_BYTES`. The file appears when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from knafka.core.dead_letter import OMITTED, headers_for_replay
+from knafka.core.delivery import Reason
+from knafka.core.errors import InvalidEvent
+from knafka.core.events import json_format, kafka_binding
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.lookup import groups_plan
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of data that are read at a time."""
+MAX_BATCH_ROWS: Final = 8_192
+"""Rows that are read at a time, at most."""
+ROW_GROUP_BYTES: Final = 8 * BATCH_BYTES
+"""Bytes of data in a row group of a Parquet file, uncompressed."""
+ROW_OVERHEAD_BYTES: Final = 1_024
+"""Bytes of a row beside its data."""
+
+
+class ExportFormat(StrEnum):
+    """The format of an exported file."""
+
+    NDJSON = "ndjson"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What an export has written."""
+
+    events: int
+    left_out: int
+    """Failures without an event, or whose data were too large to be kept (NDJSON), or whose dead
+    letter the tables lack."""
+
+
+def export_failures(
+    files: TableFiles, fits: str, path: Path, file_format: ExportFormat
+) -> ExportResult:
+    """Write the last dead letters of all failures for which the predicate `fits` is true.
+
+    Raises `JobError`; a file that was there before then stays as it was.
+    """
+    (found,) = files.query(groups_plan.size_of(fits), "failures")
+    if not found["number"]:
+        return ExportResult(0, 0)
+    row_bytes = found["bytes"] // found["number"] + ROW_OVERHEAD_BYTES
+    files.set_option("execution.batch_size", _rows_within(BATCH_BYTES, row_bytes))
+    files.set_option("execution.target_partitions", 1)
+    query = groups_plan.letters_of(fits, found["first"], found["last"])
+    tables = ("failures", "records")
+    with _complete_file(path) as unfinished:
+        if file_format is ExportFormat.PARQUET:
+            row_group = _rows_within(ROW_GROUP_BYTES, row_bytes)
+            files.set_option("execution.parquet.max_row_group_size", row_group)
+            (copied,) = files.query(groups_plan.copy_to_parquet(query, str(unfinished)), *tables)
+            written = int(copied["count"])
+        else:
+            with unfinished.open("wb") as lines:
+                written = 0
+                for batch in files.query_in_batches(query, *tables):
+                    documents = [line for row in batch if (line := event_line(row)) is not None]
+                    lines.writelines(documents)
+                    written += len(documents)
+    return ExportResult(written, found["number"] - written)
+
+
+def event_line(row: Mapping[str, Any]) -> bytes | None:
+    """The event of a dead letter as a line of NDJSON; None if it holds no whole event."""
+    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
+        return None
+    try:
+        event = kafka_binding.read(headers_for_replay(headers, ""), row["data"]).event
+    except InvalidEvent:
+        return None
+    # Line breaks in JSON stand between its tokens only.
+    return json_format.write(event).replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
+
+
+def _rows_within(size: int, row_bytes: int) -> int:
+    """The number of rows that have about `size` bytes."""
+    return max(1, min(MAX_BATCH_ROWS, size // row_bytes))
+
+
+@contextmanager
+def _complete_file(path: Path) -> Iterator[Path]:
+    """Yield a file beside `path` that takes its name in the end; raises `JobError`."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished.parquet")
+    try:
+        yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise JobError(f"{path} can't be written: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)

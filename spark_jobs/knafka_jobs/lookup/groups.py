@@ -1,0 +1,78 @@
+"""Answers questions about groups of failures from the tables' files, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from knafka_jobs.command_options import TIMELINE_DAYS
+from knafka_jobs.failure_groups import OTHER_SUMMARIES, group_id
+from knafka_jobs.failure_selection import FailureCondition, TriggerName
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.lookup import groups_plan, lookup_plan
+from knafka_jobs.schema import GROUP, TRIGGER
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """The failures in the tables that failed in the same way: a row of a report."""
+
+    id: str
+    key: Mapping[str, Any]
+    """The columns `GROUP`."""
+    events: int
+    unresolved: int
+    """Events that no replay has resolved."""
+    waiting: int
+    """Unresolved events that no replay has sent."""
+    last_hour: int
+    """Events that failed within the last hour."""
+    first_seen: datetime
+    last_seen: datetime
+
+    @property
+    def trigger(self) -> TriggerName:
+        """The Trigger of the group."""
+        namespace, broker, trigger = (self.key[name] for name in TRIGGER)
+        return namespace, broker, trigger
+
+
+def list_groups(
+    files: TableFiles, conditions: Sequence[FailureCondition], now: datetime
+) -> list[FailureGroup]:
+    """The groups of all failures that a report made now would have, the newest first.
+
+    `conditions` select by Trigger or Broker only, else groups would lack failures. Raises
+    `JobError`.
+    """
+    fits = lookup_plan.predicate(conditions)
+    pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
+    sql = groups_plan.list_groups(fits, _timeline_start(now), now, pending=pending)
+    groups = []
+    for row in files.query(sql, "failures", *(["sent"] if pending else [])):
+        key = {name: row.pop(name) for name in GROUP}
+        groups.append(FailureGroup(group_id(*key.values()), key, **row))
+    return sorted(groups, key=lambda group: (-group.first_seen.timestamp(), group.id))
+
+
+def find_groups(files: TableFiles, ids: Collection[str], now: datetime) -> dict[str, FailureGroup]:
+    """The groups that have one of these ids, by id. Raises `JobError`."""
+    return {group.id: group for group in list_groups(files, (), now) if group.id in ids}
+
+
+def members_predicate(
+    files: TableFiles, group: FailureGroup, now: datetime, *, unresolved: bool = False
+) -> str:
+    """A predicate on `failures`: those of a group, or its unresolved ones. Raises `JobError`."""
+    frequent: Sequence[str] = ()
+    if group.key["summary"] == OTHER_SUMMARIES:
+        sql = groups_plan.frequent_summaries(group.key, _timeline_start(now))
+        frequent = [row["said"] for row in files.query(sql, "failures")]
+    return groups_plan.members(group.key, frequent, unresolved=unresolved)
+
+
+def _timeline_start(now: datetime) -> datetime:
+    """When the timeline of a report begins that is made now with default options."""
+    return now - timedelta(days=TIMELINE_DAYS)

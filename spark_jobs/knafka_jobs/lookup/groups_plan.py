@@ -1,0 +1,140 @@
+"""Builds the queries about groups of failures, in SQL of DataFusion.
+
+Pure. A group is what a report shows as one row (`failure_groups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from knafka_jobs.failure_groups import MAX_SUMMARIES, OTHER_SUMMARIES
+from knafka_jobs.failure_selection import PENDING
+from knafka_jobs.lookup.lookup_plan import column_list, days_predicate, sql_literal
+from knafka_jobs.schema import KEY, KIND, TRIGGER
+
+LAST_HOUR: Final = timedelta(hours=1)
+"""Time before now of which a group tells how many events failed."""
+
+EXPORTED_RECORD: Final = (
+    *("failure_id", *TRIGGER, "id", "source", "type", "subject", "time", "content_type"),
+    *("origin_topic", "origin_partition", "origin_offset", "trace"),
+    *("destination", "reason", "code", "error", "attempts"),
+)
+"""Columns of `records` that an export has."""
+EXPORTED_FAILURE: Final = ("failures", "first_failed", "last_failed", "resolved")
+"""Columns of `failures` that an export has: few, as all rows of a group are in memory."""
+
+_SAID: Final = "coalesce(summary, '')"
+"""A failure's own summary."""
+_SUMS: Final = ("events", "unresolved", "waiting", "last_hour")
+
+
+def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> str:
+    """Query: the groups of failures in a report whose timeline begins at `since`.
+
+    Columns: `GROUP`, `events`, `unresolved`, `waiting` (unresolved and not sent by a replay),
+    `last_hour` (events that failed within `LAST_HOUR` before `now`), `first_seen`, `last_seen`.
+    `pending` says whether any replayed event is not settled.
+    """
+    kind, is_sent = column_list(KIND), "false"
+    rows = f"SELECT * FROM failures WHERE {fits} AND {_is_reported(since)}"
+    if pending:
+        sent = f"SELECT DISTINCT failure_id AS sent_id FROM sent WHERE {PENDING}"
+        rows = f"SELECT * FROM ({rows}) AS f LEFT JOIN ({sent}) AS p ON f.failure_id = p.sent_id"
+        is_sent = "sent_id IS NOT NULL"
+    counted = (
+        f"SELECT {kind}, {_SAID} AS said, count(*) AS events, "
+        "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, "
+        f"count(*) FILTER (WHERE resolved IS NULL AND NOT ({is_sent})) AS waiting, "
+        f"count(*) FILTER (WHERE last_failed >= {sql_literal(now - LAST_HOUR)}) AS last_hour, "
+        f"min(first_failed) AS first_seen, max(last_failed) AS last_seen FROM ({rows}) AS r "
+        f"GROUP BY {kind}, {_SAID}"
+    )
+    own_row = f"CASE WHEN place <= {MAX_SUMMARIES} THEN said ELSE '{OTHER_SUMMARIES}' END"
+    named = f"SELECT *, {own_row} AS summary FROM ({_placed(counted)}) AS c"
+    sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
+    return (
+        f"SELECT {kind}, summary, {sums}, min(first_seen) AS first_seen, "
+        f"max(last_seen) AS last_seen FROM ({named}) AS n GROUP BY {kind}, summary"
+    )
+
+
+def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
+    """Query: the summaries of a group's kind that have groups of their own: `said`."""
+    counted = (
+        f"SELECT {column_list(KIND)}, {_SAID} AS said, count(*) AS events FROM failures "
+        f"WHERE {_of_kind(group)} AND {_is_reported(since)} GROUP BY {column_list(KIND)}, {_SAID}"
+    )
+    return f"SELECT said FROM ({_placed(counted)}) AS c WHERE place <= {MAX_SUMMARIES}"
+
+
+def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: bool) -> str:
+    """A predicate: the failures of a group, or its unresolved ones.
+
+    `group` has the columns `GROUP`; `frequent` are the `frequent_summaries` of its kind, which only
+    the group of all others needs.
+    """
+    parts = [_of_kind(group)]
+    if group["summary"] != OTHER_SUMMARIES:
+        parts.append(f"{_SAID} = {sql_literal(group['summary'])}")
+    elif frequent:
+        parts.append(f"{_SAID} NOT IN {sql_literal(tuple(frequent))}")
+    if unresolved:
+        parts.append("resolved IS NULL")
+    return " AND ".join(parts)
+
+
+def _of_kind(group: Mapping[str, Any]) -> str:
+    """A predicate: the failures with a group's Trigger, destination, reason and code."""
+    return " AND ".join(
+        f'"{name}" IS NULL' if group[name] is None else f'"{name}" = {sql_literal(group[name])}'
+        for name in KIND
+    )
+
+
+def _is_reported(since: datetime) -> str:
+    """A predicate: the failures in a report whose timeline begins at `since`."""
+    moment = sql_literal(since)
+    return f"(resolved IS NULL OR last_failed >= {moment} OR resolved >= {moment})"
+
+
+def _placed(counted: str) -> str:
+    """Query: rows of `counted` with their `place` in their kind, 1 for the most frequent summary.
+
+    A report ranks summaries alike.
+    """
+    order = f"PARTITION BY {column_list(KIND)} ORDER BY events DESC, said"
+    return f"SELECT *, row_number() OVER ({order}) AS place FROM ({counted}) AS s"
+
+
+def size_of(fits: str, failures: str = "failures") -> str:
+    """Query: the `number` of failures for which `fits` is true, their `bytes`, and the `first` and
+    `last` day of their records."""
+    return (
+        "SELECT count(*) AS number, coalesce(sum(data_bytes), 0) AS bytes, "
+        f"min(first_day) AS first, max(last_day) AS last FROM {failures} AS f WHERE {fits}"
+    )
+
+
+def letters_of(fits: str, first: object, last: object, failures: str = "failures") -> str:
+    """Query: the failures for which `fits` is true, each with its last dead letter.
+
+    Columns: `EXPORTED_RECORD`, `EXPORTED_FAILURE`, `key`, `data`, `headers`. `first` and `last` are
+    days of `size_of`; `failures` is the table, or a query in parentheses.
+    """
+    on = " AND ".join(f'r."{name}" = f."{name}"' for name in ("failure_id", *KEY))
+    chosen = column_list(("failure_id", *KEY, *EXPORTED_FAILURE))
+    # The table that comes first is held in memory.
+    return (
+        f"SELECT {column_list(EXPORTED_RECORD, 'r.')}, {column_list(EXPORTED_FAILURE, 'f.')}, "
+        f'r."key", r."value" AS data, r.headers '
+        f"FROM (SELECT {chosen} FROM {failures} WHERE {fits}) AS f "
+        f"JOIN (SELECT * FROM records WHERE {days_predicate(first, last)}) AS r ON {on}"
+    )
+
+
+def copy_to_parquet(query: str, path: str) -> str:
+    """Statement: write the rows of a query to one Parquet file; returns their `count`."""
+    return f"COPY ({query}) TO {sql_literal(path)} STORED AS PARQUET"

@@ -1,0 +1,91 @@
+"""A replay that is cancelled, on a real Kafka: it ends, and the rest can be sent by another."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support.letters import DeadLetters, compacted
+from typer.testing import CliRunner
+
+from knafka.core import names
+from knafka_cli.command_line import app
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.lookup.cancel import cancel_replay
+from knafka_jobs.replay import replay_run as replaying
+from knafka_jobs.replay.replay_run import replay
+from knafka_jobs.replay.send import events_sent_by
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
+]
+
+EVENTS = 900
+
+
+@pytest.mark.parametrize("driver_events", [0, 5_000], ids=["workers", "driver"])
+def test_a_cancelled_replay_ends_and_what_it_has_not_sent_another_one_sends(
+    driver_events: int,
+    dead: DeadLetters,
+    client: KafkaClient,
+    tables: Tables,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(EVENTS):
+        dead.add("mail", number)
+    dead.flush()
+    compacted(tables, client, dead)
+    monkeypatch.setattr(replaying, "DRIVER_EVENTS", driver_events)
+    monkeypatch.setattr(replaying, "PROGRESS_LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(replaying, "CANCEL_CHECK_INTERVAL", 0.2)
+    lines: list[str] = []
+    name = names.replay_topic(dead.namespace, "main", "mail")
+
+    def sent_so_far() -> int:
+        return sum(
+            span.end for topic in client.topics([name]).values() for span in topic.spans.values()
+        )
+
+    def cancel_once_it_sends() -> None:
+        while not sent_so_far():
+            time.sleep(0.1)
+        cancel_replay(TableFiles(tables.root), "r1", "ann", datetime.now(UTC))
+
+    with ThreadPoolExecutor(1) as pool:
+        cancelling = pool.submit(cancel_once_it_sends)
+        done = replay(tables, client, FailureSelection(), "r1", "me", 100, lines.append)
+        cancelling.result(30)
+    assert done.cancelled_by == "ann"
+    assert 0 < done.sent < EVENTS
+    assert lines[-1] == "cancelled by ann"
+    rest = replay(tables, client, FailureSelection(), None, "me", None, lines.append)
+    assert rest.replay_id != "r1"
+    assert rest.sent == EVENTS - done.sent
+
+    topic = client.topics([name])[name]
+    there = [list(events_sent_by(client, topic, each.replay_id)) for each in (done, rest)]
+    assert [len(each) for each in there] == [done.sent, rest.sent]
+    assert len({each.failure_id for sent in there for each in sent}) == EVENTS
+    with pytest.raises(JobError, match="finished and sent"):
+        cancel_replay(TableFiles(tables.root), "r1", "ann", datetime.now(UTC))
+
+
+def test_a_replay_that_nobody_began_cannot_be_cancelled(
+    dead: DeadLetters, client: KafkaClient, tables: Tables, tmp_path: Path
+) -> None:
+    dead.add("mail", 1)
+    dead.flush()
+    compacted(tables, client, dead)
+    tables.read("replays").collect()
+    command = ["dead-letters", "cancel", "r9", f"--tables={tables.root}"]
+    result = CliRunner().invoke(app, command)
+    assert "there is no replay r9: unfinished are none" in str(result.exception)
+    assert not Path(tables.root, "cancellations").exists()
