@@ -38,12 +38,12 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def port_of(listener: socket.socket) -> int:
-    """The port that a socket listens on."""
+    """Return the port that a socket listens on."""
     return int(listener.getsockname()[1])
 
 
 def free_port() -> int:
-    """A port that is free now, for a program that binds it itself.
+    """Return a port that is free now, for a program that binds it itself.
 
     It is below the ports of outgoing connections, so that none of these takes it first.
     """

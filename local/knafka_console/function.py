@@ -55,7 +55,7 @@ class ViewerSources:
         the end."""
 
     def source_for(self, viewer: Viewer) -> ClusterConsole:
-        """The source of this viewer, created at the first request; the API server checks the
+        """Return the source of this viewer, created at the first request; the API server checks the
         token."""
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
@@ -70,7 +70,7 @@ class ViewerSources:
         return source
 
     def _oldest_request(self) -> float:
-        """When the viewer who has been silent longest sent the last request."""
+        """Return when the viewer who has been silent longest sent the last request."""
         return next(iter(self._sources.values()))[0]
 
     def _create_source(self, viewer: Viewer) -> ClusterConsole:
@@ -93,7 +93,8 @@ class ViewerSources:
 def client_with_token(
     client: kubernetes.client.ApiClient, token: str
 ) -> kubernetes.client.ApiClient:
-    """A client of the same API server with this token, and without the credentials of `client`."""
+    """Return a client of the same API server with this token, and without the credentials of
+    `client`."""
     configuration = kubernetes.client.Configuration()
     configuration.host = client.configuration.host
     configuration.ssl_ca_cert = client.configuration.ssl_ca_cert
@@ -102,7 +103,7 @@ def client_with_token(
 
 
 def own_client() -> kubernetes.client.ApiClient:
-    """A client with the function's own account; Kubernetes renews its token in a file."""
+    """Return a client with the function's own account; Kubernetes renews its token in a file."""
     configuration = kubernetes.client.Configuration()
     kubernetes.config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     return kubernetes.client.ApiClient(configuration)

@@ -75,7 +75,7 @@ async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator
 
 
 def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
-    """A listening socket at the port, or at the first free one; None if none is free. Raises
+    """Return a listening socket at the port, or at the first free one; None if none is free. Raises
     `PortTaken`."""
     for candidate in (
         range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED) if port is None else (port,)

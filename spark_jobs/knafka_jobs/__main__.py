@@ -1,4 +1,4 @@
-"""`python -m knafka_jobs COMMAND`, and what the spark-submit launchers call.
+"""The command line `python -m knafka_jobs COMMAND`, also used by the spark-submit launchers.
 
 A job's answer goes to stdout as one line of JSON, its progress to stderr. Exit codes: 0 done,
 1 failed (the last line of stderr says why), 2 the command line is wrong.

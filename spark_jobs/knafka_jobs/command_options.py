@@ -59,7 +59,7 @@ class CompactOptions:
 
 @dataclass(frozen=True, slots=True)
 class FailureSelection:
-    """A choice of failures: those that fit every field which is set."""
+    """Selects the failures that fit every field that is set."""
 
     broker: BrokerName | None = None
     trigger: str | None = None
@@ -78,11 +78,11 @@ class FailureSelection:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
-        """The selection that parsed arguments have; missing arguments select nothing."""
+        """Return the selection that parsed arguments have; missing arguments select nothing."""
         return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 
     def __str__(self) -> str:
-        """The selection as options of the command line; `everything` if no field is set."""
+        """Return the selection as options of the command line; `everything` if no field is set."""
         options = [
             f"--{field.name} {value}"
             for field in fields(self)
@@ -93,7 +93,7 @@ class FailureSelection:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of `python -m knafka_jobs`."""
+    """Return the parser of `python -m knafka_jobs`."""
     argument_parser = argparse.ArgumentParser(
         prog="knafka_jobs",
         description="Jobs on Spark. For dead letters: compact, report, replay and purge. For "
@@ -138,7 +138,7 @@ def _parse_trace_url(text: str) -> str:
 
 
 def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
-    """A parser of numbers above 0."""
+    """Return a parser of numbers above 0."""
 
     def number(text: str) -> N:
         if not (value := kind(text)) > 0:

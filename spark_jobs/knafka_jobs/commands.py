@@ -88,7 +88,8 @@ def store_file(spark: SparkSession, root: str, file: Path, name: str) -> None:
 
 
 def sent_event_count(spark: SparkSession, arguments: Namespace) -> int | None:
-    """The number of events that the replay `arguments.replay_id` sent; None until it finishes."""
+    """Return the number of events that the replay `arguments.replay_id` sent; None until it
+    finishes."""
     with explain_spark_errors("Spark"):
         return finished_event_count(Tables(spark, arguments.tables), arguments.replay_id)
 
@@ -118,7 +119,7 @@ def _settled(kafka: KafkaClient | None) -> SettledSpans | None:
 
 
 def _compact_options(arguments: Namespace) -> CompactOptions:
-    """The options of a compaction before a report or by the command `compact`."""
+    """Return the options of a compaction before a report or by the command `compact`."""
     return CompactOptions(
         broker=arguments.broker,
         keep_hours=arguments.keep_hours,
@@ -199,7 +200,7 @@ def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress)
 
 
 def _milliseconds(moment: datetime | None) -> int | None:
-    """A time in milliseconds since the Unix epoch."""
+    """Return a time in milliseconds since the Unix epoch."""
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
@@ -222,7 +223,7 @@ def connect(arguments: Namespace) -> KafkaClient:
 
 
 def _user_name() -> str:
-    """The name of the user who runs the job."""
+    """Return the name of the user who runs the job."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -1,4 +1,4 @@
-"""The day under which each failure is kept, so that folding opens only these days of `failures`.
+"""Keeps the day of each failure, so that folding opens only the needed days of `failures`.
 
     rows to MERGE --load_known_days--> key, day --assign_days--> rows with their `day`
                                           └── days to search: no others can have these failures
@@ -25,7 +25,7 @@ from knafka_jobs.materialize import materialized
 
 
 def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
-    """The days under which the table may have these failures: distinct rows of `key`, `day`.
+    """Return the days under which the table may have these failures: distinct rows of `key`, `day`.
 
     If `failure_days` was removed, it is written anew first, from the table `failures`.
     """
@@ -40,7 +40,7 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
 
 
 def distinct_days(known: DataFrame) -> list[date]:
-    """The distinct days of rows of `load_known_days`: those to open in `failures`."""
+    """Return the distinct days of rows of `load_known_days`: those to open in `failures`."""
     return [row["day"] for row in known.select("day").distinct().collect()]
 
 
@@ -70,5 +70,5 @@ def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
 
 
 def _failure_key() -> Column:
-    """64 bits of a failure's id, as a column."""
+    """Return 64 bits of a failure's id, as a column."""
     return F.xxhash64("failure_id")

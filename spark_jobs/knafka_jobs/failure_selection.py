@@ -1,4 +1,4 @@
-"""Which failures a selection means, and which failures can be replayed: declared once.
+"""Defines which failures a selection includes, and which failures can be replayed.
 
     FailureSelection --conditions--> column, operator, value --> Spark's columns  (replay_plan)
                                                              --> SQL of DataFusion (lookup_plan)
@@ -28,7 +28,7 @@ class FailureCondition(NamedTuple):
 
 
 def conditions(selection: FailureSelection) -> list[FailureCondition]:
-    """The comparisons of a selection, all but its `where`, which is SQL of Spark's."""
+    """Return the comparisons of a selection, all but its `where`, which is SQL of Spark's."""
     values: dict[str, Any] = {
         name: getattr(selection, name)
         for name in ("trigger", "destination", "code", "summary", "type", "source", "id")
@@ -96,7 +96,7 @@ class Preview:
         return sum(self.triggers.values())
 
     def document(self) -> dict[str, Any]:
-        """The preview as the JSON document that a dry run prints."""
+        """Return the preview as the JSON document that a dry run prints."""
         return {
             "would_send": self.count,
             "left_out": self.left_out,

@@ -21,7 +21,7 @@ LINE_CHARACTERS: Final = 400
 """Characters of the error's line that the fingerprint is made from; its end is left out."""
 
 FINGERPRINT_CHARACTERS: Final = 160
-"""Characters of a fingerprint, at most."""
+"""Most characters of a fingerprint."""
 
 _FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
 """Matches the first line that has a letter or a digit."""
@@ -59,7 +59,7 @@ RULES: Final = (
         "<address>",
     ),
     (rf"{_ALONE}0[xX]{_HEX}+{_ENDS}", "<id>"),
-    # What Kubernetes adds to the name of a Deployment for its pods.
+    # The suffix that Kubernetes adds to a Deployment's name for its pods.
     (rf"-(?=[a-z]*[0-9])[0-9b-z]{{8,10}}-[0-9b-z]{{5}}{_ENDS}", "-<id>"),
     # Hexadecimal from eight digits on, anything from sixteen, if there is a number in it.
     (rf"{_ALONE}(?=[A-Fa-f]*[0-9]){_HEX}{{8,}}{_ENDS}", "<id>"),
@@ -70,7 +70,7 @@ RULES: Final = (
 
 
 def fingerprint(error: str | None) -> str:
-    """The fingerprint of an error's text; empty if the text has no letter or digit."""
+    """Return the fingerprint of an error's text; empty if the text has no letter or digit."""
     first_line = re.search(_FIRST_LINE, error or "", re.ASCII)
     text = first_line[0][:LINE_CHARACTERS] if first_line else ""
     for pattern, mark in RULES:
@@ -79,7 +79,8 @@ def fingerprint(error: str | None) -> str:
 
 
 def fingerprint_of(error_data: Column) -> Column:
-    """The `fingerprint` of a column with `knativeerrordata`: base64, else taken as plain text."""
+    """Return the `fingerprint` of a column with `knativeerrordata`: base64, else taken as plain
+    text."""
     # Imported here, so that the report's document, which uses a limit of this module, can be read
     # without Spark, as in the console.
     from pyspark.sql import functions as F

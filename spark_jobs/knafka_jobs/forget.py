@@ -1,4 +1,4 @@
-"""Deletes failures with their records, so that no file below the tables' root has them any more.
+"""Deletes failures with their records, from all files below the tables' root.
 
     positions -> `purged`, rows out of `records`, then `failures`, then files that nothing needs
 
@@ -55,8 +55,8 @@ def delete_failures(
                 .where("start IS NULL OR offset >= start")
                 .select(*KEY)
             )
-        # The positions first, as the compaction deletes from a topic only what it can account for,
-        # and the failures last: a run that was cut short finds them again.
+        # Write the positions first, as the compaction deletes from a topic only records that it can
+        # account for, and delete the failures last: an interrupted run finds them again.
         tables.append(positions, "purged")
         for name, days_predicate in (
             ("records", of_their_days),
@@ -64,10 +64,10 @@ def delete_failures(
         ):
             on = f"{name}.failure_id = more.failure_id"
             tables.remove(chosen.select("failure_id"), name, f"{days_predicate} AND {on}")
-        # Again, as on an object store nothing has kept a compaction from appending meanwhile.
+        # Fold again, as on an object store a compaction may have appended meanwhile.
         fold()
         rewrite_days(tables, days)
-    # Also of a run that was cut short.
+    # Also files that an interrupted run left.
     for name in ("records", "failures"):
         tables.erase_unused_files(name)
     remove_others(tables.spark, tables.root)
@@ -77,7 +77,8 @@ def delete_failures(
 def expired_failures(
     failures: DataFrame, resolved_before: date | None, unresolved_before: date | None
 ) -> DataFrame:
-    """Failures resolved before the one day, and unresolved ones that last failed before the other.
+    """Return failures resolved before the one day, and unresolved ones that last failed before the
+    other.
 
     None for a day: none of these.
     """
@@ -92,7 +93,7 @@ def expired_failures(
 
 
 def _days_predicate(chosen: DataFrame) -> str:
-    """The days of these failures' records, as SQL; `true` if a failure lacks its days."""
+    """Return the days of these failures' records, as SQL; `true` if a failure lacks its days."""
     unknown = "first_day IS NULL OR last_day IS NULL"
     row = chosen.selectExpr(
         f"CASE WHEN NOT bool_or({unknown}) THEN min(first_day) END AS first",

@@ -24,7 +24,7 @@ _WORKER_JOB_ERROR: Final = re.compile(rf"{re.escape(JobError.__module__)}\.JobEr
 
 
 def worker_error_text(error: Exception) -> str:
-    """The reason why a task in a Python worker of Spark failed, in one line.
+    """Return the reason why a task in a Python worker of Spark failed, in one line.
 
     It is the text of the `JobError` that was raised there, else the last line of the stack trace.
     """
@@ -37,7 +37,7 @@ def worker_error_text(error: Exception) -> str:
 
 
 def error_in_one_line(error: Exception) -> str:
-    """The reason why a job failed, in one line; an unexpected error asks for a report."""
+    """Return the reason why a job failed, in one line; an unexpected error asks for a report."""
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):
         return text

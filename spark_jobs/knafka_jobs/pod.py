@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of the commands `archive`, `replay` and `purge`."""
+    """Return the parser of the commands `archive`, `replay` and `purge`."""
     argument_parser = argparse.ArgumentParser(prog="knafka_jobs.pod")
     commands = argument_parser.add_subparsers(dest="command", required=True)
     for command, options in POD_COMMANDS.items():
@@ -287,7 +287,7 @@ def _is_given(arguments: argparse.Namespace, flag: str) -> bool:
 
 
 def _kafka_options(arguments: argparse.Namespace) -> list[str]:
-    """The options that tell a job how to reach Kafka."""
+    """Return the options that tell a job how to reach Kafka."""
     secret = [] if arguments.secret is None else [f"--secret={arguments.secret}"]
     return [f"--bootstrap-servers={arguments.bootstrap_servers}", *secret]
 
@@ -299,7 +299,8 @@ def _write_termination_message(answer: Mapping[str, Any]) -> None:
 
 
 def termination_message(answer: Mapping[str, Any]) -> str:
-    """The answer as JSON that fits a termination message: a dry run's lists are shortened."""
+    """Return the answer as JSON that fits a termination message: a dry run's lists are
+    shortened."""
     fits = dict(answer)
     while len(message := json.dumps(fits)) > MAX_MESSAGE_CHARACTERS:
         if events := fits.get("events"):

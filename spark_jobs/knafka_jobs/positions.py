@@ -31,13 +31,13 @@ class OffsetBounds(NamedTuple):
 
 
 def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:
-    """The bounds of rows with the columns `KEY`, one per partition. Runs a Spark job."""
+    """Return the bounds of rows with the columns `KEY`, one per partition. Runs a Spark job."""
     ends = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
     return [OffsetBounds(*row) for row in ends if None not in row]
 
 
 def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:
-    """A predicate that is true for rows within these bounds.
+    """Return a predicate that is true for rows within these bounds.
 
     With more than `MAX_BOUNDS` it compares only topics and the outermost offsets, so that some
     other rows fit, too.
@@ -59,7 +59,7 @@ def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:
 
 
 def _between_outermost(bounds: list[OffsetBounds]) -> Column:
-    """A predicate for the outermost offsets of these bounds."""
+    """Return a predicate for the outermost offsets of these bounds."""
     return F.col("offset").between(
         min(bound.first for bound in bounds), max(bound.last for bound in bounds)
     )

@@ -1,4 +1,4 @@
-"""The tables: what each is for, and its columns.
+"""Declares the tables: the purpose and the columns of each.
 
     dead-letter topics ──> records ──> failures <── replays, sent
                                           └──> reports
@@ -223,5 +223,5 @@ default Delta notes the first 32 columns, which is a tenth of the cost of writin
 
 
 def ddl(columns: Columns) -> str:
-    """The columns as SQL declares them, such as ``"`key` bigint, `day` date"``."""
+    """Return the columns as SQL declares them, such as ``"`key` bigint, `day` date"``."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())

@@ -1,4 +1,5 @@
-"""How Spark is launched in a pod: the arguments of the driver, and the command of an executor.
+"""Builds the command lines that launch Spark in a pod: the arguments of the driver, and the command
+of an executor.
 
     submit_arguments(environment)    of this process: alone in its pod, or with executors
     executor_command(environment)    of a pod that Spark's Kubernetes scheduler starts
@@ -50,7 +51,7 @@ _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
 
 
 def submit_arguments(environment: Mapping[str, str]) -> list[str]:
-    """The arguments of PySpark's launcher, from these environment variables:
+    """Return the arguments of PySpark's launcher, from these environment variables:
 
     KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
     KNAFKA_SPARK                  more of Spark's settings, a JSON object
@@ -115,12 +116,12 @@ def _executor_settings(
 
 
 def _whole_cores(cpu: str) -> int:
-    """The whole cores in a Kubernetes CPU quantity: 2 of `2500m`."""
+    """Return the whole cores in a Kubernetes CPU quantity: 2 of `2500m`."""
     return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
 
 
 def executor_command(environment: Mapping[str, str]) -> list[str]:
-    """The command line of an executor, as in Spark's own image.
+    """Return the command line of an executor, as in Spark's own image.
 
     Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh.
     """

@@ -60,11 +60,13 @@ class ReadState(NamedTuple):
     cuts: tuple[int, ...] = ()
 
     def cut_at(self, offset: int) -> ReadState:
-        """The state after the log was cut at `offset`: reading goes on there, in a new log."""
+        """Return the state after the log was cut at `offset`: reading goes on there, in a new
+        log."""
         return ReadState(offset, NO_MARK, (*self.cuts, offset))
 
     def logs(self) -> list[tuple[int, int]]:
-        """The logs that make up the partition now: first offset and number of each, in order."""
+        """Return the logs that make up the partition now: first offset and number of each, in
+        order."""
         logs = [(0, 0)]
         for number, first in enumerate(self.cuts, start=1):
             while logs and logs[-1][0] >= first:
@@ -84,11 +86,12 @@ class ReadState(NamedTuple):
 
 
 Offsets: TypeAlias = Mapping[Partition, ReadState]
-"""How far each partition that was ever read was read."""
+"""The `ReadState` of each partition that was ever read."""
 
 
 def log_id(topic_id: str, number: int) -> str:
-    """The `topic_id` of rows that lie in the log of this number: `ID` for 0, else `ID~NUMBER`."""
+    """Return the `topic_id` of rows that lie in the log of this number: `ID` for 0, else
+    `ID~NUMBER`."""
     return f"{topic_id}{LOG_SEPARATOR}{number}" if number else topic_id
 
 
@@ -99,7 +102,7 @@ def split_log_id(text: str) -> tuple[str, int]:
 
 
 def read_states_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
-    """How far partitions were read, told from the rows of each log.
+    """Return how far partitions were read, from the rows of each log.
 
     `spans` has log id, partition, first offset and the offset after the last row.
     """
@@ -138,7 +141,7 @@ class TopicState:
 
 
 def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
-    """The offsets that all partitions of these topics have."""
+    """Return the offsets that all partitions of these topics have."""
     return {
         (name, partition): span
         for name, topic in topics.items()

@@ -40,7 +40,7 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
 
 
 def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -> str | None:
-    """The text with the annotation added or changed; None if more than that would change.
+    """Return the text with the annotation added or changed; None if more than that would change.
 
     Raises `yaml.YAMLError`.
     """
@@ -57,7 +57,7 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
 
 
 def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:
-    """The text with the annotation, at the object's `metadata` node."""
+    """Return the text with the annotation, at the object's `metadata` node."""
     annotations = _value_of(metadata, ANNOTATIONS_KEY)
     if annotations is None:
         if metadata.flow_style:
@@ -75,19 +75,19 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
 
 
 def _insert_entry(text: str, mapping: yaml.MappingNode, entry: str) -> str:
-    """The text with one more entry before the first one of a mapping."""
+    """Return the text with one more entry before the first one of a mapping."""
     first = mapping.value[0][0].start_mark
     between = ", " if mapping.flow_style else "\n" + " " * first.column
     return text[: first.index] + entry + between + text[first.index :]
 
 
 def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:
-    """The text with another one in place of a node."""
+    """Return the text with another one in place of a node."""
     return text[: node.start_mark.index] + replacement + text[node.end_mark.index :]
 
 
 def _metadata_nodes(text: str) -> Iterator[tuple[ObjectIdentity | None, yaml.MappingNode]]:
-    """The identity and the `metadata` node of each object, unless that node is empty or no
+    """Yield the identity and the `metadata` node of each object, unless that node is empty or no
     mapping."""
     loader = yaml.SafeLoader(text)
     try:
@@ -101,7 +101,7 @@ def _metadata_nodes(text: str) -> Iterator[tuple[ObjectIdentity | None, yaml.Map
 
 
 def _object_nodes(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    """The objects of one document: the document itself, and the items of a List."""
+    """Yield the objects of one document: the document itself, and the items of a List."""
     if isinstance(node, yaml.MappingNode):
         yield node
         items = _value_of(node, "items")
@@ -110,10 +110,10 @@ def _object_nodes(node: yaml.Node | None) -> Iterator[yaml.MappingNode]:
 
 
 def _value_of(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
-    """The value of a key in a mapping node; None if the key is missing."""
+    """Return the value of a key in a mapping node; None if the key is missing."""
     return next((value for name, value in mapping.value if name.value == key), None)
 
 
 def _documents(text: str) -> list[Any]:
-    """Every object in a text of YAML documents."""
+    """Return every object in a text of YAML documents."""
     return [item for document in yaml.safe_load_all(text) for item in objects_in(document)]

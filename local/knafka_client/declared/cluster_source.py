@@ -72,7 +72,7 @@ UNREACHED_HINT: Final = (
 
 
 def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
-    """A Kubernetes client for a kubeconfig's context, and the namespace of that context.
+    """Return a Kubernetes client for a kubeconfig's context, and the namespace of that context.
 
     None means kubectl's default: the current context, KUBECONFIG. Raises `ClusterError`.
     """
@@ -135,15 +135,15 @@ class ClusterSource:
         return self._view_of(reading, namespace)
 
     def view(self, family: Family, broker: Document, trigger: Document) -> DeclaredView:
-        """The view of one Broker or KafkaChannel and one of its Triggers or Subscriptions. Raises
-        `ClusterError`."""
+        """Return the view of one Broker or KafkaChannel and one of its Triggers or Subscriptions.
+        Raises `ClusterError`."""
         reading = _NamespaceReading(self)
         reading.add_broker(family, broker)
         reading.add_trigger(family, trigger)
         return self._view_of(reading, trigger["metadata"]["namespace"])
 
     def _view_of(self, reading: _NamespaceReading, namespace: str) -> DeclaredView:
-        """The view of everything that was read."""
+        """Return the view of everything that was read."""
         return DeclaredView(
             reading.ingresses,
             reading.egresses,
@@ -171,7 +171,7 @@ class ClusterSource:
     def connection_of_channel(
         self, channel: Broker
     ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """The librdkafka configuration for a KafkaChannel's Kafka; like `connection_of`.
+        """Return the librdkafka configuration for a KafkaChannel's Kafka; like `connection_of`.
 
         All channels share one ConfigMap, and each may name a Secret.
         """
@@ -211,7 +211,7 @@ class ClusterSource:
     def connection_of(
         self, broker: Broker
     ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """The librdkafka configuration for a Broker's Kafka.
+        """Return the librdkafka configuration for a Broker's Kafka.
 
         Also the ConfigMap that applies to the Broker, and problems with what could not be read.
         Raises `KnafkaError`.
@@ -249,12 +249,12 @@ class ClusterSource:
         return librdkafka_configuration, configured.config, []
 
     def config_map(self, identity: Identity) -> ConfigMap | None:
-        """The ConfigMap of this name; None if it doesn't exist. Raises `ClusterError`."""
+        """Return the ConfigMap of this name; None if it doesn't exist. Raises `ClusterError`."""
         document = self._get("ConfigMap", identity)
         return None if document is None else parse(ConfigMap, document)
 
     def with_default_delivery(self, broker: Broker) -> Broker:
-        """The Broker with the delivery of `config-br-defaults`, if it declares none and that
+        """Return the Broker with the delivery of `config-br-defaults`, if it declares none and that
         ConfigMap can be read."""
         if broker.spec.delivery.is_set:
             return broker
@@ -265,7 +265,7 @@ class ClusterSource:
             return broker  # topics and groups don't depend on the delivery
 
     def list(self, api_version: str, kind: str, namespace: str) -> Sequence[Document] | None:
-        """All objects of a kind in a namespace; None if the cluster doesn't have the kind.
+        """Return all objects of a kind in a namespace; None if the cluster doesn't have the kind.
 
         Raises `ClusterError`.
         """
@@ -283,7 +283,7 @@ class ClusterSource:
         return [{**about, **item} for item in answer.get("items") or ()]
 
     def _get(self, kind: Literal["ConfigMap", "Secret"], identity: Identity) -> Document | None:
-        """A ConfigMap or Secret; None if it doesn't exist. Raises `ClusterError`."""
+        """Return a ConfigMap or Secret; None if it doesn't exist. Raises `ClusterError`."""
         core = self._system_core if identity.namespace == self._system_namespace else self._core
         read = {
             "ConfigMap": core.read_namespaced_config_map,
@@ -294,7 +294,7 @@ class ClusterSource:
     def _request(
         self, request_text: str, ask: Callable[..., Any], *arguments: str
     ) -> Document | None:
-        """The JSON answer to a request; None if it was 404. Raises `ClusterError`."""
+        """Return the JSON answer to a request; None if it was 404. Raises `ClusterError`."""
         answer = request_body(
             request_text,
             lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
@@ -307,7 +307,7 @@ class _NamespaceReading:
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
-        # Others may have written a status: then only the usual names are trusted.
+        # Other users may have written a status: then only the usual names are trusted.
         self._naming = AS_RECORDED if source.trusts_status else DEFAULT_NAMING
         self._brokers: dict[str, tuple[Broker, Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
@@ -382,5 +382,5 @@ class _NamespaceReading:
 
 
 def _sink(url: object) -> Sink | None:
-    """The Sink of a URL; None without one."""
+    """Return the Sink of a URL; None without one."""
     return parse(Sink, {"url": url}) if url else None

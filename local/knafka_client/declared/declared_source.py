@@ -51,7 +51,7 @@ class DeclaredView:
     """What the user can do if Kafka doesn't answer."""
 
     def find_ingress(self, broker: str | None) -> Ingress:
-        """The Ingress of the named Broker or KafkaChannel, or of the only one. Raises
+        """Return the Ingress of the named Broker or KafkaChannel, or of the only one. Raises
         `UnknownObject`."""
         candidates = self.ingresses
         if broker is not None:
@@ -69,7 +69,7 @@ class DeclaredView:
         raise UnknownObject(self._with_problems(f"{problem} there is {known or 'none'}"))
 
     def find_egress(self, trigger: str) -> Egress:
-        """The Egress of the named Trigger, or else Subscription. Raises `UnknownObject`."""
+        """Return the Egress of the named Trigger, or else Subscription. Raises `UnknownObject`."""
         by_name = {trigger_name_of(egress): egress for egress in self.egresses}
         prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
         subscription = SUBSCRIPTION_PREFIX + self._full_name(
@@ -83,13 +83,13 @@ class DeclaredView:
         raise UnknownObject(self._with_problems(f"there is no {missing}: there is {known}"))
 
     def egresses_of(self, ingress: Ingress) -> Sequence[Egress]:
-        """The Egress of each Trigger of a Broker."""
+        """Return the Egress of each Trigger of a Broker."""
         return [
             egress for egress in self.egresses if broker_name_of(egress) == broker_name_of(ingress)
         ]
 
     def connection(self, owner: Ingress | Egress) -> dict[str, Any]:
-        """The librdkafka configuration for the Kafka of a Broker or Trigger."""
+        """Return the librdkafka configuration for the Kafka of a Broker or Trigger."""
         return dict(self.connections[broker_name_of(owner)])
 
     @contextmanager
@@ -104,11 +104,11 @@ class DeclaredView:
             raise KafkaNotReached(f"Kafka at {servers}: {error}: {self.unreached}") from error
 
     def _full_name(self, name: str) -> str:
-        """The name with a namespace."""
+        """Return the name with a namespace."""
         return name if "/" in name else f"{self.namespace}/{name}"
 
     def _with_problems(self, text: str) -> str:
-        """A sentence followed by the view's problems, which may be its cause."""
+        """Return a sentence followed by the view's problems, which may be its cause."""
         return "; ".join([text, *self.problems])
 
 
@@ -150,23 +150,25 @@ class InstallationSource:
 
 
 def broker_name_of(owner: Ingress | Egress) -> str:
-    """The name of an owner's Broker or channel: `namespace/name` or `channel/namespace/name`."""
+    """Return the name of an owner's Broker or channel: `namespace/name` or
+    `channel/namespace/name`."""
     name = f"{owner.namespace}/{owner.broker}"
     return CHANNEL_PREFIX + name if owner.kind in ("KafkaChannel", "Subscription") else name
 
 
 def trigger_name_of(egress: Egress) -> str:
-    """The name of a Trigger or Subscription: `namespace/name` or `subscription/namespace/name`."""
+    """Return the name of a Trigger or Subscription: `namespace/name` or
+    `subscription/namespace/name`."""
     return _prefixed_name(egress.kind, f"{egress.namespace}/{egress.trigger}")
 
 
 def namespace_in(name: str) -> str | None:
-    """The namespace in a name, with or without a prefix; None if it has none."""
+    """Return the namespace in a name, with or without a prefix; None if it has none."""
     for prefix in (CHANNEL_PREFIX, SUBSCRIPTION_PREFIX):
         name = name.removeprefix(prefix)
     return name.rpartition("/")[0] or None
 
 
 def _prefixed_name(kind: str, name: str) -> str:
-    """The name with the prefix of its kind."""
+    """Return the name with the prefix of its kind."""
     return SUBSCRIPTION_PREFIX + name if kind == "Subscription" else name

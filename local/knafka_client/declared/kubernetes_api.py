@@ -51,8 +51,8 @@ class KubernetesApi:
         self._client = client
 
     def list(self, objects: Objects, namespace: str | None = None) -> Sequence[Document] | None:
-        """All objects of a kind in one namespace, or in all; None if the cluster doesn't have the
-        kind."""
+        """Return all objects of a kind in one namespace, or in all; None if the cluster doesn't
+        have the kind."""
         if namespace is not None and _NAME(namespace) is None:
             raise ClusterError(f"{namespace!r:.80} is no name of a namespace")
         scope = f"in {namespace}" if namespace else "in all namespaces"
@@ -65,7 +65,8 @@ class KubernetesApi:
         return items
 
     def get(self, objects: Objects, namespace: str, name: str) -> Document | None:
-        """One object; None if it doesn't exist, or if no object can have such a name (`..`)."""
+        """Return one object; None if it doesn't exist, or if no object can have such a name
+        (`..`)."""
         if _NAME(namespace) is None or _NAME(name) is None:
             return None
         answer = self.ask(
@@ -170,7 +171,7 @@ class KubernetesApi:
 
 
 def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
-    """The body of an API server's answer; None if it was 404. Raises `ClusterError`."""
+    """Return the body of an API server's answer; None if it was 404. Raises `ClusterError`."""
     try:
         data: bytes = ask().data
     except ApiException as error:
@@ -194,7 +195,7 @@ def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
 
 
 def _object_path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
-    """The path of a kind's objects, or of one object."""
+    """Return the path of a kind's objects, or of one object."""
     root = "/apis" if objects.group else "/api"
     namespace_part = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     name_part = f"/{quote(name, safe='')}" if name else ""
@@ -202,7 +203,7 @@ def _object_path(objects: Objects, namespace: str | None = None, name: str | Non
 
 
 def _error_message(error: ApiException) -> str:
-    """The error's message from the API server, or else the status code."""
+    """Return the error's message from the API server, or else the status code."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, TypeError, KeyError):

@@ -106,7 +106,7 @@ class DeclaredObjects:
     """The documents as they are written, each with the folder of its file."""
 
     def of_type(self, kind: type[Any]) -> Iterator[Any]:
-        """All declared objects of this class."""
+        """Return all declared objects of this class."""
         return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
 
 
@@ -158,7 +158,7 @@ class Manifests:
         )
 
     def _existing_files(self) -> Iterator[Path]:
-        """The files that exist now, each once."""
+        """Yield the files that exist now, each once."""
         seen = set()
         for path in self.paths:
             candidates = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -169,7 +169,7 @@ class Manifests:
                     yield file
 
     def files(self) -> Sequence[Path]:
-        """The files that exist now."""
+        """Return the files that exist now."""
         return list(self._existing_files())
 
     async def changes(self) -> AsyncIterator[None]:
@@ -258,7 +258,7 @@ def parse_declared(document: object) -> Resource | None:
 
 
 def objects_in(document: object) -> Iterator[object]:
-    """The objects of one document: the document itself, or the items of a List; none if it is
+    """Yield the objects of one document: the document itself, or the items of a List; none if it is
     empty."""
     if isinstance(document, dict) and document.get("kind") == "List":
         items = document.get("items")
@@ -287,7 +287,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_documents(file: Path) -> list[tuple[ManifestPlace, object]]:
-    """Every object in a file as it is written, with its place. Raises `UnreadableFile`."""
+    """Return every object in a file as it is written, with its place. Raises `UnreadableFile`."""
     try:
         items = list(yaml.load_all(file.read_text(), _Loader))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:

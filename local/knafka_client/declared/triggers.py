@@ -36,7 +36,7 @@ def parse_name(text: str, kind: str) -> ObjectIdentity:
 
 
 def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
-    """The declared Trigger of this name. Raises `UnknownObject`."""
+    """Return the declared Trigger of this name. Raises `UnknownObject`."""
     identity = parse_name(text, "Trigger")
     trigger, _ = declared.resources.get(identity, (None, None))
     if isinstance(trigger, Trigger):
@@ -48,8 +48,8 @@ def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
 
 
 def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger]:
-    """The declared Triggers of one Broker, or all of them. Raises `UnknownObject` if the Broker has
-    none."""
+    """Return the declared Triggers of one Broker, or all of them. Raises `UnknownObject` if the
+    Broker has none."""
     declared_triggers: list[Trigger] = list(declared.of_type(Trigger))
     if broker is None:
         return declared_triggers
@@ -70,12 +70,12 @@ def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequenc
 
 
 def refusing_clauses(trigger: Trigger, event: Event) -> Sequence[str]:
-    """The filter clauses of a Trigger that don't match the event; empty if all match."""
+    """Return the filter clauses of a Trigger that don't match the event; empty if all match."""
     return why_not(trigger.spec.filter, trigger.spec.filters, event.attributes)
 
 
 def filters_text(trigger: Trigger) -> str:
-    """All of a Trigger's filters on one line."""
+    """Return all of a Trigger's filters on one line."""
     if trigger.spec.filters:
         return " and ".join(map(_filter_text, trigger.spec.filters))
     attributes = trigger.spec.filter.attributes
@@ -85,7 +85,7 @@ def filters_text(trigger: Trigger) -> str:
 
 
 def _filter_text(spec: Filter) -> str:
-    """One filter as text."""
+    """Return one filter as text."""
     match spec:
         case Exact(exact=pairs):
             return " and ".join(f"{name}={value}" for name, value in pairs.items())
@@ -106,7 +106,7 @@ def _filter_text(spec: Filter) -> str:
 
 
 def destination_text(destination: Destination) -> str:
-    """A destination's reference or URL, as it is declared."""
+    """Return a destination's reference or URL, as it is declared."""
     if destination.ref is None:
         return destination.uri or ""
     reference = f"{destination.ref.kind} {destination.ref.name}"
@@ -119,5 +119,5 @@ def is_paused(trigger: Trigger) -> bool:
 
 
 def declared_order(trigger: Trigger) -> str:
-    """The order that a Trigger declares; `key` by default."""
+    """Return the order that a Trigger declares; `key` by default."""
     return trigger.metadata.annotations.get(DELIVERY_ORDER, "key")

@@ -17,7 +17,7 @@ from knafka_operator.sensors import waiting as sensor_waiting
 
 
 def broker_row(document: Document) -> BrokerRow:
-    """The row of a Broker or KafkaChannel, without counts."""
+    """Return the row of a Broker or KafkaChannel, without counts."""
     kind = document["kind"]
     row = BrokerRow(
         _full_name(document),
@@ -31,7 +31,7 @@ def broker_row(document: Document) -> BrokerRow:
 
 
 def trigger_row(document: Document) -> TriggerRow:
-    """The row of a Trigger, Subscription or Sensor, without lag and counts."""
+    """Return the row of a Trigger, Subscription or Sensor, without lag and counts."""
     kind = document["kind"]
     sensor = kind == "Sensor"
     broker = bus_of(document).identity if sensor else family_of(kind).broker_of(document)
@@ -50,7 +50,7 @@ def trigger_row(document: Document) -> TriggerRow:
 
 
 def sensor_row(document: Document) -> TriggerRow:
-    """The row of a Sensor, with the lag and replicas that its status last recorded."""
+    """Return the row of a Sensor, with the lag and replicas that its status last recorded."""
     annotations = (document.get("status") or {}).get("annotations") or {}
     lag, replicas = annotations.get(LAG, ""), annotations.get(REPLICAS, "")
     return replace(
@@ -70,24 +70,24 @@ def not_ready_reason(document: Document) -> str:
 
 
 def condition(document: Document, type_: str) -> Document:
-    """The object's condition of this type; empty if it has none."""
+    """Return the object's condition of this type; empty if it has none."""
     return next((row for row in conditions(document) if row["type"] == type_), {})
 
 
 def conditions(document: Document) -> Sequence[Document]:
-    """The conditions in an object's status."""
+    """Return the conditions in an object's status."""
     return (document.get("status") or {}).get("conditions") or ()
 
 
 def _delivery_warning(document: Document) -> str:
-    """The object's `Delivering` condition as text, if it is a warning; else empty."""
+    """Return the object's `Delivering` condition as text, if it is a warning; else empty."""
     delivering = condition(document, DELIVERING)
     warns = delivering.get("severity") == Severity.WARNING and delivering.get("status") == "False"
     return _condition_text(delivering) if warns else ""
 
 
 def _condition_fields(document: Document) -> dict[str, Any]:
-    """The fields of a row that hold the conditions and the generation they describe."""
+    """Return the fields of a row that hold the conditions and the generation they describe."""
     fields = ("type", "status", "reason", "message", "severity")
     rows = tuple(
         ConditionRow(**{field: stored[field] for field in fields if field in stored})
@@ -98,7 +98,7 @@ def _condition_fields(document: Document) -> dict[str, Any]:
 
 
 def _condition_text(row: Document) -> str:
-    """A condition as text, `Reason: message`."""
+    """Return a condition as text, `Reason: message`."""
     if not row:
         return "not reconciled yet"
     return f"{row.get('reason', '')}: {row.get('message', '')}"

@@ -82,7 +82,7 @@ class RunningState(Model):
     sensors: tuple[SensorPlace, ...] = ()
 
     def url_of(self, ingress: Ingress) -> str:
-        """The URL at which a Broker or KafkaChannel takes events."""
+        """Return the URL at which a Broker or KafkaChannel takes events."""
         is_channel = ingress.kind == "KafkaChannel"
         return (self.channels_url if is_channel else self.url) + ingress.path
 
@@ -136,7 +136,7 @@ class Installation:
         replace_file(self._status, text)
 
     def read_state(self) -> RunningState:
-        """The state of the `knafka up` that runs on this folder. Raises `NotRunning`."""
+        """Return the state of the `knafka up` that runs on this folder. Raises `NotRunning`."""
         if self.pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
                 return documents.parse_json(RunningState, self._state.read_text())
@@ -146,15 +146,15 @@ class Installation:
         )
 
     def read_status(self) -> str | None:
-        """The last snapshot as JSON; None if nothing runs, or it is just starting."""
+        """Return the last snapshot as JSON; None if nothing runs, or it is just starting."""
         if self.pid() is not None:
             with contextlib.suppress(OSError):
                 return self._status.read_text()
         return None
 
     def pid(self) -> int | None:
-        """The pid of the `knafka up` on this folder, also while it starts or stops; None if there
-        is none.
+        """Return the pid of the `knafka up` on this folder, also while it starts or stops; None if
+        there is none.
 
         The process with this pid exists, since it holds the lock.
         """
@@ -169,7 +169,7 @@ class Installation:
             file.unlink(missing_ok=True)
 
     def _holder_text(self) -> str:
-        """The pid of the process that holds the lock, as part of a sentence."""
+        """Return the pid of the process that holds the lock, as part of a sentence."""
         pid = self.pid()
         return "" if pid is None else f" (pid {pid})"
 

@@ -40,7 +40,7 @@ async def keep_written(installation: Installation, snapshot: Callable[[], Snapsh
 
 
 def read_snapshot(installation: Installation) -> Snapshot:
-    """The last snapshot, at most a second old. Raises `NotRunning`, also while `knafka up`
+    """Return the last snapshot, at most a second old. Raises `NotRunning`, also while `knafka up`
     starts."""
     if (text := installation.read_status()) is None:
         installation.read_state()  # raises the clearer error if nothing runs
@@ -54,12 +54,12 @@ def read_snapshot(installation: Installation) -> Snapshot:
 
 
 def snapshot_json(snapshot: Snapshot) -> str:
-    """The snapshot as JSON."""
+    """Return the snapshot as JSON."""
     return StatusDocument(now=snapshot).model_dump_json(by_alias=True)
 
 
 def not_ready_sentences(snapshot: Snapshot) -> list[str]:
-    """One sentence for each object that isn't Ready."""
+    """Return one sentence for each object that isn't Ready."""
     brokers = [f"{row.kind} {row.name}: {row.refused}" for row in snapshot.brokers if row.refused]
     triggers = [f"{row.kind} {row.name}: {row.refused}" for row in snapshot.triggers if row.refused]
     sensors = [f"Sensor {row.name}: {row.refused}" for row in snapshot.sensors if row.refused]

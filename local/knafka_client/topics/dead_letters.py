@@ -68,11 +68,11 @@ class StoredDeadLetter:
     """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
 
     def json(self) -> str:
-        """The dead letter as one line of JSON."""
+        """Return the dead letter as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     def text(self) -> str:
-        """The dead letter as lines of text."""
+        """Return the dead letter as lines of text."""
         reason = f"{self.reason} {self.code}".strip()
         lines = [
             f"{self.type} {self.id} from {self.source}",
@@ -124,7 +124,7 @@ class DeadLetterOverview:
         )  # fmt: skip
 
     def __add__(self, other: DeadLetterOverview) -> DeadLetterOverview:
-        """The sum of two overviews of one Trigger that are about different dead letters."""
+        """Return the sum of two overviews of one Trigger that are about different dead letters."""
         return DeadLetterOverview(
             self.trigger,
             self.count + other.count,
@@ -138,7 +138,7 @@ class DeadLetterOverview:
 
 
 def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of text about a replay's dry run; `preview` is the job's result."""
+    """Yield lines of text about a replay's dry run; `preview` is the job's result."""
     for event in preview["events"]:
         reason = f"{event['reason']} {event['code'] or ''}".strip()
         yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({reason})"
@@ -167,7 +167,7 @@ def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 
 
 def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
-    """An Egress that stands for the dead letters of a Broker or KafkaChannel itself.
+    """Return an Egress that stands for the dead letters of a Broker or KafkaChannel itself.
 
     These are records that hold no event. The Egress has an empty Trigger name; its dead-letter
     topic is that of the Broker or channel.
@@ -188,7 +188,7 @@ def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
 
 
 def owner_name(namespace: str, broker: str, trigger: str) -> str:
-    """The name of a dead letter's Trigger, or of its Broker or channel, for people.
+    """Return the name of a dead letter's Trigger, or of its Broker or channel, for people.
 
     `broker` as dead letters have it.
     """
@@ -211,8 +211,8 @@ TabledOffsets: TypeAlias = Mapping[tuple[str, int], int]
 async def read_dead_letters(
     admin: LogAdmin, egress: Egress, limit: int, tabled: TabledOffsets | None = None
 ) -> Sequence[StoredDeadLetter]:
-    """The newest `limit` dead letters of a Trigger that aren't in the tables, oldest first. Raises
-    `LogError`."""
+    """Return the newest `limit` dead letters of a Trigger that aren't in the tables, oldest first.
+    Raises `LogError`."""
     records = await _read_untabled(admin, egress.dead_letter_topic, limit, tabled or {})
     sent = await read_replay_times(admin, egress) if records else {}
     return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
@@ -221,7 +221,7 @@ async def read_dead_letters(
 async def _read_untabled(
     admin: LogAdmin, topic: str, limit: int, tabled: TabledOffsets
 ) -> Sequence[Record]:
-    """The newest records of a topic that the tables don't hold."""
+    """Return the newest records of a topic that the tables don't hold."""
     records = await read_topic(admin, topic, limit)
     if not records or not tabled or (described := await admin.describe_topic(topic)) is None:
         return records
@@ -251,7 +251,7 @@ async def read_overview(
 
 
 async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
-    """The newest `limit` records of a topic; none if the topic doesn't exist yet."""
+    """Return the newest `limit` records of a topic; none if the topic doesn't exist yet."""
     try:
         return await admin.read_all(topic, limit)
     except LogError as error:
@@ -266,7 +266,7 @@ event."""
 
 
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
-    """When each of a Trigger's dead letters was last sent again. Raises `LogError`."""
+    """Return when each of a Trigger's dead letters was last sent again. Raises `LogError`."""
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
         identity = _event_digest(record)
@@ -275,13 +275,14 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
 
 
 def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
-    """When this dead letter was sent again (milliseconds); None if it was not since it failed."""
+    """Return when this dead letter was sent again (ms since the Unix epoch); None if it wasn't
+    since it failed."""
     replayed = sent.get(_event_digest(record))
     return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 
 
 def _event_digest(record: Record) -> bytes:
-    """A digest of the record's event: its id, source and data."""
+    """Return a digest of the record's event: its id, source and data."""
     headers = dict(record.headers() or ())
     parts = [headers.get("ce_id") or b"", headers.get("ce_source") or b"", record.value() or b""]
     return hashlib.sha256(b"".join(b"%d:%s" % (len(part), part) for part in parts)).digest()
@@ -303,7 +304,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
     ]
 
     def text(name: str, otherwise: str = "") -> str:
-        """An attribute, fit for a terminal."""
+        """Return an attribute, fit for a terminal."""
         return printable(attributes.get(name, otherwise))
 
     return StoredDeadLetter(
@@ -331,7 +332,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
 
 
 def _from_base64(text: str) -> str:
-    """A base64 text decoded; the text itself if it isn't base64."""
+    """Return a base64 text decoded; the text itself if it isn't base64."""
     try:
         return base64.b64decode(text, validate=True).decode(errors="replace")
     except ValueError:
@@ -339,7 +340,7 @@ def _from_base64(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text made fit for a terminal: on one line, without control characters, and not too
+    """Return the text made fit for a terminal: on one line, without control characters, and not too
     long."""
     flat = "".join(character if character.isprintable() else " " for character in text).strip()
     return flat if len(flat) <= LONGEST_PREVIEW else flat[: LONGEST_PREVIEW - 1] + "…"

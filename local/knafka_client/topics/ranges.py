@@ -74,7 +74,7 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
 
     def spans(self, topic: str) -> dict[int, tuple[int, int]]:
-        """The first offset and the end offset of each partition."""
+        """Return the first offset and the end offset of each partition."""
         try:
             metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
             if metadata.error is not None:
@@ -84,8 +84,8 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
 
     def offsets_since(self, topic: str, spans: OffsetSpans, since: float) -> dict[int, int]:
-        """The offset of each partition's first record since a time, in seconds since the Unix
-        epoch.
+        """Return the offset of each partition's first record since a time, in seconds since the
+        Unix epoch.
 
         The partition's end offset if there is no such record.
         """
@@ -102,7 +102,7 @@ class RangeReader:
         return starts
 
     def committed(self, topic: str, partitions: Collection[int]) -> Commits:
-        """The group's committed offset and metadata, for each partition that has one."""
+        """Return the group's committed offset and metadata, for each partition that has one."""
         places = [TopicPartition(topic, number) for number in partitions]
         try:
             positions = self.consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
@@ -162,7 +162,7 @@ class RangeReader:
                     self.consumer.incremental_unassign([TopicPartition(topic, number)])
 
     def first_record(self, topic: str, number: int, offset: int, timeout: float) -> Record | None:
-        """The first record of a partition at or after an offset.
+        """Return the first record of a partition at or after an offset.
 
         None if there is none, or if Kafka doesn't send it within `timeout` seconds.
         """

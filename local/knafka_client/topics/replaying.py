@@ -116,7 +116,7 @@ async def send_again(admin: LogAdmin, writer: LogWriter, chosen: Sequence[Replay
 
 
 async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
-    """The name of the Trigger's replay topic, which is created if it doesn't exist."""
+    """Return the name of the Trigger's replay topic, which is created if it doesn't exist."""
     name = replay_topic(egress)
     partitions_by_topic = await admin.topics()
     if name not in partitions_by_topic:

@@ -40,7 +40,7 @@ DELIVERING: Final = "Delivering"
 
 
 def state_document(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
-    """The console's state, from a snapshot and the declared Triggers and Subscriptions."""
+    """Return the console's state, from a snapshot and the declared Triggers and Subscriptions."""
     specs = {(trigger.kind, trigger.id): trigger for trigger in declared}
     return ConsoleState(
         place=place,
@@ -54,7 +54,7 @@ def state_document(snapshot: Snapshot, declared: Iterable[Trigger], place: str) 
 
 
 def _broker_document(row: BrokerRow) -> ConsoleBroker:
-    """The document of a Broker or KafkaChannel."""
+    """Return the document of a Broker or KafkaChannel."""
     namespace, _, name = row.name.rpartition("/")
     return ConsoleBroker(
         kind=row.kind,
@@ -68,7 +68,7 @@ def _broker_document(row: BrokerRow) -> ConsoleBroker:
 
 
 def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
-    """The document of a Trigger or Subscription."""
+    """Return the document of a Trigger or Subscription."""
     namespace, _, name = row.name.rpartition("/")
     health, health_text = health_of(row)
     assert row.kind != "Sensor", "a snapshot has those apart"
@@ -93,14 +93,14 @@ def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigg
 
 
 def _filters_text(declared: Trigger | None) -> str:
-    """A Trigger's filters on one line; empty for a Subscription."""
+    """Return a Trigger's filters on one line; empty for a Subscription."""
     if declared is None or declared.kind != "Trigger":
         return ""
     return triggers.filters_text(declared)
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """The health of a Trigger, and a text about it."""
+    """Return the health of a Trigger, and a text about it."""
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
@@ -121,7 +121,7 @@ def details_document(
     may: Iterable[Action] = (),
     reply: Destination | None = None,
 ) -> TriggerDetails:
-    """The details of a Trigger or Subscription: its declared fields, conditions and allowed
+    """Return the details of a Trigger or Subscription: its declared fields, conditions and allowed
     actions."""
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
@@ -170,7 +170,7 @@ def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, 
 def failures_document(
     letters: Sequence[StoredDeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
 ) -> Failures:
-    """The document of a Trigger's dead letters, of which `limit` were read, oldest first."""
+    """Return the document of a Trigger's dead letters, of which `limit` were read, oldest first."""
     newest_first = tuple(
         ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})
         for letter in reversed(letters)

@@ -1,6 +1,6 @@
 """Source: the Protocol by which the console reads state and acts, for one viewer.
 
-It refuses what its viewer may not see or do.
+It refuses requests for which its viewer lacks the right.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TriggerName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
     def __str__(self) -> str:
-        """The name as the page shows it: with the kind of a Subscription, without that of a
+        """Return the name as the page shows it: with the kind of a Subscription, without that of a
         Trigger."""
         return self.id if self.kind == "Trigger" else f"{self.kind} {self.id}"
 
@@ -76,19 +76,19 @@ class ArchiveReports(Protocol):
     """Reports of DeadLetterArchives; every method may raise `NotFound` and `Forbidden`."""
 
     async def list(self) -> Reports:
-        """All archives that the viewer may list."""
+        """Return all archives that the viewer may list."""
         ...
 
     async def json(self, archive: ArchiveName) -> bytes:
-        """The last report of an archive, as JSON."""
+        """Return the last report of an archive, as JSON."""
         ...
 
     async def page(self, archive: ArchiveName) -> ReportPage:
-        """The last report of an archive, as a page."""
+        """Return the last report of an archive, as a page."""
         ...
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
-        """The replays of an archive's failures, and whether the viewer may create one."""
+        """Return the replays of an archive's failures, and whether the viewer may create one."""
         ...
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
@@ -106,16 +106,16 @@ class Source(Protocol):
         ...
 
     async def state(self) -> ConsoleState:
-        """The state of everything; called every second while a page is open, and never
+        """Return the state of everything; called every second while a page is open, and never
         otherwise."""
         ...
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """The details of a Trigger or Subscription. Raises `NotFound`."""
+        """Return the details of a Trigger or Subscription. Raises `NotFound`."""
         ...
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """The latest dead letters of a Trigger or Subscription. Raises `NotFound`."""
+        """Return the latest dead letters of a Trigger or Subscription. Raises `NotFound`."""
         ...
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
@@ -137,5 +137,5 @@ class Source(Protocol):
         ...
 
     async def report(self) -> bytes | None:
-        """The last report on all dead letters, as HTML; None if there is none."""
+        """Return the last report on all dead letters, as HTML; None if there is none."""
         ...

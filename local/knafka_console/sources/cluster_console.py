@@ -63,7 +63,7 @@ class FiguresSource(Protocol):
     """A source of lag, replicas and counts, such as `SharedFigures`."""
 
     async def current(self) -> Figures:
-        """The figures of all Triggers. Raises `KnafkaError`."""
+        """Return the figures of all Triggers. Raises `KnafkaError`."""
         ...
 
 
@@ -71,7 +71,7 @@ class KafkaFinder(BrokerKafkaFinder, Protocol):
     """Finds the Kafka and the dead-letter topic of a Trigger, such as `ClusterKafka`."""
 
     async def find(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
-        """The Egress of a Trigger, and the librdkafka configuration for its Kafka."""
+        """Return the Egress of a Trigger, and the librdkafka configuration for its Kafka."""
         ...
 
 
@@ -126,8 +126,8 @@ class ClusterConsole:
         return self._reports
 
     async def state(self) -> ConsoleState:
-        """The state of the objects that the viewer may list, with figures if the operator's metrics
-        can be read."""
+        """Return the state of the objects that the viewer may list, with figures if the operator's
+        metrics can be read."""
         stored = await self._recent_objects()
         problems, figures = list(stored.problems), None
         try:
@@ -141,7 +141,8 @@ class ClusterConsole:
         return state.model_copy(update={"archives": True})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """The details of a Trigger or Subscription, with the actions that the viewer may do."""
+        """Return the details of a Trigger or Subscription, with the actions that the viewer may
+        do."""
         document = await self._read_trigger(trigger)
         family = family_of(trigger.kind)
         declared_trigger = family.read_trigger(document)
@@ -161,7 +162,7 @@ class ClusterConsole:
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """The latest dead letters, if the viewer may get them."""
+        """Return the latest dead letters, if the viewer may get them."""
         document = await self._read_trigger(trigger)
         await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
         with self._explaining_unreached():
@@ -219,7 +220,7 @@ class ClusterConsole:
             raise KafkaNotReached(f"{error}: {self._unreached}") from error
 
     async def _read_trigger(self, trigger: TriggerName) -> Document:
-        """The Trigger or Subscription. Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
+        """Return the Trigger or Subscription. Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
         kind = OBJECTS_BY_KIND[trigger.kind]
         document = await _translating_refusals(
             asyncio.to_thread(self._api.get, kind, trigger.namespace, trigger.name)
@@ -254,7 +255,7 @@ class ClusterConsole:
         return await asyncio.to_thread(self._api.is_allowed, verb, *target)
 
     async def _recent_objects(self) -> StoredObjects:
-        """The objects as they are, or were up to `OBJECTS_MAX_AGE` seconds ago.
+        """Return the objects as they are, or were up to `OBJECTS_MAX_AGE` seconds ago.
 
         Raises `Forbidden` if the viewer may see none.
         """
@@ -308,7 +309,8 @@ class ClusterConsole:
 
 
 async def _translating_refusals(request: Awaitable[Any]) -> Any:
-    """The result, with the API server's refusals turned into `NotSignedIn` and `Forbidden`."""
+    """Return the result, with the API server's refusals turned into `NotSignedIn` and
+    `Forbidden`."""
     try:
         return await request
     except Unauthenticated as error:

@@ -35,7 +35,7 @@ class StoredObjects:
     """A sentence for each kind that could not be listed."""
 
     def without_foreign(self) -> StoredObjects:
-        """The objects without those of other Broker and channel implementations."""
+        """Return the objects without those of other Broker and channel implementations."""
         foreign = {_object_key(broker) for broker in self.brokers if not _is_ours(broker)}
         return StoredObjects(
             [broker for broker in self.brokers if _object_key(broker) not in foreign],
@@ -45,8 +45,8 @@ class StoredObjects:
 
 
 def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) -> ConsoleState:
-    """The console's state; `stored` holds only objects of ours. Without figures, lag and counts
-    aren't known."""
+    """Return the console's state; `stored` holds only objects of ours. Without figures, lag and
+    counts aren't known."""
     snapshot = Snapshot(
         ", ".join(
             sorted(
@@ -69,7 +69,7 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
 
 
 def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
-    """The Triggers and Subscriptions that can be read; a condition reports the others."""
+    """Return the Triggers and Subscriptions that can be read; a condition reports the others."""
     readable = []
     for document in triggers:
         try:
@@ -80,19 +80,21 @@ def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
 
 
 def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
-    """The Broker without a count of rejected requests, which only its receiver's metrics have."""
+    """Return the Broker without a count of rejected requests, which only its receiver's metrics
+    have."""
     return broker.model_copy(update={"rejected": None})
 
 
 def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
-    """The row of a Broker or KafkaChannel, with the records that were written to its topic."""
+    """Return the row of a Broker or KafkaChannel, with the records that were written to its
+    topic."""
     row, topic = broker_row(document), _status_annotation(document, TOPIC_STATUS)
     accepted = 0 if figures is None else figures.written.get(topic, 0)
     return replace(row, accepted=accepted)
 
 
 def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
-    """The row of a Trigger or Subscription, with its figures."""
+    """Return the row of a Trigger or Subscription, with its figures."""
     row, metadata = trigger_row(document), document["metadata"]
     assert row.kind != "Sensor", "a cluster's console shows none"
     key = TriggerKey(row.kind, metadata["namespace"], metadata["name"])
@@ -135,6 +137,6 @@ def _object_key(document: Document) -> tuple[str, str, str]:
 
 
 def _status_annotation(document: Document, key: str) -> str:
-    """An annotation in an object's status; empty if it has none."""
+    """Return an annotation in an object's status; empty if it has none."""
     annotations = (document.get("status") or {}).get("annotations") or {}
     return str(annotations.get(key, ""))

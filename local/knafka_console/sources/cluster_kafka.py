@@ -49,7 +49,8 @@ class ClusterKafka:
         )
 
     async def find(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
-        """The Egress of a Trigger or Subscription, and the librdkafka configuration for its Kafka.
+        """Return the Egress of a Trigger or Subscription, and the librdkafka configuration for its
+        Kafka.
 
         Raises `NotFound` if its Broker doesn't exist, and `KnafkaError`.
         """
@@ -62,7 +63,7 @@ class ClusterKafka:
         return await asyncio.to_thread(self._read_egress, family, broker, trigger)
 
     async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
-        """The librdkafka configuration for a Broker's Kafka. Raises `NotFound` and
+        """Return the librdkafka configuration for a Broker's Kafka. Raises `NotFound` and
         `KnafkaError`."""
         document = await asyncio.to_thread(self._api.get, BROKER_OBJECTS, namespace, broker)
         if document is None:
@@ -78,7 +79,7 @@ class ClusterKafka:
     def _read_egress(
         self, family: Family, broker: Document, trigger: Document
     ) -> tuple[Egress, dict[str, Any]]:
-        """The Egress of a Trigger of this Broker, and the librdkafka configuration for its
+        """Return the Egress of a Trigger of this Broker, and the librdkafka configuration for its
         Kafka."""
         version_and_kind = {"apiVersion": family.broker_version, "kind": family.broker}
         view = self._source.view(family, {**version_and_kind, **broker}, trigger)

@@ -30,7 +30,7 @@ class DeadLetterTopics:
     async def read_latest(
         self, egress: Egress, kafka: dict[str, Any]
     ) -> Sequence[StoredDeadLetter]:
-        """The newest `SHOWN_DEAD_LETTERS` of a Trigger, oldest first.
+        """Return the newest `SHOWN_DEAD_LETTERS` of a Trigger, oldest first.
 
         The Broker's own dead letters, records that hold no event, are among them. Raises
         `LogError`.

@@ -85,7 +85,7 @@ def parse_figures(texts: Iterable[str]) -> Figures:
 
 
 def _parse_samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
-    """The samples of the metrics that are read."""
+    """Return the samples of the metrics that are read."""
     # Skip the thousands of lines of other metrics before parsing.
     lines = [line for line in text.splitlines() if line.startswith(_METRIC_NAMES)]
     try:
@@ -99,7 +99,7 @@ def _parse_samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
 
 
 def _trigger_key(labels: Mapping[str, str]) -> TriggerKey | None:
-    """The Trigger or Subscription that a sample is about; None if it is about neither."""
+    """Return the Trigger or Subscription that a sample is about; None if it is about neither."""
     namespace = labels.get("namespace", "")
     if "trigger" in labels:
         return TriggerKey("Trigger", namespace, labels["trigger"])

@@ -52,7 +52,7 @@ class RunningInstallation(Protocol):
         ...
 
     def snapshot(self) -> Snapshot:
-        """A snapshot of everything that runs."""
+        """Return a snapshot of everything that runs."""
         ...
 
 
@@ -74,7 +74,7 @@ class InstallationConsole:
         """None: there are no archives, only the report of a command (see `report`)."""
 
     async def state(self) -> ConsoleState:
-        """The state of everything that runs."""
+        """Return the state of everything that runs."""
         declared = self._running.declared
         snapshot = self._running.snapshot()
         # In a thread: a thousand Triggers take 35 ms, which would hold up the event loop.
@@ -85,7 +85,7 @@ class InstallationConsole:
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """The details of a Trigger or Subscription; every action is allowed."""
+        """Return the details of a Trigger or Subscription; every action is allowed."""
         declared_trigger, place = self._declared_trigger(trigger)
         document, _ = self._running.declared.documents[_identity(trigger)]
         reply = family_of(trigger.kind).reply_of(document)
@@ -102,7 +102,7 @@ class InstallationConsole:
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """The latest dead letters, with commands that show more."""
+        """Return the latest dead letters, with commands that show more."""
         letters = await self._letters.read_latest(
             self._egress_of(trigger), self._kafka_configuration()
         )
@@ -137,7 +137,7 @@ class InstallationConsole:
         )
 
     async def report(self) -> bytes | None:
-        """The report of `knafka dead-letters report`, as HTML; None if there is none."""
+        """Return the report of `knafka dead-letters report`, as HTML; None if there is none."""
         try:
             return await asyncio.to_thread((self._data / REPORT_FILE).read_bytes)
         except FileNotFoundError:
@@ -146,7 +146,8 @@ class InstallationConsole:
             raise KnafkaError(f"the report can't be read: {error}") from None
 
     def _declared_trigger(self, trigger: TriggerName) -> tuple[Trigger, ManifestPlace]:
-        """The declared Trigger, or Subscription as one, with its place. Raises `NotFound`."""
+        """Return the declared Trigger, or Subscription as one, with its place. Raises
+        `NotFound`."""
         resource, place = self._running.declared.resources.get(_identity(trigger), (None, None))
         if isinstance(resource, Subscription):
             resource = subscription_as_trigger(resource)
@@ -155,25 +156,25 @@ class InstallationConsole:
         return resource, place
 
     def _egress_of(self, trigger: TriggerName) -> Egress:
-        """The Egress of a running Trigger or Subscription. Raises `NotFound`."""
+        """Return the Egress of a running Trigger or Subscription. Raises `NotFound`."""
         for egress in self._running.state.egresses:
             if (egress.namespace, egress.trigger, egress.kind) == trigger:
                 return egress
         raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 
     def _kafka_configuration(self) -> dict[str, Any]:
-        """The librdkafka configuration for the Kafka of the `knafka up`."""
+        """Return the librdkafka configuration for the Kafka of the `knafka up`."""
         return connection_configuration(
             Kafka(bootstrap_servers=self._running.state.bootstrap_servers)
         )
 
 
 def _all_triggers(declared: DeclaredObjects) -> Iterator[Trigger]:
-    """All declared Triggers, and Subscriptions as Triggers."""
+    """Yield all declared Triggers, and Subscriptions as Triggers."""
     yield from declared.of_type(Trigger)
     yield from map(subscription_as_trigger, declared.of_type(Subscription))
 
 
 def _identity(trigger: TriggerName) -> ObjectIdentity:
-    """The identity of a Trigger among the declared objects."""
+    """Return the identity of a Trigger among the declared objects."""
     return ObjectIdentity(trigger.kind, trigger.namespace, trigger.name)

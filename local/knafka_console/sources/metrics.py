@@ -45,7 +45,7 @@ class Metrics(Protocol):
     """Reads the operator's metrics."""
 
     def read(self) -> Sequence[str]:
-        """The metrics of each replica that answers, as Prometheus text; blocks. Raises
+        """Return the metrics of each replica that answers, as Prometheus text; blocks. Raises
         `KnafkaError`."""
         ...
 
@@ -61,7 +61,7 @@ class ProxiedMetrics:
         self._namespace = namespace
 
     def read(self) -> Sequence[str]:
-        """The metrics of each replica that answers. Raises `KnafkaError`."""
+        """Return the metrics of each replica that answers. Raises `KnafkaError`."""
         pods = self._api.list(PODS, self._namespace) or ()
         texts, failures = [], []
         for pod_document in pods:
@@ -95,7 +95,7 @@ class DirectMetrics:
         self._port = port
 
     def read(self) -> Sequence[str]:
-        """The metrics of each replica that answers. Raises `MetricsUnavailable`."""
+        """Return the metrics of each replica that answers. Raises `MetricsUnavailable`."""
         try:
             addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -113,7 +113,7 @@ class DirectMetrics:
         return texts
 
     def _fetch(self, address: str) -> str:
-        """The metrics at one address. Raises `OSError` and `HTTPException`."""
+        """Return the metrics at one address. Raises `OSError` and `HTTPException`."""
         connection = http.client.HTTPConnection(address, self._port, timeout=METRICS_TIMEOUT)
         try:
             connection.request("GET", "/metrics", headers=self._headers)
@@ -137,7 +137,7 @@ class SharedFigures:
         """When the figures were fetched, and the figures or the error."""
 
     async def current(self) -> Figures:
-        """The figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`."""
+        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`."""
         async with self._lock:
             if self._last_result is None or self._clock() - self._last_result[0] >= FIGURES_MAX_AGE:
                 try:

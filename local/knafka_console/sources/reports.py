@@ -63,7 +63,7 @@ class ReportTopics:
     async def read_last(
         self, kafka: dict[str, Any], broker: str, archive: ArchiveName
     ) -> bytes | None:
-        """The last report of an archive of this Broker, as JSON; None if there is none.
+        """Return the last report of an archive of this Broker, as JSON; None if there is none.
 
         Raises `LogError`.
         """
@@ -90,7 +90,7 @@ class BrokerKafkaFinder(Protocol):
     """Finds the Kafka of a Broker, such as `ClusterKafka`."""
 
     async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
-        """The librdkafka configuration for a Broker's Kafka."""
+        """Return the librdkafka configuration for a Broker's Kafka."""
         ...
 
 
@@ -124,8 +124,8 @@ class ClusterReports:
         self._topics = topics or ReportTopics()
 
     async def list(self) -> Reports:
-        """All archives in the namespaces that the viewer may list. Raises `Forbidden` if there are
-        none such."""
+        """Return all archives in the namespaces that the viewer may list. Raises `Forbidden` if
+        there are none such."""
         places: Sequence[str | None] = self._namespaces or (None,)
         rows, problems = list[ReportRow](), list[str]()
         for place in places:
@@ -145,7 +145,8 @@ class ClusterReports:
         return Reports(archives=tuple(rows), problems=tuple(problems))
 
     async def json(self, archive: ArchiveName) -> bytes:
-        """The last report of an archive, as JSON. Raises `NotFound`, which says what to do."""
+        """Return the last report of an archive, as JSON. Raises `NotFound`, which says what to
+        do."""
         document = await self._allowed(
             asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
         )
@@ -164,7 +165,8 @@ class ClusterReports:
         return report
 
     async def page(self, archive: ArchiveName) -> ReportPage:
-        """The last report of an archive, as a page. Raises `NotFound`, which says what to do."""
+        """Return the last report of an archive, as a page. Raises `NotFound`, which says what to
+        do."""
         return await asyncio.to_thread(self._render, archive, await self.json(archive))
 
     def _render(self, archive: ArchiveName, text: bytes) -> ReportPage:
@@ -186,7 +188,7 @@ class ClusterReports:
         return ReportPage(rendered.html, rendered.policy)
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
-        """The replays of an archive, newest first, and whether the viewer may create one."""
+        """Return the replays of an archive, newest first, and whether the viewer may create one."""
         may = await self._is_allowed("create", archive, REPLAY_OBJECTS)
         with contextlib.suppress(
             Forbidden
@@ -206,7 +208,8 @@ class ClusterReports:
         return ArchiveReplays(may=may)
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create a DeadLetterReplay, at most once for each `asked.request`. Raises `Forbidden`."""
+        """Create a DeadLetterReplay, at most once for each `creation.request`. Raises
+        `Forbidden`."""
         name = f"{archive.name[: MAX_ARCHIVE_NAME - 11].rstrip('.-')}-{creation.request}"
         body = {
             "apiVersion": KNAFKA,
@@ -239,12 +242,12 @@ class ClusterReports:
 
 
 def _report_row(document: Document) -> ReportRow:
-    """The row of an archive, with the totals in its status."""
+    """Return the row of an archive, with the totals in its status."""
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 
     def number(name: str) -> int | None:
-        """A whole number in the report's status; None if it has none."""
+        """Return a whole number in the report's status; None if it has none."""
         value = report.get(name)
         return value if isinstance(value, int) else None
 
@@ -275,12 +278,12 @@ def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
 
 
 def _archive_name_of(document: Document) -> str:
-    """The name of a replay's archive."""
+    """Return the name of a replay's archive."""
     return str((document.get("spec") or {}).get("archive") or "")
 
 
 def _replay_document(document: Document) -> ArchiveReplay:
-    """The document of a DeadLetterReplay."""
+    """Return the document of a DeadLetterReplay."""
     metadata, status = document["metadata"], document.get("status") or {}
     select: Mapping[str, Any] = (document.get("spec") or {}).get("select") or {}
     counts = {

@@ -38,18 +38,18 @@ class Page:
 
 @cache
 def console_page() -> Page:
-    """The console's page; built once."""
+    """Return the console's page; built once."""
     return _build_page("page.html", PAGE_SCRIPTS)
 
 
 @cache
 def sign_in_page() -> Page:
-    """The page for a viewer without a token; built once."""
+    """Return the page for a viewer without a token; built once."""
     return _build_page("sign_in.html", ("elements.js", "sign_in.js"))
 
 
 def problem_page(sentence: str) -> Page:
-    """A page with a sentence on why a link can't be opened."""
+    """Return a page with a sentence on why a link can't be opened."""
     return Page(
         _problem_template().html.replace("/*sentence*/", html.escape(sentence)),
         _problem_template().policy,
@@ -58,7 +58,7 @@ def problem_page(sentence: str) -> Page:
 
 @cache
 def _problem_template() -> Page:
-    """The template of a problem page; built once."""
+    """Return the template of a problem page; built once."""
     return _build_page("problem.html", ())
 
 
@@ -76,10 +76,10 @@ def _build_page(name: str, scripts: Sequence[str]) -> Page:
 
 
 def _digest_source(text: str) -> str:
-    """A Content-Security-Policy source that allows exactly this inline style or script."""
+    """Return a Content-Security-Policy source that allows exactly this inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _file_text(name: str) -> str:
-    """The text of a file in `page_files`."""
+    """Return the text of a file in `page_files`."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()

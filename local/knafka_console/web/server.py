@@ -144,7 +144,7 @@ class ConsoleServer:
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """The web application of a console; `hosts` None: any host, for viewers who sign in."""
+    """Return the web application of a console; `hosts` None: any host, for viewers who sign in."""
     handlers = _Handlers(source_of)
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
@@ -193,7 +193,7 @@ def refusal_reason(
 
 
 def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
-    """A middleware that refuses requests of other sites, and adds the security headers."""
+    """Return a middleware that refuses requests of other sites, and adds the security headers."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -212,7 +212,7 @@ def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
 
 
 async def _answer_or_problem(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The handler's answer, or its error as JSON or as a page."""
+    """Return the handler's answer, or its error as JSON or as a page."""
     try:
         return await handler(request)
     except NotSignedIn as error:
@@ -229,7 +229,7 @@ async def _answer_or_problem(request: web.Request, handler: Handler) -> web.Stre
 
 
 def _status_for(error: KnafkaError) -> HTTPStatus:
-    """The status code for an error."""
+    """Return the status code for an error."""
     match error:
         case InvalidEvent() | InvalidDocument():
             return HTTPStatus.BAD_REQUEST
@@ -242,7 +242,8 @@ def _status_for(error: KnafkaError) -> HTTPStatus:
 
 
 def _problem_answer(request: web.Request, sentence: str, status: HTTPStatus) -> web.Response:
-    """An answer with a sentence about what is wrong: JSON, or a page if a page was requested."""
+    """Return an answer with a sentence about what is wrong: JSON, or a page if a page was
+    requested."""
     if request.path not in _PAGE_PATHS:
         return _json_answer(ProblemDocument(error=sentence), status)
     is_sign_in = status is HTTPStatus.UNAUTHORIZED
@@ -261,12 +262,12 @@ class _Handlers:
         self._closing.set()
 
     async def page(self, request: web.Request) -> web.Response:
-        """The console's page."""
+        """Return the console's page."""
         self._source_of(request)  # raises without a token: then the sign-in page is shown
         return _page_answer(console_page())
 
     async def report(self, request: web.Request) -> web.Response:
-        """The last report as a page: that of `knafka up`, or that of an archive."""
+        """Return the last report as a page: that of `knafka up`, or that of an archive."""
         if "of" in request.query:
             namespace, _, name = request.query["of"].partition("/")
             report_page = await self._archive_reports(request).page(ArchiveName(namespace, name))
@@ -278,23 +279,23 @@ class _Handlers:
         return web.Response(body=html, content_type="text/html", charset="utf-8", headers=policy)
 
     def _archive_reports(self, request: web.Request) -> ArchiveReports:
-        """The archives' reports of the viewer's source. Raises `NotFound` if it has none."""
+        """Return the archives' reports of the viewer's source. Raises `NotFound` if it has none."""
         reports = self._source_of(request).reports
         if reports is None:
             raise NotFound("DeadLetterArchives exist in clusters only: knafka console shows them")
         return reports
 
     async def reports(self, request: web.Request) -> web.Response:
-        """All archives."""
+        """Return all archives."""
         return _json_answer(await self._archive_reports(request).list())
 
     async def report_json(self, request: web.Request) -> web.Response:
-        """The last report of an archive."""
+        """Return the last report of an archive."""
         body = await self._archive_reports(request).json(_archive_name(request))
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def archive_replays(self, request: web.Request) -> web.Response:
-        """The replays of an archive."""
+        """Return the replays of an archive."""
         return _json_answer(await self._archive_reports(request).replays(_archive_name(request)))
 
     async def create_archive_replay(self, request: web.Request) -> web.Response:
@@ -306,7 +307,7 @@ class _Handlers:
         )
 
     async def state(self, request: web.Request) -> web.Response:
-        """The state: at once, or as soon as it differs from the page's, or 304 after `wait`
+        """Return the state: at once, or as soon as it differs from the page's, or 304 after `wait`
         seconds."""
         source = self._source_of(request)
         known_tag = request.headers.get("If-None-Match")
@@ -331,11 +332,11 @@ class _Handlers:
                 pass
 
     async def details(self, request: web.Request) -> web.Response:
-        """The details of a Trigger or Subscription."""
+        """Return the details of a Trigger or Subscription."""
         return _json_answer(await self._source_of(request).details(_trigger_name(request)))
 
     async def failures(self, request: web.Request) -> web.Response:
-        """The latest dead letters of a Trigger or Subscription."""
+        """Return the latest dead letters of a Trigger or Subscription."""
         return _json_answer(await self._source_of(request).failures(_trigger_name(request)))
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -361,18 +362,19 @@ class _Handlers:
 
 
 def _archive_name(request: web.Request) -> ArchiveName:
-    """The archive that a request's path names."""
+    """Return the archive that a request's path names."""
     return ArchiveName(request.match_info["namespace"], request.match_info["name"])
 
 
 def _trigger_name(request: web.Request) -> TriggerName:
-    """The Trigger or Subscription that a request's path names."""
+    """Return the Trigger or Subscription that a request's path names."""
     names = request.match_info
     return TriggerName(names["namespace"], names["name"], _KINDS[names["kind"]])
 
 
 def _wait_seconds(text: str) -> float:
-    """The seconds of `?wait=`, between 0 and `LONGEST_STATE_WAIT`. Raises `InvalidDocument`."""
+    """Return the seconds of `?wait=`, between 0 and `LONGEST_STATE_WAIT`. Raises
+    `InvalidDocument`."""
     try:
         seconds = float(text)
     except ValueError:
@@ -381,13 +383,13 @@ def _wait_seconds(text: str) -> float:
 
 
 def _page_answer(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    """An answer with a page and its policy."""
+    """Return an answer with a page and its policy."""
     headers = {"Content-Security-Policy": made.policy}
     return web.Response(text=made.html, status=status, content_type="text/html", headers=headers)
 
 
 def _json_answer(document: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    """An answer with a document as JSON."""
+    """Return an answer with a document as JSON."""
     return web.Response(
         text=document.model_dump_json(by_alias=True), status=status, content_type="application/json"
     )

@@ -6,9 +6,9 @@
     POST /api/sign-in              `SignInForm` -> the cookies, once the cluster accepts the token
     POST /api/sign-out
 
-The token stands in no address, page or log, and is kept in memory only with its viewer's source.
-Both routes need the header that every change needs (`server.refusal_reason`), so that no other site
-can sign anybody in or out.
+The token appears in no URL, page or log, and is kept in memory only with its viewer's source. Both
+routes need the header that every change needs (`server.refusal_reason`), so that no other site can
+sign anybody in or out.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SignInForm(Model):
 
 
 def viewer_of_request(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
-    """The viewer of a request, from its headers and cookies; None if it carries no token."""
+    """Return the viewer of a request, from its headers and cookies; None if it carries no token."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
     token = credentials.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
     if not token or _TOKEN(token) is None:
@@ -85,14 +85,14 @@ class SignIn:
         self._plain_http = plain_http
 
     def routes(self) -> list[web.RouteDef]:
-        """The routes to sign in and out."""
+        """Return the routes to sign in and out."""
         return [
             web.post("/api/sign-in", self._sign_in),
             web.post("/api/sign-out", self._sign_out),
         ]
 
     def source_of_request(self, request: web.Request) -> Source:
-        """The source of the viewer who sent a request. Raises `NotSignedIn`."""
+        """Return the source of the viewer who sent a request. Raises `NotSignedIn`."""
         signed_in = viewer_of_request(request.headers, request.cookies)
         if signed_in is None:
             raise NotSignedIn("sign in first")
@@ -131,7 +131,7 @@ def delete_cookies(response: web.StreamResponse) -> None:
 
 
 def _viewer_of_form(form: SignInForm) -> Viewer:
-    """The viewer that a sign-in form names. Raises `InvalidDocument`."""
+    """Return the viewer that a sign-in form names. Raises `InvalidDocument`."""
     token = form.token.strip()
     if _TOKEN(token) is None:
         raise InvalidDocument("token", "must be a bearer token")

@@ -1,1 +1,2 @@
-"""Backtests: what a Sensor would have fired for the events of a topic or an archive."""
+"""Backtests: compute the firings that a Sensor would have made for the events of a topic or an
+archive."""

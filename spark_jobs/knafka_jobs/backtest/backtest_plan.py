@@ -105,7 +105,7 @@ Counts: TypeAlias = "Counter[str]"
 
 
 def records_of(headers: Column, value: Column) -> list[Column]:
-    """The columns `names`, `values` and `value` of EVENT_RECORDS, from Spark's Kafka source.
+    """Return the columns `names`, `values` and `value` of EVENT_RECORDS, from Spark's Kafka source.
 
     A value that does not hold the event's attributes is left out: it would be most of the bytes.
     """
@@ -124,12 +124,13 @@ def records_of(headers: Column, value: Column) -> list[Column]:
 
 
 def taken_at(record_time: Column, now: int) -> Column:
-    """The time (ms) at which a topic took a record, read at `now` (ms): see `times.taken_at`."""
+    """Return the time (ms) at which a topic took a record, read at `now` (ms): see
+    `times.taken_at`."""
     return F.when(record_time.between(0, now), record_time).otherwise(F.lit(now))
 
 
 def possible_time(record_time: Column) -> Column:
-    """A record's time (ms) in an archive, or null if it is impossible."""
+    """Return a record's time (ms) in an archive, or null if it is impossible."""
     return F.when(record_time.between(times.EARLIEST * 1000, times.LATEST * 1000), record_time)
 
 
@@ -155,10 +156,10 @@ def compute_firings(
 
 
 def firing_rows(outcome_rows: DataFrame) -> DataFrame:
-    """The rows of FIRINGS, from the rows of `compute_firings`."""
+    """Return the rows of FIRINGS, from the rows of `compute_firings`."""
 
     def event_struct(event: Column) -> Column:
-        """An event as a struct of `FIRING_EVENT`."""
+        """Return an event as a struct of `FIRING_EVENT`."""
         # A source has no spaces.
         identity = F.split(event["identity"], " ", 2)
         return F.struct(
@@ -180,13 +181,14 @@ def firing_rows(outcome_rows: DataFrame) -> DataFrame:
 
 
 def sum_task_counts(outcome_rows: DataFrame) -> Counts:
-    """The sums of all tasks' counts, from the rows of `compute_firings`."""
+    """Return the sums of all tasks' counts, from the rows of `compute_firings`."""
     rows = outcome_rows.where("counts IS NOT NULL").select("counts").collect()
     return _sum_counts(row["counts"] for row in rows)
 
 
 def conditions_of(document: Any) -> Conditions:
-    """The conditions of a Sensor, from its spec or from the object that `kubectl -o json` gives.
+    """Return the conditions of a Sensor, from its spec or from the object that `kubectl -o json`
+    gives.
 
     Raises `InvalidDocument`.
     """
@@ -207,7 +209,7 @@ _DELIVERY: Final = frozenset(
 
 
 def _condition_fields(trigger: Any) -> Any:
-    """The fields of a trigger that decide when it fires."""
+    """Return the fields of a trigger that decide when it fires."""
     if not isinstance(trigger, dict):
         return trigger
     return {name: value for name, value in trigger.items() if name not in _DELIVERY}
@@ -267,7 +269,7 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
 
 
 def _sum_counts(texts: Iterable[str]) -> Counts:
-    """The sum of counts in JSON."""
+    """Return the sum of counts in JSON."""
     total: Counts = Counter()
     for text in texts:
         total.update(json.loads(text))

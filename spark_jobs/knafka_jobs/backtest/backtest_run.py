@@ -87,7 +87,7 @@ class TimeSpan:
 def records_of_topic(
     spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
-    """EVENT_RECORDS of a topic, and the time (ms) until which they are complete.
+    """Return EVENT_RECORDS of a topic, and the time (ms) until which they are complete.
 
     Raises `JobError`.
     """
@@ -125,7 +125,8 @@ def records_of_topic(
 
 
 def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
-    """EVENT_RECORDS of an archive, and the end of the span (ms), else the time of the last event.
+    """Return EVENT_RECORDS of an archive, and the end of the span (ms), else the time of the last
+    event.
 
     Raises `JobError`.
     """
@@ -202,7 +203,7 @@ def _is_parquet(path: str) -> bool:
 
 
 def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
-    """EVENT_RECORDS of an archive's table. Raises `JobError`."""
+    """Return EVENT_RECORDS of an archive's table. Raises `JobError`."""
     columns = set(rows.columns)
     time = next((column for column in TIME_COLUMNS if column in columns), None)
     missing = [column for column in ("headers", "value") if column not in columns]
@@ -214,7 +215,7 @@ def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
         )
 
     def optional_column(name: str, default: Column) -> Column:
-        """A column of the archive, or a default."""
+        """Return a column of the archive, or a default."""
         return (F.col(name) if name in columns else default).alias(name)
 
     return rows.select(
@@ -227,7 +228,7 @@ def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
 
 
 def _records_of_lines(lines: DataFrame) -> DataFrame:
-    """EVENT_RECORDS of an archive of NDJSON."""
+    """Return EVENT_RECORDS of an archive of NDJSON."""
     # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
     # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))
@@ -246,7 +247,7 @@ def _records_of_lines(lines: DataFrame) -> DataFrame:
 
 
 def _counts_with_prefix(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
-    """The counts whose names begin with `prefix`, by the rest of the name."""
+    """Return the counts whose names begin with `prefix`, by the rest of the name."""
     return {
         name.removeprefix(prefix): count
         for name, count in sorted(counted.items())
@@ -255,13 +256,13 @@ def _counts_with_prefix(counted: backtest_plan.Counts, prefix: str) -> dict[str,
 
 
 def _firing_document(row: dict[str, Any]) -> dict[str, Any]:
-    """A firing as a document, with times as text."""
+    """Return a firing as a document, with times as text."""
     events = [{**event, "at": _time_text(event["at"])} for event in row["events"]]
     return {**row, "at": _time_text(row["at"]), "events": events}
 
 
 def _time_text(moment: datetime) -> str:
-    """A time in UTC, in RFC 3339 with milliseconds."""
+    """Return a time in UTC, in RFC 3339 with milliseconds."""
     # Spark gives local times without a zone.
     utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
     return utc.replace("+00:00", "Z")

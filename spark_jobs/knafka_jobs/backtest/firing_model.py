@@ -110,7 +110,7 @@ class FiringModel:
             yield self._fire(self._until)
 
     def _fire(self, time: int) -> ExpectedFiring:
-        """The firing of all events that count; begins anew."""
+        """Return the firing of all events that count; begins anew."""
         events = tuple(self._counting.values())
         self._clear()
         return ExpectedFiring(time, events)
@@ -166,7 +166,7 @@ class FiringModel:
         return next(iter(self._counting.values())).at <= reset
 
     def _last_reset(self, time: int) -> int | None:
-        """The time (ms) of the last reset up to `time`; None without one (BUS-S5)."""
+        """Return the time (ms) of the last reset up to `time`; None without one (BUS-S5)."""
         reset_times = (reset.last(time) for reset in self._rule.resets)
         return max(
             (reset_time for reset_time in reset_times if reset_time is not None), default=None

@@ -63,11 +63,13 @@ class Checkpoints:
         self._tables = tables
 
     def last_batch(self) -> int | None:
-        """The number of the batch that was appended to `records` last; None before the first."""
+        """Return the number of the batch that was appended to `records` last; None before the
+        first."""
         return self._tables.last_version("records", _WRITER)
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """The offsets that were saved for a batch; None if their file is missing or broken."""
+        """Return the offsets that were saved for a batch; None if their file is missing or
+        broken."""
         path, system = self._file(batch)
         if not system.exists(path):
             return None
@@ -89,7 +91,7 @@ class Checkpoints:
         }
 
     def offsets_of_rows(self) -> Offsets:
-        """The offsets told from the rows of `records`; reads the positions of all rows."""
+        """Return the offsets told from the rows of `records`; reads the positions of all rows."""
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
@@ -100,7 +102,7 @@ class Checkpoints:
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """The marks of rows at the offset before `next`, for partitions with a row there."""
+        """Return the marks of rows at the offset before `next`, for partitions with a row there."""
         places = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
             for (topic_id, number), reached in partitions.items()
@@ -120,7 +122,7 @@ class Checkpoints:
         }
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
-        """The mark of a partition's last row below `next`; None without rows."""
+        """Return the mark of a partition's last row below `next`; None without rows."""
         rows = self._tables.read("records")
         topic_id, number = partition
         for log, piece in reversed(reached.split_by_log(OffsetSpan(0, reached.next))):
@@ -235,7 +237,7 @@ class Checkpoints:
         return count
 
     def _fold_checkpoint(self) -> str:
-        """The folder of the stream's checkpoint, for these two tables."""
+        """Return the folder of the stream's checkpoint, for these two tables."""
         failures, records = map(self._tables.table_id, ("failures", "records"))
         return f"checkpoints/failures-{failures}-{records}"
 
@@ -248,7 +250,7 @@ class Checkpoints:
         return any(not file.getPath().getName().startswith(".") for file in system.listStatus(path))
 
     def _file(self, batch: int | None = None) -> tuple[Any, Any]:
-        """The file of a batch's offsets, or the folder of them all, and its file system."""
+        """Return the file of a batch's offsets, or the folder of them all, and its file system."""
         folder = f"checkpoints/batches-{self._tables.table_id('records')}"
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 
@@ -270,10 +272,10 @@ def _read_state(stored: int | list[Any]) -> ReadState:
 
 
 def _mark_of_row(row: Row) -> RecordMark:
-    """The mark of a row with `MARK_COLUMNS`; rows have no epoch."""
+    """Return the mark of a row with `MARK_COLUMNS`; rows have no epoch."""
     return mark_of_parts(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
 
 
 def _bytes(value: bytearray | None) -> bytes | None:
-    """A row's bytearray as bytes; None stays None."""
+    """Return a row's bytearray as bytes; None stays None."""
     return None if value is None else bytes(value)

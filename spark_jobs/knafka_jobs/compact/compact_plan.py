@@ -117,11 +117,11 @@ FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "
 
 
 MAX_REPEATED: Final = 200_000
-"""Failures whose hashes are sent to every task, at most: some megabytes."""
+"""Most failures whose hashes are sent to every task: some megabytes."""
 
 
 def repeated_keys(records: DataFrame) -> DataFrame:
-    """The failures with more than one record: `key`, a 64-bit hash of the failure's id.
+    """Return the failures with more than one record: `key`, a 64-bit hash of the failure's id.
 
     There are few of them, and finding them needs only a few bytes of each record.
     """
@@ -130,16 +130,16 @@ def repeated_keys(records: DataFrame) -> DataFrame:
 
 
 MAX_SUMMARIZED: Final = 5_000
-"""Different errors whose summaries are sent to every task, at most: some megabytes."""
+"""Most different errors whose summaries are sent to every task: some megabytes."""
 
 
 def count_errors(records: DataFrame) -> DataFrame:
-    """About how many different errors the records have: one row with `errors`."""
+    """Return about how many different errors the records have: one row with `errors`."""
     return records.select(F.approx_count_distinct("error").alias("errors"))
 
 
 def summarized(records: DataFrame) -> DataFrame:
-    """The different errors of the records with their summaries: `error`, `summary`.
+    """Return the different errors of the records with their summaries: `error`, `summary`.
 
     A summary takes a dozen regular expressions, and most failures have one of a few errors.
     """
@@ -167,7 +167,7 @@ def failures_of(
 
 
 def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
-    """Set the column `summary` of failures, as `summaries` has it if it is given."""
+    """Set the column `summary` of failures, from `summaries` unless it is None."""
     failures = failures.drop("summary")
     if summaries is None:
         failures = failures.withColumn("summary", fingerprint_of(F.col("error")))
@@ -234,7 +234,7 @@ MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
 def merge_clauses() -> dict[str, str]:
-    """The update clauses of the MERGE that folds new rows (`more`) into `failures`.
+    """Return the update clauses of the MERGE that folds new rows (`more`) into `failures`.
 
     They add to sums, so each batch must be merged exactly once.
     """
@@ -261,7 +261,8 @@ def merge_clauses() -> dict[str, str]:
 
 
 def likely_examples(failures: DataFrame) -> DataFrame:
-    """The failures that a report may show as examples and that have data: `failure_id`, `KEY`."""
+    """Return the failures that a report may show as examples and that have data: `failure_id`,
+    `KEY`."""
     order = ("is_resolved", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
     # A limit for each kind, however many error summaries it has.
@@ -284,7 +285,7 @@ def likely_examples(failures: DataFrame) -> DataFrame:
 
 
 def data_heads(examples: DataFrame, records: DataFrame) -> DataFrame:
-    """The beginning of each example's data: `failure_id`, `head`."""
+    """Return the beginning of each example's data: `failure_id`, `head`."""
     return (
         records.select("failure_id", *KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
         .join(F.broadcast(examples), ["failure_id", *KEY])
@@ -310,7 +311,7 @@ RANGES: Final[Columns] = {
 def older_ranges(
     topics: Mapping[str, TopicState], young: Mapping[Position, int], read: Offsets
 ) -> list[tuple[Any, ...]]:
-    """The read offsets of each partition before its first young record, as rows of `RANGES`.
+    """Return the read offsets of each partition before its first young record, as rows of `RANGES`.
 
     There is one row for each log of a partition. `young` has the offset of the first record that is
     too young to delete; -1: there is none.
@@ -328,7 +329,7 @@ def older_ranges(
 
 
 def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
-    """The parts of these ranges that positions fill without a gap, with columns as `RANGES`.
+    """Return the parts of these ranges that positions fill without a gap, with columns as `RANGES`.
 
     `positions` are those of `records` and `purged`; `ranges` has rows of `RANGES`.
     """
@@ -348,7 +349,8 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """The first offset of each log in the table, and the one after its last: `first`, `next`."""
+    """Return the first offset of each log in the table, and the one after its last: `first`,
+    `next`."""
     return (
         records.groupBy("topic_id", "partition")
         .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
@@ -357,17 +359,18 @@ def next_offsets(records: DataFrame) -> DataFrame:
 
 
 def _header_text(header: str) -> Column:
-    """A record header as text; bytes that aren't UTF-8 become U+FFFD."""
+    """Return a record header as text; bytes that aren't UTF-8 become U+FFFD."""
     return F.make_valid_utf8(F.col("attribute")[header].cast("string"))
 
 
 def _attribute(name: str) -> Column:
-    """A CloudEvents attribute in the record's headers, as text."""
+    """Return a CloudEvents attribute in the record's headers, as text."""
     return _header_text(f"ce_{name}")
 
 
 def _trace_id() -> Column:
-    """The trace id of the header `traceparent`, else of the extension attribute, else null."""
+    """Return the trace id of the header `traceparent`, else of the extension attribute, else
+    null."""
     ids = (
         F.regexp_extract(_header_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
         for header in ("traceparent", "ce_traceparent")
@@ -376,12 +379,12 @@ def _trace_id() -> Column:
 
 
 def _knafka_attribute(name: str) -> Column:
-    """An extension attribute that Knafka adds to dead letters, as text."""
+    """Return an extension attribute that Knafka adds to dead letters, as text."""
     return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
 
 
 def _if_possible(time: str | Column, otherwise: Column) -> Column:
-    """A time, or `otherwise` if the time is impossible: a record may claim any time."""
+    """Return a time, or `otherwise` if the time is impossible: a record may claim any time."""
     column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible_time(column), column).otherwise(otherwise)
 
@@ -393,10 +396,10 @@ def is_possible_time(time: Column) -> Column:
 
 
 def _or_empty(column: str | Column) -> Column:
-    """A column with an empty string in place of null."""
+    """Return a column with an empty string in place of null."""
     return F.coalesce(column, F.lit(""))
 
 
 def _digest(*parts: str | Column) -> Column:
-    """A digest of 128 bits in hexadecimal; `a, bc` and `ab, c` differ."""
+    """Return a digest of 128 bits in hexadecimal; `a, bc` and `ab, c` differ."""
     return F.substring(F.sha2(F.to_json(F.array(*parts)), 256), 1, 32)

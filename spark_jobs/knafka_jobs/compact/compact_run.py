@@ -148,7 +148,7 @@ def _ingest(
 
 
 def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
-    """The offsets that each partition has, by topic id and number."""
+    """Return the offsets that each partition has, by topic id and number."""
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
@@ -195,7 +195,7 @@ def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
 
 
 def _few_summaries(records: DataFrame) -> DataFrame | None:
-    """The summaries of a batch's different errors; None if there are many."""
+    """Return the summaries of a batch's different errors; None if there are many."""
     ((errors,),) = records.transform(compact_plan.count_errors).collect()
     if errors > compact_plan.MAX_SUMMARIZED:
         return None
@@ -242,7 +242,7 @@ def forget_expired(
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
-        """The failures whose retention has ended."""
+        """Return the failures whose retention has ended."""
         return expired_failures(failures, *days_before)
 
     count = delete_failures(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
@@ -317,7 +317,7 @@ def _delete_tabled(
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
-    """The span of each partition over all its logs, from rows of `RANGES`."""
+    """Return the span of each partition over all its logs, from rows of `RANGES`."""
     partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))

@@ -4,9 +4,9 @@
 
 Above a cut, Kafka gives offsets to new records that older records had before, so a position alone
 does not identify a record. Before reading goes on, and before anything is deleted, the last record
-that was read must therefore still lie at its offset. If it doesn't, the cut is searched for: by
-leader epochs, which every election raises, or, where these don't tell (the epoch is unknown, or a
-disk was restored), by comparing with the table's rows. Pure.
+that was read must therefore still be at its offset. If it doesn't, the cut is searched for: by
+leader epochs, which every election raises, or, if these don't help (the epoch is unknown, or a disk
+was restored), by comparing with the table's rows. Pure.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ class LogView(Protocol):
     """Reads single committed records from Kafka. Raises `JobError`."""
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
-        """The mark of the first record at or after each offset; only of partitions with one."""
+        """Return the mark of the first record at or after each offset; only of partitions with
+        one."""
 
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
-        """The mark of the last record of each span; only of spans with one."""
+        """Return the mark of the last record of each span; only of spans with one."""
 
 
 class CommittedRecord(Protocol):
     """A committed record, as a consumer returns it."""
 
     def offset(self) -> int:
-        """The record's offset in its partition."""
+        """Return the record's offset in its partition."""
 
 
 class RowView(Protocol):
@@ -41,19 +42,19 @@ class RowView(Protocol):
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """The marks of rows at the offset before `next`, for partitions with a row there.
+        """Return the marks of rows at the offset before `next`, for partitions with a row there.
 
         Their epochs are unknown.
         """
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
-        """The mark of a partition's last row below `next`; None without rows."""
+        """Return the mark of a partition's last row below `next`; None without rows."""
 
 
 def find_cuts(
     read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
 ) -> tuple[dict[Partition, int], dict[Partition, RecordMark]]:
-    """The offsets at which logs were cut, and marks for uncut partitions that had none.
+    """Return the offsets at which logs were cut, and marks for uncut partitions that had none.
 
     Only cuts below the offsets that were read count.
     """
@@ -138,11 +139,11 @@ def _find_cut(
     log: LogView,
     rows: RowView,
 ) -> int | None:
-    """The offset at which a log was cut; None if neither epochs nor rows tell."""
+    """Return the offset at which a log was cut; None if neither epochs nor rows tell."""
     read = range(span.start, min(reached.next, span.end))
 
     def first_at(offset: int) -> RecordMark | None:
-        """The first record at or after an offset; None if there is none."""
+        """Return the first record at or after an offset; None if there is none."""
         return log.first_at({partition: offset}).get(partition)
 
     if mark is not None and (epoch := mark.epoch) is not None:
@@ -156,7 +157,7 @@ def _find_cut(
             return cut
 
     def row_at(offset: int) -> RecordMark | None:
-        """The last row up to an offset that Kafka may still have; None if there is none."""
+        """Return the last row up to an offset that Kafka may still have; None if there is none."""
         row = rows.last_row(partition, reached._replace(next=offset + 1))
         return row if row is not None and row.offset >= span.start else None
 
@@ -175,7 +176,7 @@ def _find_cut(
 
 
 def first_offset_where(offsets: range, holds: Callable[[int], bool]) -> int | None:
-    """The first offset for which `holds` is true, by binary search; None if it never is.
+    """Return the first offset for which `holds` is true, by binary search; None if it never is.
 
     `holds` must be true for all offsets after the first one.
     """
@@ -194,7 +195,8 @@ def deletable_until(
     tabled: Iterable[OffsetSpan],
     messages: Callable[[OffsetSpan], Iterable[CommittedRecord]],
 ) -> int:
-    """The offset below which records of a span may be deleted: all committed ones are tabled.
+    """Return the offset below which records of a span may be deleted: all committed ones are
+    tabled.
 
     `tabled` are the spans that the table has without a gap. In a gap, `messages` tells whether
     Kafka has committed records there: offsets of markers and aborted records have none.

@@ -28,7 +28,8 @@ class IngestBatch:
     ranges: Mapping[Partition, OffsetSpan]
     """The offsets to read of each partition; none of the spans is empty."""
     after: Offsets
-    """How far all partitions are read once the batch is appended, also those it does not read."""
+    """How far each partition is read once the batch is appended, including partitions that the
+    batch doesn't read."""
     missed: int
     """Number of records that were deleted from their topics before a compaction read them."""
 
@@ -47,13 +48,13 @@ class BatchStore(RowView, Protocol):
     """Stores the number of a batch with its rows, and saves offsets by batch number."""
 
     def last_batch(self) -> int | None:
-        """The number of the batch appended last; None before the first batch."""
+        """Return the number of the batch appended last; None before the first batch."""
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """The offsets saved for a batch; None if they are missing."""
+        """Return the offsets saved for a batch; None if they are missing."""
 
     def offsets_of_rows(self) -> Offsets:
-        """The offsets told from the rows themselves, for tables without saved offsets."""
+        """Return the offsets told from the rows themselves, for tables without saved offsets."""
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
         """Save the offsets of a batch, durably, before any of its rows is appended."""
@@ -67,7 +68,7 @@ commit with the batch's number. Raises `JobError`, also if the last batch has an
 def next_batch(
     spans: Mapping[Partition, OffsetSpan], read: Offsets, limit: int
 ) -> IngestBatch | None:
-    """The next batch of about `limit` records; None if there is nothing to read or to save.
+    """Return the next batch of about `limit` records; None if there is nothing to read or to save.
 
     `spans` are the offsets that Kafka has of the partitions to read; `read` is how far partitions
     were read. A partition goes on where it was read to, or at its first record if that is later or
@@ -119,7 +120,7 @@ def ingest_spans(
     read |= {partition: read[partition].cut_at(offset) for partition, offset in cuts.items()}
     batch: IngestBatch | None
     if cuts or (read and read != saved):
-        # Save this before any row: a purge may later delete the rows that tell the offsets.
+        # Save this before any row: a purge may later delete the rows that show the offsets.
         up_to_cuts = {
             partition: OffsetSpan(spans[partition].start, offset)
             for partition, offset in cuts.items()
@@ -129,7 +130,7 @@ def ingest_spans(
         batch = next_batch(spans, read, limit)
     records = missed = 0
     while batch is not None:
-        # Numbers of two runs differ, so that no run takes another's offsets for its own.
+        # Batch numbers of two runs differ, so that no run uses another run's offsets.
         number = max(clock(), (last or 0) + 1)
         batch = replace(batch, after=with_marks_of_ranges(batch.after, batch.ranges, log))
         store.save_offsets(number, batch.after)
@@ -142,7 +143,8 @@ def ingest_spans(
 def with_marks_of_ranges(
     read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
 ) -> Offsets:
-    """`read` with the mark of each range's last record; a range without records changes nothing."""
+    """Return `read` with the mark of each range's last record; a range without records changes
+    nothing."""
     marks = log.last_in(
         {partition: span for partition, span in ranges.items() if span.start < span.end}
     )
@@ -153,5 +155,6 @@ def with_marks_of_ranges(
 
 
 def _share(size: int, limit: int, total: int) -> int:
-    """The records of `size` that a batch takes: the same share of each partition, at least 1."""
+    """Return the records of `size` that a batch takes: the same share of each partition, at least
+    1."""
     return size if total <= limit else -(-size * limit // total)

@@ -29,9 +29,9 @@ STARTS: Final[Columns] = {
 
 
 def settled_until(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
-    """The settled offsets of replay topics with pending events: topic id, partition, offset.
+    """Return the settled offsets of replay topics with pending events: topic id, partition, offset.
 
-    To be called before dead letters are read, so that these include every settled event that failed
+    Call it before dead letters are read, so that these include every settled event that failed
     again.
     """
     if tables.is_empty("sent"):

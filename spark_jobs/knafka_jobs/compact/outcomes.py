@@ -14,7 +14,7 @@ from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT
 
 
 def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
-    """The rows of `sent` whose events are settled now, with their `outcome`.
+    """Return the rows of `sent` whose events are settled now, with their `outcome`.
 
     An event has failed again if `records` has a dead letter whose origin is the event's position in
     its replay topic. A settled event (below the offset in `committed`: `topic_id`, `partition`,
@@ -46,7 +46,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
 
 
 def last_pending(sent: DataFrame) -> DataFrame:
-    """The last pending event of each partition.
+    """Return the last pending event of each partition.
 
     Columns: `topic`, `topic_id`, `partition`, `offset`, `replay_id`, `failure_id`.
     """
@@ -60,7 +60,8 @@ def last_pending(sent: DataFrame) -> DataFrame:
 
 
 def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -> DataFrame:
-    """The pending rows of `sent` whose event is no longer at its offset, with outcome `lost`.
+    """Return the pending rows of `sent` whose event is no longer at its offset, with outcome
+    `lost`.
 
     `marked_records` has the marked records that are at these offsets now. `ranges` (`topic`,
     `topic_id`, `partition`, `start`) has the first offset of each partition: events below it were
@@ -79,7 +80,8 @@ def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -
 
 
 def resolved_failures(outcomes: DataFrame) -> DataFrame:
-    """The failures to mark as resolved: `failure_id`, and their last times `sent` and `judged`."""
+    """Return the failures to mark as resolved: `failure_id`, and their last times `sent` and
+    `judged`."""
     return (
         outcomes.where(F.col("outcome") == RESOLVED)
         .groupBy("failure_id")

@@ -35,7 +35,7 @@ MAX_UNREADABLE_SPANS: Final = 20
 """Spans of unreadable records of one partition that one run reads; the next run goes on."""
 
 MAX_SPAN_RECORDS: Final = 20
-"""Records in a span of unreadable records, at most: their content is held in memory."""
+"""Most records in a span of unreadable records: their content is held in memory."""
 
 _MIN_TIME: Final = -62_135_596_800_000
 _MAX_TIME: Final = 253_402_300_799_000
@@ -62,7 +62,7 @@ class BatchReader:
         """The ranges of the batch that was read last."""
 
     def rows(self, batch: IngestBatch) -> DataFrame:
-        """The rows of a batch, for `records`; they are read when they are written."""
+        """Return the rows of a batch, for `records`; they are read when they are written."""
         self.last_ranges = batch.ranges
         by_spark = {
             partition: span
@@ -89,7 +89,7 @@ class BatchReader:
     def unreadable_spans(
         self, ranges: Mapping[Partition, OffsetSpan]
     ) -> dict[Partition, list[OffsetSpan]]:
-        """The spans of records in these ranges that Spark can't read. Reads every record."""
+        """Return the spans of records in these ranges that Spark can't read. Reads every record."""
         stretches: dict[Partition, list[OffsetSpan]] = {}
         for partition, span in ranges.items():
             for message in self.log.messages(partition, span):
@@ -122,7 +122,7 @@ class BatchReader:
         )
 
     def _log_rows(self, batch: IngestBatch) -> DataFrame:
-        """The current log of each partition of a batch, as rows of `LOGS`."""
+        """Return the current log of each partition of a batch, as rows of `LOGS`."""
         return _log_rows(self._tables, batch.ranges, batch.after, self._names)
 
 
@@ -182,7 +182,7 @@ def read_ranges(
     read: Offsets,
     names: Mapping[str, str],
 ) -> DataFrame:
-    """The dead letters in these ranges, as rows of `records`.
+    """Return the dead letters in these ranges, as rows of `records`.
 
     `read` has the log of each partition, `names` the topic's name of each topic id. Reading fails
     with Spark's error if Kafka has deleted a part of a range.
@@ -193,7 +193,7 @@ def read_ranges(
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """A record's headers; empty if a header's name isn't UTF-8. Call it once per message."""
+    """Return a record's headers; empty if a header's name isn't UTF-8. Call it once per message."""
     try:
         return list(message.headers() or ())
     except SystemError:
@@ -203,7 +203,7 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
 def _log_rows(
     tables: Tables, ranges: Mapping[Partition, OffsetSpan], read: Offsets, names: Mapping[str, str]
 ) -> DataFrame:
-    """The current log of each partition, as rows of `LOGS`."""
+    """Return the current log of each partition, as rows of `LOGS`."""
     rows = [
         (names[topic_id], partition, log_id(topic_id, read[topic_id, partition].logs()[-1][1]))
         for topic_id, partition in ranges
@@ -221,7 +221,7 @@ def _add_offset(stretches: list[OffsetSpan], offset: int) -> None:
 
 
 def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
-    """The sum of two results."""
+    """Return the sum of two results."""
     return replace(
         first,
         records=first.records + second.records,
@@ -231,5 +231,5 @@ def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
 
 
 def _base64(value: bytes | None) -> str | None:
-    """Bytes in base64; None stays None."""
+    """Return bytes in base64; None stays None."""
     return None if value is None else base64.b64encode(value).decode()

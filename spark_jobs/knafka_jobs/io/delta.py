@@ -4,7 +4,7 @@
                          tables, see `schema`
     ROOT/checkpoints/    see `compact.checkpoints`
 
-Every write is one atomic commit. Only the features know what the rows mean.
+Every write is one atomic commit. The meaning of the rows is defined by the features.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Tables:
         self._existing: set[str] = set()
 
     def path(self, name: str) -> str:
-        """The path or URI of a table or file below the root."""
+        """Return the path or URI of a table or file below the root."""
         return f"{self.root}/{name}"
 
     def read(self, name: str) -> DataFrame:
-        """The rows of a table, with its columns in the order of `schema`."""
+        """Return the rows of a table, with its columns in the order of `schema`."""
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             return self._table(name).toDF().select(*TABLES[name])
 
@@ -90,19 +90,21 @@ class Tables:
         return not self.exists(name) or self.size(name)[0] == 0
 
     def size(self, name: str) -> tuple[int, int]:
-        """The number of a table's files and their total bytes."""
+        """Return the number of a table's files and their total bytes."""
         snapshot = self._snapshot(name)
         return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
 
     def last_version(self, name: str, writer: str) -> int | None:
-        """The number (`txnVersion`) of `writer`'s last commit to a table; None without one."""
+        """Return the number (`txnVersion`) of `writer`'s last commit to a table; None without
+        one."""
         if not self.exists(name):
             return None
         number = self._snapshot(name).transactions().get(writer)
         return int(number.get()) if number.isDefined() else None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
-        """Values as a DataFrame; made by way of JSON, as createDataFrame starts Python workers."""
+        """Return values as a DataFrame; made by way of JSON, as createDataFrame starts Python
+        workers."""
         text = json.dumps([dict(zip(columns, row, strict=True)) for row in values], default=str)
         rows = F.from_json(F.lit(text), f"array<struct<{ddl(columns)}>>")
         return self.spark.range(1, numPartitions=1).select(F.inline(rows))
@@ -137,7 +139,8 @@ class Tables:
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
-        """The days of a table with more than `most` files below `full` bytes; reads Delta's log."""
+        """Return the days of a table with more than `most` files below `full` bytes; reads Delta's
+        log."""
         if self.size(name)[0] <= most:
             return []
         files = DataFrame(self._snapshot(name).allFiles().toDF(), self.spark)
@@ -177,7 +180,7 @@ class Tables:
         stream.close()
 
     def _clock_file(self, name: str, clock: str) -> tuple[Any, Any]:
-        """The file with the time of a daily task."""
+        """Return the file with the time of a daily task."""
         return self.file(f"checkpoints/{clock}-{self.table_id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
@@ -212,7 +215,7 @@ class Tables:
                 system.delete(path, False)
 
     def _file_names(self, actions: Any) -> set[str]:
-        """The names of the data files that these actions of Delta's log add or remove."""
+        """Return the names of the data files that these actions of Delta's log add or remove."""
         rows = DataFrame(actions.toDF(), self.spark).select("path").collect()
         return {unquote(row["path"]).rpartition("/")[2] for row in rows}
 
@@ -227,7 +230,7 @@ class Tables:
                 )
 
     def _layout(self, name: str) -> int:
-        """The number of a table's layout."""
+        """Return the number of a table's layout."""
         stored = self._snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
         return int(stored.get()) if stored.isDefined() else 1
 
@@ -255,19 +258,19 @@ class Tables:
         return "://" not in self.root
 
     def in_use_error(self, job_name: str = "compaction") -> JobError:
-        """The error that another compaction, or replay, runs on these tables."""
+        """Return the error that another compaction, or replay, runs on these tables."""
         return JobError(
             f"another {job_name} runs on {self.root}: wait until it has ended, then run this again"
         )
 
     def file(self, path: str) -> tuple[Any, Any]:
-        """A path below the root as a Hadoop `Path`, and its Hadoop `FileSystem`."""
+        """Return a path below the root as a Hadoop `Path`, and its Hadoop `FileSystem`."""
         hadoop = self.spark._jvm.org.apache.hadoop  # type: ignore[union-attr]
         file = hadoop.fs.Path(self.path(path))
         return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
 
     def _merge(self, rows: DataFrame, name: str, on: str) -> DeltaMergeBuilder:
-        """A MERGE of rows into a table, without clauses yet."""
+        """Return a MERGE of rows into a table, without clauses yet."""
         return self._table(name).alias(name).merge(rows.alias("more"), on)
 
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
@@ -279,7 +282,7 @@ class Tables:
         writer.mode(mode).save(self.path(name))
 
     def _table(self, name: str) -> DeltaTable:
-        """A table, which is created if it doesn't exist."""
+        """Return a table, which is created if it doesn't exist."""
         path = self.path(name)
         with explain_spark_errors(f"the table {path} can't be read"):
             if not self.exists(name):
@@ -316,7 +319,7 @@ class Tables:
         return self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
 
     def _creation_time(self, name: str) -> float:
-        """When a table was created, in Unix time."""
+        """Return when a table was created, in Unix time."""
         created_time = self._snapshot(name).metadata().createdTime()
         return float(created_time.get()) / 1000 if created_time.isDefined() else 0.0
 
@@ -330,7 +333,7 @@ class Tables:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """A SQL predicate by which Delta opens only these days of a table; `false` without days.
+    """Return a SQL predicate by which Delta opens only these days of a table; `false` without days.
 
     None among the days means rows without a day.
     """
@@ -354,7 +357,7 @@ def explain_spark_errors(prefix: str) -> Iterator[None]:
 
 
 def first_line(error: PySparkException | Py4JError) -> str:
-    """The first line of Spark's error, or what to do about missing jars for S3."""
+    """Return the first line of Spark's error, or what to do about missing jars for S3."""
     text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in text:
         return (

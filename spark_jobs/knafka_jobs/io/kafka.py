@@ -88,14 +88,14 @@ class KafkaConnection:
         return cls(bootstrap_servers, values)
 
     def for_librdkafka(self) -> dict[str, Any]:
-        """The configuration of a client of librdkafka. Raises `InvalidDocument`."""
+        """Return the configuration of a client of librdkafka. Raises `InvalidDocument`."""
         security = {} if self.secret is None else for_librdkafka(self.secret)
         return with_tokens(
             {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}
         )
 
     def for_spark(self) -> dict[str, str]:
-        """The options of Spark's Kafka source, which reads only committed records."""
+        """Return the options of Spark's Kafka source, which reads only committed records."""
         security = {} if self.secret is None else for_java(self.secret)
         configuration = {
             "bootstrap.servers": self.bootstrap_servers,
@@ -139,15 +139,15 @@ class KafkaClient:
         self._refusal = self._refusal or self._errors.refusal
 
     def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, TopicState]:
-        """The dead-letter topics of one Broker, or all of them for None, by name."""
+        """Return the dead-letter topics of one Broker, or all of them for None, by name."""
         return self.topics([e for e in self.topic_names() if is_dead_letter_topic(e, broker)])
 
     def topic_names(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return list(_with_retries(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics)
 
     def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, TopicState]:
-        """The existing topics among `names`, by name, with the offsets of their partitions.
+        """Return the existing topics among `names`, by name, with the offsets of their partitions.
 
         Offsets end at the last committed record, or with `committed=False` at the last one written.
         """
@@ -177,7 +177,7 @@ class KafkaClient:
         }
 
     def topics_at_rest(self, names: Collection[str]) -> dict[str, TopicState]:
-        """As `topics`, once all transactions that are open now have ended.
+        """Return topics as `topics` does, once all transactions that are open now have ended.
 
         Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
         """
@@ -204,14 +204,15 @@ class KafkaClient:
             time.sleep(RETRY_INTERVAL)
 
     def offsets_at(self, partitions: Iterable[Position], moment: float) -> dict[Position, int]:
-        """The offset of each partition's first record at or after `moment` (Unix time).
+        """Return the offset of each partition's first record at or after `moment` (Unix time).
 
         -1 where all records are older.
         """
         return self._offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
-        """A consumer group's committed offsets in a topic, by partition that it has committed."""
+        """Return a consumer group's committed offsets in a topic, by partition that it has
+        committed."""
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
@@ -281,7 +282,8 @@ class KafkaClient:
             raise JobError(f"Kafka: the topic {topic} did not take the record: {reason}")
 
     def record_limit(self, topic: str) -> int | None:
-        """The most bytes that a topic takes in one batch; None without the ACL to read that."""
+        """Return the most bytes that a topic takes in one batch; None without the ACL to read
+        that."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         descriptions = _results(
             lambda: self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT),
@@ -322,7 +324,7 @@ class KafkaClient:
     def _offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
-        """Offsets of partitions by a specification such as the earliest."""
+        """Return the offsets of partitions by a specification such as the earliest."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = REQUEST_TIMEOUT
@@ -336,7 +338,8 @@ class KafkaClient:
 def read_spans(
     spark: SparkSession, connection: KafkaConnection, spans: Mapping[Position, OffsetSpan]
 ) -> DataFrame:
-    """The committed records of these spans, as Spark's Kafka source gives them, with headers.
+    """Return the committed records of these spans, as Spark's Kafka source gives them, with
+    headers.
 
     Reading fails with Spark's error if Kafka has deleted a part of a span.
     """
@@ -365,7 +368,7 @@ def _results(
     """Send a request and return its answers, except those that fail with code `leaving_out`."""
 
     def answers() -> dict[K, T]:
-        """The answers, without those that may fail."""
+        """Return the answers, without those that may fail."""
         results = {}
         for key, answer in ask().items():
             try:
@@ -391,5 +394,5 @@ def _with_retries(ask: Callable[[], T]) -> T:
 
 
 def _job_error(error: KafkaException) -> JobError:
-    """An error of librdkafka as an error of a job, with Kafka's own text."""
+    """Return an error of librdkafka as an error of a job, with Kafka's own text."""
     return JobError(f"Kafka: {error.args[0].str()}")

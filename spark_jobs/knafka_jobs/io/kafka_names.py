@@ -12,13 +12,13 @@ from knafka.core import names
 
 
 def possible_topics(namespace: str, broker: str) -> list[str]:
-    """The names that a Broker's topic may have, the usual ones first."""
+    """Return the names that a Broker's topic may have, the usual ones first."""
     usual = names.broker_topic(namespace, broker), names.distinct_broker_topic(namespace, broker)
     return [*usual, *_by_templates(namespace, broker)]
 
 
 def possible_groups(namespace: str, trigger: str) -> list[str]:
-    """The names that a Trigger's consumer group may have, the usual ones first."""
+    """Return the names that a Trigger's consumer group may have, the usual ones first."""
     usual = (
         names.trigger_group(namespace, trigger),
         names.distinct_trigger_group(namespace, trigger),
@@ -27,7 +27,8 @@ def possible_groups(namespace: str, trigger: str) -> list[str]:
 
 
 def _by_templates(namespace: str, name: str) -> list[str]:
-    """The names by the operator's templates; those with a UID are left out, as a job knows none."""
+    """Return the names by the operator's templates; those with a UID are left out, as a job knows
+    none."""
     templates = os.environ.get(names.NAME_TEMPLATES, "").splitlines()
     rendered_names = (names.rendered(template, namespace, name) for template in templates)
     return [name_ for name_ in dict.fromkeys(rendered_names) if names.is_topic(name_)]

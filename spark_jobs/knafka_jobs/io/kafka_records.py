@@ -20,7 +20,7 @@ from knafka_jobs.topic_offsets import OffsetSpan, Partition, Position, RecordMar
 READ_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""
 RECORDS_AT_ONCE: Final = 1000
-"""Records that one call of the consumer returns, at most."""
+"""Most records that one call of the consumer returns."""
 LOOKBACK_OFFSETS: Final = (10, 1000, sys.maxsize)
 """Offsets before the end of a span in which its last record is looked for, step by step: offsets of
 transaction markers and of aborted records have no committed record."""
@@ -56,7 +56,7 @@ class KafkaRecords:
         self._ids = {name: topic_id for topic_id, name in names.items()}
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
-        """The mark of the first record at or after each offset. Raises `JobError`."""
+        """Return the mark of the first record at or after each offset. Raises `JobError`."""
         marks: dict[Partition, RecordMark] = {}
         consumer = self._kafka.consumer(**_SINGLE_RECORD_SETTINGS)
         try:
@@ -64,7 +64,7 @@ class KafkaRecords:
             for partition, message in _messages(consumer, waiting):
                 if message is not None and (key := self._partition(partition)) not in marks:
                     marks[key] = mark_of_message(message)
-                # Stay assigned: records of it that are already fetched come all the same.
+                # Stay assigned: records of it that are already fetched are returned anyway.
                 waiting.pop(partition, None)
                 if not waiting:
                     break
@@ -73,7 +73,7 @@ class KafkaRecords:
         return marks
 
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
-        """The mark of the last record of each span. Raises `JobError`."""
+        """Return the mark of the last record of each span. Raises `JobError`."""
         at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
         marks = {
             partition: mark
@@ -89,7 +89,7 @@ class KafkaRecords:
         return marks
 
     def messages(self, partition: Partition, span: OffsetSpan) -> Iterator[Any]:
-        """The records of a span, in order. Raises `JobError`."""
+        """Yield the records of a span, in order. Raises `JobError`."""
         consumer = self._kafka.consumer(**_SETTINGS)
         try:
             for _, message in _messages(consumer, {self._position(partition): span.start}):
@@ -103,18 +103,19 @@ class KafkaRecords:
             consumer.close()
 
     def _position(self, partition: Partition) -> Position:
-        """The topic's name and the partition's number."""
+        """Return the topic's name and the partition's number."""
         return self._names[partition[0]], partition[1]
 
     def _partition(self, partition: Position) -> Partition:
-        """The topic's id and the partition's number."""
+        """Return the topic's id and the partition's number."""
         return self._ids[partition[0]], partition[1]
 
 
 def mark_of_parts(
     offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
 ) -> RecordMark:
-    """The mark of a record from its parts; `time` is in milliseconds since the Unix epoch."""
+    """Return the mark of a record from its parts; `time` is in milliseconds since the Unix
+    epoch."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part))
@@ -123,7 +124,7 @@ def mark_of_parts(
 
 
 def mark_of_message(message: Any) -> RecordMark:
-    """The mark of a message of a consumer."""
+    """Return the mark of a message of a consumer."""
     epoch = message.leader_epoch()
     return mark_of_parts(
         message.offset(),

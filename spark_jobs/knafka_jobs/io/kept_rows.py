@@ -1,7 +1,7 @@
-"""Where rows are kept that a job has computed (`materialize`): with executors below the tables.
+"""Keeps rows that a job has computed (`materialize`) below the tables, if Spark has executors.
 
-In one process Spark keeps them itself. What an executor keeps is gone with its pod, and Spark can't
-compute it anew: the job would fail.
+In one process Spark itself keeps them. Rows that an executor keeps are lost with its pod, and Spark
+can't compute them again: the job would fail.
 
     ROOT/checkpoints/rows/*    of each Spark application with executors; removed when it ends
 """
@@ -26,7 +26,7 @@ MAX_AGE: Final = 86_400.0
 def use_folder(spark: SparkSession, root: str) -> None:
     """Keep rows below the tables' root from now on, if Spark has executors.
 
-    Removes what applications left that were killed.
+    Also remove rows that killed applications left.
     """
     context = spark.sparkContext
     if not has_executors(spark) or context.getCheckpointDir() is not None:
@@ -36,8 +36,9 @@ def use_folder(spark: SparkSession, root: str) -> None:
 
 
 def remove_own(spark: SparkSession) -> None:
-    """Remove the rows that this application has kept, before it ends; no error of it is raised."""
-    # It must not hide the job's own error. What stays is removed by `use_folder` of a later job.
+    """Remove the rows that this application has kept, before it ends; never raises."""
+    # It must not hide the job's own error. Rows that stay are removed by `use_folder` of a later
+    # job.
     with contextlib.suppress(Py4JError, OSError):
         if (own := spark.sparkContext.getCheckpointDir()) is not None:
             path, system = _file(spark, own)
@@ -54,13 +55,14 @@ def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
         name = folder.getPath().getName()
         if own is not None and own.rstrip("/").endswith(f"/{name}"):
             continue
-        # An object store knows no time of a folder.
+        # An object store keeps no time of a folder.
         if not age or _last_written(system, folder.getPath()) <= time.time() - age:
             system.delete(folder.getPath(), True)
 
 
 def _last_written(system: Any, folder: Any) -> float:
-    """When the newest file below a folder was written, in Unix time; now, if there is none."""
+    """Return when the newest file below a folder was written, in Unix time; the current time if
+    there is none."""
     times = []
     files = system.listFiles(folder, True)
     while files.hasNext():
@@ -69,6 +71,6 @@ def _last_written(system: Any, folder: Any) -> float:
 
 
 def _file(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """A path as Hadoop's `Path`, and its `FileSystem`."""
+    """Return a path as Hadoop's `Path`, and its `FileSystem`."""
     file = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
     return file, file.getFileSystem(spark._jsc.hadoopConfiguration())

@@ -30,7 +30,8 @@ UNREPEATED_COLUMNS: Final = (
 
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
-    # Of record headers with one name the last wins (CE-K6); Spark would refuse the batch.
+    # Of record headers with the same name the last wins (CE-K6); by default Spark would refuse the
+    # batch.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.streaming.stopTimeout": "30s",
     # Rows of few days are written as they come: Spark would sort them by day first, payloads too.

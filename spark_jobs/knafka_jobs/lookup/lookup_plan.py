@@ -25,12 +25,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def column_list(names: Iterable[str], prefix: str = "") -> str:
-    """A list of quoted columns, each after `prefix`."""
+    """Return a list of quoted columns, each after `prefix`."""
     return ", ".join(f'{prefix}"{name}"' for name in names)
 
 
 def predicate(conditions: Iterable[FailureCondition]) -> str:
-    """A predicate that is true for rows of `failures` that pass all comparisons."""
+    """Return a predicate that is true for rows of `failures` that pass all comparisons."""
     comparisons = (
         f'"{column}" {operator} {sql_literal(value)}' for column, operator, value in conditions
     )
@@ -38,7 +38,8 @@ def predicate(conditions: Iterable[FailureCondition]) -> str:
 
 
 def sql_literal(value: str | int | datetime | tuple[str, ...]) -> str:
-    """A value as a SQL literal; a quote in a string is doubled, no other character is special."""
+    """Return a value as a SQL literal; a quote in a string is doubled, no other character is
+    special."""
     if isinstance(value, tuple):
         return f"({', '.join(map(sql_literal, value))})"
     if isinstance(value, datetime):
@@ -190,5 +191,5 @@ def sent_at(failure_ids: Iterable[str]) -> str:
 
 
 def days_predicate(first: object, last: object) -> str:
-    """A predicate on `day`, by which Delta skips files."""
+    """Return a predicate on `day`, by which Delta skips files."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -64,7 +64,7 @@ class UnresolvedFailures:
 def count_unresolved(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[UnresolvedFailures]:
-    """The unresolved failures by Trigger, reason and code, the most frequent first.
+    """Return the unresolved failures by Trigger, reason and code, the most frequent first.
 
     Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
     """
@@ -87,7 +87,8 @@ def count_unresolved(
 def count_pending(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, int]:
-    """Number of unresolved failures by Trigger that a replay has sent and that are not settled.
+    """Return the number of unresolved failures by Trigger that a replay has sent and that are not
+    settled.
 
     Raises `JobError`.
     """
@@ -100,7 +101,8 @@ def count_pending(
 
 
 def tabled_until(files: TableFiles) -> dict[Partition, int]:
-    """The first offset of each partition that is not in the tables yet. Raises `JobError`."""
+    """Return the first offset of each partition that is not in the tables yet. Raises
+    `JobError`."""
     tables = [name for name in ("records", "purged") if files.has_table(name)]
     rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
     read = read_states_of(
@@ -111,34 +113,34 @@ def tabled_until(files: TableFiles) -> dict[Partition, int]:
 
 @dataclass(frozen=True, slots=True)
 class TabledRecord:
-    """A dead letter as it lay in its topic: implements `ports.log.Record`."""
+    """A dead letter as it was in its topic: implements `ports.log.Record`."""
 
     row: dict[str, Any]
 
     def topic(self) -> str:
-        """The topic's name."""
+        """Return the topic's name."""
         return str(self.row["topic"])
 
     def partition(self) -> int:
-        """The partition's number."""
+        """Return the partition's number."""
         return int(self.row["partition"])
 
     def offset(self) -> int:
-        """The record's offset."""
+        """Return the record's offset."""
         return int(self.row["offset"])
 
     def key(self) -> bytes | None:
-        """The record's key."""
+        """Return the record's key."""
         key: bytes | None = self.row["key"]
         return key
 
     def value(self) -> bytes | None:
-        """The record's value."""
+        """Return the record's value."""
         value: bytes | None = self.row["value"]
         return value
 
     def headers(self) -> RecordHeaders | None:
-        """The record's headers."""
+        """Return the record's headers."""
         return [(header["key"], header["value"]) for header in self.row["headers"] or ()]
 
     def timestamp(self) -> tuple[int, int]:
@@ -153,7 +155,8 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """The last dead letters of the latest failures, each with when it was resolved or sent again.
+    """Return the last dead letters of the latest failures, each with when it was resolved or sent
+    again.
 
     Raises `JobError`.
     """
@@ -190,16 +193,17 @@ def page_of_dead_letters(
 
 
 def _record_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """The failure and position of a row: after a cut of its log, two rows may share a position."""
+    """Return the failure and position of a row: after a cut of its log, two rows may share a
+    position."""
     return tuple(row[name] for name in ("failure_id", *KEY))
 
 
 def _sorted_distinct(values: Iterable[Any]) -> list[Any]:
-    """The distinct values, sorted."""
+    """Return the distinct values, sorted."""
     return sorted(set(values))
 
 
 def _trigger_name(row: dict[str, Any]) -> TriggerName:
-    """The Trigger of a row."""
+    """Return the Trigger of a row."""
     namespace, broker, trigger = (row[name] for name in TRIGGER)
     return namespace, broker, trigger

@@ -1,1 +1,1 @@
-"""Replay and purge: what a person decides about failed events."""
+"""Replays and purges of failed events."""

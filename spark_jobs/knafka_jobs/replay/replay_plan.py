@@ -1,6 +1,6 @@
-"""Selects what a replay sends: the failures, and their dead letters in order.
+"""Selects the failures that a replay sends, and their dead letters in order.
 
-Pure: DataFrames in and out. `compact.outcomes` has what becomes of the events.
+Pure: DataFrames in and out. `compact.outcomes` decides the outcomes of the events.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import FAILURES, KEY, TRIGGER
 
 BROADCAST_ROWS: Final = 200_000
-"""Failures whose positions are sent to every task, at most (some tens of megabytes). With more,
-Spark shuffles the payloads of all files that may have their records."""
+"""Most failures whose positions are sent to every task (some tens of megabytes). With more, Spark
+shuffles the payloads of all files that may have their records."""
 
 _COMPARISONS: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
     "=": Column.__eq__,
@@ -32,7 +32,8 @@ _COMPARISONS: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
 
 
 def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFrame:
-    """The failures that fit a selection. Raises `JobError` for a predicate that is no SQL."""
+    """Return the failures that fit a selection. Raises `JobError` for a predicate that is no
+    SQL."""
     rows = failures.select(*FAILURES)
     for column, operator, value in conditions(selection):
         rows = rows.where(_COMPARISONS[operator](F.col(column), value))
@@ -46,12 +47,12 @@ def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFra
 
 
 def likely_stubs(failures: DataFrame) -> DataFrame:
-    """Failures that may lack their data; only the headers of their records tell."""
+    """Return failures that may lack their data; only the headers of their records tell."""
     return failures.where(LIKELY_STUB)
 
 
 def replayable_failures(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
-    """The failures that can be sent again (`REPLAYABLE`), with their data and not pending.
+    """Return the failures that can be sent again (`REPLAYABLE`), with their data and not pending.
 
     Of `records`, those of `likely_stubs` suffice.
     """
@@ -79,7 +80,8 @@ ORDER: Final = (*TRIGGER, "origin_partition", "origin_offset", "first_failed", "
 
 
 def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
-    """The last dead letter of each failure: the columns of `ReplaySender.send`, then of `ORDER`.
+    """Return the last dead letter of each failure: the columns of `ReplaySender.send`, then of
+    `ORDER`.
 
     `few`: there are not more failures than `BROADCAST_ROWS`.
     """
@@ -100,7 +102,7 @@ def split_into_lanes(letters: DataFrame, lanes: int) -> DataFrame:
 
 
 def sent_rows(kafka: DataFrame, replay_id: str, topics: DataFrame) -> DataFrame:
-    """The events that a replay has sent, as rows of `SENT`.
+    """Return the events that a replay has sent, as rows of `SENT`.
 
     `kafka` has records of Spark's Kafka source with headers; `topics` has the replay topics
     (`topic`, `topic_id`, `TRIGGER`).

@@ -186,7 +186,7 @@ def _events_text(count: int) -> str:
 def _ensure_replay_topics(
     kafka: KafkaClient, counts: Mapping[TriggerName, int]
 ) -> tuple[dict[TriggerName, TopicState], list[str]]:
-    """The replay topic of each Trigger, and the problems of Triggers that can't have one.
+    """Return the replay topic of each Trigger, and the problems of Triggers that can't have one.
 
     A dead letter may name any Trigger, also one that never existed.
     """
@@ -311,7 +311,7 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
-        """The number of events sent so far."""
+        """Return the number of events sent so far."""
         ends = spans_of(kafka.topics(topics))
         return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
 
@@ -329,7 +329,7 @@ def purge(
     """
 
     def choose(failures: DataFrame) -> DataFrame:
-        """The failures to delete."""
+        """Return the failures to delete."""
         return _purgeable(failures, selection, unresolved)
 
     with tables.locked():
@@ -337,7 +337,7 @@ def purge(
 
 
 def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """The failures that a purge would delete: `failure_id`."""
+    """Return the failures that a purge would delete: `failure_id`."""
     return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
 
 
@@ -373,18 +373,18 @@ def ensure_replay_topic(
 
 
 def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """The selected failures that a purge may delete."""
+    """Return the selected failures that a purge may delete."""
     selected = failures.transform(select_failures, selection)
     return selected if unresolved else selected.where("resolved IS NOT NULL")
 
 
 def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
-    """The selected failures that can be sent now."""
+    """Return the selected failures that can be sent now."""
     stubs = tables.read("records").where(within_bounds(offset_bounds(likely_stubs(selected))))
     return selected.transform(replayable_failures, tables.read("sent"), stubs)
 
 
 def _count_by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
-    """Number of events by Trigger."""
+    """Return the number of events by Trigger."""
     rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}

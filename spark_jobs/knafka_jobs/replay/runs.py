@@ -35,13 +35,13 @@ Progress: TypeAlias = Callable[[str], None]
 
 
 def finished_event_count(tables: Tables, replay_id: str) -> int | None:
-    """The number of events that a finished replay sent; None if it is not finished."""
+    """Return the number of events that a finished replay sent; None if it is not finished."""
     run = _replay_row(tables, replay_id)
     return None if run is None or run["finished"] is None else int(run["events"])
 
 
 def _replay_row(tables: Tables, replay_id: str) -> Row | None:
-    """The row of a replay; None if there is none."""
+    """Return the row of a replay; None if there is none."""
     return tables.read("replays").where(F.col("replay_id") == replay_id).first()
 
 
@@ -163,7 +163,7 @@ def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
 
 
 def _new_replay_id() -> str:
-    """A replay id that sorts by time, such as `20260131-120000-3fa4c1`."""
+    """Return a replay id that sorts by time, such as `20260131-120000-3fa4c1`."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 

@@ -31,11 +31,12 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState
 
 MAX_LANES: Final = 8
-"""Lanes of a replay, at most: a later run fences off all of them."""
+"""Most lanes of a replay: a later run fences off all of them."""
 BATCH_EVENTS: Final = 500
-"""Events in one transaction: enough that the 10 ms for a transaction don't matter."""
+"""Most events in one transaction: enough that the 10 ms for a transaction don't matter."""
 BATCH_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of keys and values in one transaction, held in memory; a single event may have more."""
+"""Most bytes of keys and values in one transaction, held in memory; a single event may have
+more."""
 LIBRDKAFKA_MAX_BYTES: Final = 1_000_000_000
 """librdkafka's highest limit: the topic decides which records are too large."""
 TRANSACTION_TIMEOUT: Final = 30.0
@@ -44,7 +45,7 @@ TRANSACTION_TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FailedEvent:
-    """An event to send again, as it lies in its dead-letter topic."""
+    """An event to send again, as stored in its dead-letter topic."""
 
     failure_id: str
     topic: str
@@ -177,7 +178,7 @@ class ReplaySender:
 
 
 def failure_hash(failure_id: str) -> int:
-    """64 bits of a failure's id: a million of them take some tens of megabytes of memory."""
+    """Return 64 bits of a failure's id: a million of them take some tens of megabytes of memory."""
     return int.from_bytes(hashlib.blake2b(failure_id.encode(), digest_size=8).digest())
 
 
@@ -191,7 +192,7 @@ def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
 
 
 def events_sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Iterator[SentEvent]:
-    """The events that a replay has committed in a topic's spans. Raises `JobError`."""
+    """Yield the events that a replay has committed in a topic's spans. Raises `JobError`."""
     log = KafkaRecords(kafka, {topic.id: topic.name})
     for number, span in topic.spans.items():
         if span.start < span.end:
@@ -201,7 +202,8 @@ def events_sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Ite
 
 
 def transactional_id(replay_id: str, lane: int) -> str:
-    """The transactional id of a lane; earlier versions used that of lane 0 for all events."""
+    """Return the transactional id of a lane; earlier versions used that of lane 0 for all
+    events."""
     return f"knafka-replay-{replay_id}" + (f"-{lane}" if lane else "")
 
 
@@ -269,7 +271,7 @@ def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[li
 
 
 def progress_text(sent: int, total: int, rate: float) -> str:
-    """A replay's progress as text: `1,000 of 5,000 sent, 500/s, 8 s left`.
+    """Return a replay's progress as text: `1,000 of 5,000 sent, 500/s, 8 s left`.
 
     `rate` is in events a second; 0 if unknown.
     """
@@ -281,7 +283,7 @@ def progress_text(sent: int, total: int, rate: float) -> str:
 
 
 def _failure_id_of(message: Any, replay_id: str) -> str | None:
-    """The failure's id in a record of this replay; None for any other record."""
+    """Return the failure's id in a record of this replay; None for any other record."""
     for name, raw in message.headers() or ():
         if name == REPLAY and raw is not None:
             replay, _, failure = raw.decode(errors="replace").rpartition("/")
@@ -291,7 +293,7 @@ def _failure_id_of(message: Any, replay_id: str) -> str | None:
 
 
 def _sent_event(failure_id: str, message: Any) -> SentEvent:
-    """The `SentEvent` of a record."""
+    """Return the `SentEvent` of a record."""
     sent_at = moment(message.timestamp()[1] / 1000)
     return SentEvent(failure_id, message.partition(), message.offset(), sent_at)
 

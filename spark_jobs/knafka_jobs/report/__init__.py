@@ -1,1 +1,2 @@
-"""Reports: what failed, where and since when, as a JSON document and as an HTML page."""
+"""Reports on failures (what failed, where and since when), as a JSON document and as an HTML
+page."""

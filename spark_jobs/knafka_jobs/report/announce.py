@@ -22,9 +22,9 @@ from knafka_jobs.report.report_document import Report
 
 REPORTED_EVENT_TYPE: Final = "dev.knafka.deadletters.reported"
 MAX_NAMED_TRIGGERS: Final = 10
-"""Triggers that the event names, at most: those with the most unresolved events."""
+"""Most Triggers that the event names, those with the most unresolved events."""
 ANNOUNCE_ATTEMPTS: Final = 4
-"""Attempts to send the event, at most."""
+"""Most attempts to send the event."""
 ANSWER_TIMEOUT: Final = 15.0
 """Seconds for the answer to one attempt: a Broker's receiver may have to start."""
 FIRST_PAUSE: Final = 2.0
@@ -32,7 +32,7 @@ FIRST_PAUSE: Final = 2.0
 
 
 def announcement_event(report: Report, archive: str, console: str) -> dict[str, Any]:
-    """The structured CloudEvent that announces an archive's report, as JSON.
+    """Return the structured CloudEvent that announces an archive's report, as JSON.
 
     `console` is the URL of the console that serves the report; empty: unknown.
     """
@@ -69,7 +69,7 @@ def announcement_event(report: Report, archive: str, console: str) -> dict[str, 
 
 
 def report_url(console: str, namespace: str, archive: str) -> str:
-    """The URL under which a console serves an archive's report."""
+    """Return the URL under which a console serves an archive's report."""
     return f"{console.rstrip('/')}/report?of={quote(f'{namespace}/{archive}')}"
 
 

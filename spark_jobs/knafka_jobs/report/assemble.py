@@ -100,7 +100,7 @@ def _group_order(group: Group) -> tuple[bool, int, int, str]:
 def delivery_shares(
     failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]
 ) -> dict[GroupKey, float]:
-    """Each group's share of its Trigger's deliveries (0 to 1), where that is known.
+    """Return each group's share of its Trigger's deliveries (0 to 1), where that is known.
 
     A settled offset that did not fail was either delivered or filtered out: Kafka doesn't tell
     which. So the share is known only for Triggers of which every settled event failed.

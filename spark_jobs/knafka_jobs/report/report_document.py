@@ -281,7 +281,7 @@ class Report(Part):
 def replay_command(
     namespace: str, broker: str, trigger: str, reason: str, status: int | None, summary: str
 ) -> str:
-    """The command that replays a group, quoted for a POSIX shell.
+    """Return the command that replays a group, quoted for a POSIX shell.
 
     Empty without a Trigger: such records hold no event.
     """
@@ -311,14 +311,16 @@ def with_replay_command(report: Report, command: str) -> Report:
 
 
 def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:
-    """The shortest round length (s) of buckets that cover the time in about `at_most` buckets."""
+    """Return the shortest round length (s) of buckets that cover the time in about `at_most`
+    buckets."""
     lengths = (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 604_800)
     span = (until - since).total_seconds()
     return next((length for length in lengths if span / length <= at_most), lengths[-1])
 
 
 def preview(data: bytes | None) -> str | None:
-    """The beginning of an event's data for people: as text if it is UTF-8, else hexadecimal."""
+    """Return the beginning of an event's data for people: as text if it is UTF-8, else
+    hexadecimal."""
     if data is None:
         return None
     cut = data[: PREVIEW_CHARACTERS * 4]
@@ -347,12 +349,12 @@ def _cut_text(text: str, characters: int) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a report, with these docstrings as its descriptions."""
+    """Return the JSON Schema of a report, with these docstrings as its descriptions."""
     return Report.model_json_schema(by_alias=True, mode="serialization")
 
 
 def schema_text() -> str:
-    """The content of docs/report-schema.json; a test compares the file with it."""
+    """Return the content of docs/report-schema.json; a test compares the file with it."""
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 

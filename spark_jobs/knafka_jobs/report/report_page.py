@@ -110,7 +110,8 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
 
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
-    """The data for the scripts: the report, all reasons (each has a colour), and the page's path.
+    """Return the data for the scripts: the report, all reasons (each has a colour), and the page's
+    path.
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """
@@ -126,19 +127,20 @@ def _packed_data(report: Report, traces: str, path: str | None) -> str:
 
 
 def _digest(text: str) -> str:
-    """A Content-Security-Policy source that allows exactly this inline style or script."""
+    """Return a Content-Security-Policy source that allows exactly this inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @cache
 def _page_file(name: str) -> str:
-    """A file of the page without the line break at its end: digests are of exactly this text."""
+    """Return a file of the page without the line break at its end: digests are of exactly this
+    text."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()
 
 
 @cache
 def _environment() -> Environment:
-    """The Jinja environment of the page's template."""
+    """Return the Jinja environment of the page's template."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -147,17 +149,17 @@ def _environment() -> Environment:
 
 
 def _number_text(value: int) -> str:
-    """A number with thousands separators."""
+    """Return a number with thousands separators."""
     return f"{value:,}"
 
 
 def _time_text(value: datetime) -> str:
-    """A time in UTC, to the minute."""
+    """Return a time in UTC, to the minute."""
     return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _age_text(value: datetime, now: datetime) -> str:
-    """The time from `value` to `now`, in the largest unit of which there are at least 2."""
+    """Return the time from `value` to `now`, in the largest unit of which there are at least 2."""
     seconds = max(0, int((now - value).total_seconds()))
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

@@ -50,7 +50,8 @@ def of_broker(broker: BrokerName | None, dialect: SqlDialect) -> str:
 
 
 def reported(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
-    """The failures in a report: all unresolved ones, and those failed or resolved since then."""
+    """Return the failures in a report: all unresolved ones, and those failed or resolved since
+    then."""
     earliest = dialect.moment(since)
     return (
         f"SELECT {columns_of(FAILURES)} FROM failures WHERE {of_broker(broker, dialect)} AND "
@@ -104,7 +105,7 @@ def _same(names: Iterable[str], one: str, other: str) -> str:
 
 
 def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """The sums of failures by group, event type and source: one row for each combination.
+    """Return the sums of failures by group, event type and source: one row for each combination.
 
     `resolved` counts events resolved since the previous report, made at `previous_made`.
     """
@@ -244,7 +245,7 @@ def failed_within(since: datetime, dialect: SqlDialect) -> str:
 
 
 def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """Number of replayed events by group that failed again since the previous report.
+    """Return the number of replayed events by group that failed again since the previous report.
 
     That was made at `previous_made`; None: there was none.
     """
@@ -304,5 +305,5 @@ def replay_counts(limit: int) -> str:
 
 
 def group_key_of(row: ReportRow) -> GroupKey:
-    """The group of a row that has the columns `GROUP`."""
+    """Return the group of a row that has the columns `GROUP`."""
     return tuple(row[name] for name in GROUP)

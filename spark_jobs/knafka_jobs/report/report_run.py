@@ -109,7 +109,7 @@ def make_report(
 def settled_spans(
     kafka: KafkaClient, rows: Sequence[ReportRow], since: datetime
 ) -> list[SettledSpan]:
-    """The offsets that each Trigger has settled since then, by its consumer group's commits.
+    """Return the offsets that each Trigger has settled since then, by its consumer group's commits.
 
     `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
     delivered, failed or filtered out.
@@ -140,14 +140,15 @@ def settled_spans(
 def _committed_offsets(
     kafka: KafkaClient, groups: Iterable[str], topic: TopicState
 ) -> dict[int, int]:
-    """The offsets of the first of these groups that has read the topic, by partition."""
+    """Return the offsets of the first of these groups that has read the topic, by partition."""
     return next(filter(None, (kafka.committed(group, topic) for group in groups)), {})
 
 
 def _shares_of_groups(
     engine: ReportEngine, spans: Sequence[SettledSpan], since: datetime
 ) -> dict[GroupKey, float]:
-    """Each group's share of deliveries (0 to 1) where it is known (`assemble.delivery_shares`)."""
+    """Return each group's share of deliveries (0 to 1) where it is known
+    (`assemble.delivery_shares`)."""
     engine.put("spans", SPANS, spans)
     rows = engine.rows(report_plan.failed_within(since, engine.dialect))
     return assemble.delivery_shares({group_key_of(row): row["events"] for row in rows}, spans)
@@ -164,7 +165,7 @@ def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
 def _known_groups(
     engine: ReportEngine, about: str, counted: CountedRows
 ) -> dict[str, GroupHistory]:
-    """The history of the current groups in the last reports."""
+    """Return the history of the current groups in the last reports."""
     ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted.groups}
     made = engine.rows(report_plan.last_made(about, MAX_HISTORY))
     if not ids or not made:

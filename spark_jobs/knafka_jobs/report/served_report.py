@@ -55,7 +55,7 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
 
 
 def fit_report(report: Report, limit: int) -> bytes:
-    """The report as JSON, shortened until it compresses to `limit` bytes.
+    """Return the report as JSON, shortened until it compresses to `limit` bytes.
 
     First all examples but one of each group are left out, then the groups with the fewest
     unresolved events.
@@ -75,7 +75,7 @@ def fit_report(report: Report, limit: int) -> bytes:
 
 
 def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
-    """A copy of the report with these groups only, which says what it leaves out."""
+    """Return a copy of the report with these groups only, which says what it leaves out."""
     examples = sum(len(group.examples) for group in report.groups[: len(groups)])
     cut = Cut(
         groups=len(report.groups) - len(groups),
@@ -85,7 +85,7 @@ def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
 
 
 def _json_within(report: Report, limit: int) -> bytes | None:
-    """The report as JSON; None if it has more than `limit` bytes when compressed."""
+    """Return the report as JSON; None if it has more than `limit` bytes when compressed."""
     document = _report_json(report)
     if len(document) > MAX_JSON_BYTES or len(gzip.compress(document, 6)) > limit:
         return None
@@ -93,5 +93,5 @@ def _json_within(report: Report, limit: int) -> bytes | None:
 
 
 def _report_json(report: Report) -> bytes:
-    """The report as JSON."""
+    """Return the report as JSON."""
     return report.model_dump_json(by_alias=True, exclude_none=True).encode()
