@@ -29,7 +29,7 @@ PARTITION: Final = 0
 READ_LIMIT: Final = 500
 READ_TIMEOUT: Final = 1.0
 CLOSE_TIMEOUT: Final = 5.0
-TOO_LONG: Final = 30.0
+READ_TO_END_TIMEOUT: Final = 30.0
 """Seconds without reaching the topic's end after which another reader is opened: librdkafka looks
 less and less often for a topic that didn't exist."""
 
@@ -112,19 +112,19 @@ class ContractFollower(Generic[E]):
     async def _follow(self, reader: PositionedReader) -> None:
         """Apply records as they come. Raises `LogError`."""
         loop = asyncio.get_running_loop()
-        found: Contract[E] = Contract()
+        contract: Contract[E] = Contract()
         began, at_end = loop.time(), False
         while True:
             records = await reader.read(READ_LIMIT, READ_TIMEOUT)
             if PARTITION in reader.restarted:
                 log.warning("the contract's topic begins anew")
-                found, began, at_end = Contract(), loop.time(), False
-            found = self._apply_records(found, records, reader.ends.get(PARTITION, 0))
+                contract, began, at_end = Contract(), loop.time(), False
+            contract = self._apply_records(contract, records, reader.ends.get(PARTITION, 0))
             at_end = at_end or PARTITION in reader.ends
             if at_end:
-                self._publish(found)
-            elif loop.time() - began > TOO_LONG:
-                raise LogError(f"no end of its topic within {TOO_LONG:.0f} s")
+                self._publish(contract)
+            elif loop.time() - began > READ_TO_END_TIMEOUT:
+                raise LogError(f"no end of its topic within {READ_TO_END_TIMEOUT:.0f} s")
 
     def _apply_records(
         self, contract: Contract[E], records: Sequence[Record], end: int
@@ -136,7 +136,7 @@ class ContractFollower(Generic[E]):
         entries, refused = dict(contract.entries), dict(contract.refused)
         for record in records:
             key = (record.key() or b"").decode("utf-8", "replace")
-            before = entries.pop(key, None)
+            previous_entry = entries.pop(key, None)
             refused.pop(key, None)
             value = record.value()
             if value is None:
@@ -149,15 +149,19 @@ class ContractFollower(Generic[E]):
                     refused[key] = f"its contract can't be used: {error}"
             else:
                 if entry is not None:
-                    entries[key] = before if before is not None and before == entry else entry
+                    entries[key] = (
+                        previous_entry
+                        if previous_entry is not None and previous_entry == entry
+                        else entry
+                    )
         return Contract(max(position, records[-1].offset() + 1), entries, refused)
 
-    def _publish(self, found: Contract[E]) -> None:
+    def _publish(self, contract: Contract[E]) -> None:
         """Replace the contract, and call the listeners if it has changed."""
         self._failures, self.problem = 0, ""
-        if self.is_ready and found == self.contract:
+        if self.is_ready and contract == self.contract:
             return
-        self.contract = found
+        self.contract = contract
         self.is_ready = True
         self._ready.set()
         for listener in list(self.listeners):

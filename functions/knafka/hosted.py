@@ -38,7 +38,7 @@ class Hosted:
         """Start the function in the background; func or the first request calls this on the event
         loop."""
         self._starting = asyncio.create_task(self._start(environment))
-        self._listen_for_the_end()
+        self._handle_sigterm()
 
     async def _start(self, environment: Mapping[str, str]) -> None:
         """Start the function."""
@@ -51,22 +51,22 @@ class Hosted:
             log.error("error: %s", error)
             raise
 
-    def _listen_for_the_end(self) -> None:
+    def _handle_sigterm(self) -> None:
         """Install a handler of SIGTERM that ends the function before the server."""
         loop = asyncio.get_running_loop()
         if loop.remove_signal_handler(signal.SIGTERM):
-            loop.add_signal_handler(signal.SIGTERM, self._end_before_the_server)
+            loop.add_signal_handler(signal.SIGTERM, self._end_function_then_server)
             return
-        before = signal.getsignal(signal.SIGTERM)
+        previous_handler = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self._function.interrupt)
-            if callable(before):
-                before(number, frame)
+            if callable(previous_handler):
+                previous_handler(number, frame)
 
         signal.signal(signal.SIGTERM, interrupt)
 
-    def _end_before_the_server(self) -> None:
+    def _end_function_then_server(self) -> None:
         """Interrupt the function, then end the server. Called at SIGTERM if the server has its
         handler on the event loop, as func's has: by itself, that server would wait for open
         connections, but not for the task of `stop`."""

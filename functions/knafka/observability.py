@@ -65,9 +65,9 @@ class Histogram:
 
     def _search(self, seconds: float) -> None:
         """Make the bucket of this observation the one that `observe` adds to."""
-        last = self._last = bisect_left(BUCKETS, seconds)
-        self._above = BUCKETS[last - 1] if last else -math.inf
-        self._upto = BUCKETS[last] if last < len(BUCKETS) else math.inf
+        bucket = self._last = bisect_left(BUCKETS, seconds)
+        self._above = BUCKETS[bucket - 1] if bucket else -math.inf
+        self._upto = BUCKETS[bucket] if bucket < len(BUCKETS) else math.inf
 
     @property
     def count(self) -> int:
@@ -81,12 +81,13 @@ class Histogram:
             return self
         if not any(self.counts):
             return other
-        both = Histogram()
-        both.counts = [
-            mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)
+        total = Histogram()
+        total.counts = [
+            own_count + other_count
+            for own_count, other_count in zip(self.counts, other.counts, strict=True)
         ]
-        both.sum = self.sum + other.sum
-        return both
+        total.sum = self.sum + other.sum
+        return total
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Yield Prometheus's samples of the histogram: suffix, labels and value, with cumulative
@@ -111,8 +112,8 @@ class Metric:
 
 def ingress_labels(ingress: Ingress) -> dict[str, str]:
     """Return the labels of metrics of one Broker, KafkaChannel or KafkaSink."""
-    what = ingress.kind.removeprefix("Kafka").lower()
-    return {"namespace": ingress.namespace, what: ingress.broker}
+    kind = ingress.kind.removeprefix("Kafka").lower()
+    return {"namespace": ingress.namespace, kind: ingress.broker}
 
 
 def egress_labels(egress: Egress) -> dict[str, str]:
@@ -131,23 +132,23 @@ def egress_labels(egress: Egress) -> dict[str, str]:
 def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
     """Return the metric of consumed records (DSP-16 to DSP-18) from the counts by partition of each
     consumer and topic."""
-    found = [
+    labelled_samples = [
         ({"consumer": consumer, "partition": str(partition), "topic": topic}, count)
         for consumer, topic, counts in samples
         for partition, count in sorted(counts.items())
     ]
-    return Metric(CONSUMED, CONSUMED_HELP, found, "gauge")
+    return Metric(CONSUMED, CONSUMED_HELP, labelled_samples, "gauge")
 
 
 def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
     """Return the metric of produced records (DSP-22) from the counts by partition of each producer
     and topic."""
-    found = [
+    labelled_samples = [
         ({"partition": str(partition), "producer": producer, "topic": topic}, count)
         for producer, topic, counts in samples
         for partition, count in sorted(counts.items())
     ]
-    return Metric(PRODUCED, PRODUCED_HELP, found, "gauge")
+    return Metric(PRODUCED, PRODUCED_HELP, labelled_samples, "gauge")
 
 
 def prometheus_text(metrics: Iterable[Metric]) -> bytes:
@@ -170,8 +171,10 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
                 family = Family(name, metric.help, metric.kind)
                 for labels, value in metric.samples:
                     if isinstance(value, Histogram):
-                        for suffix, more, count in value.samples():
-                            family.add_sample(metric.name + suffix, {**labels, **more}, count)
+                        for suffix, more_labels, count in value.samples():
+                            family.add_sample(
+                                metric.name + suffix, {**labels, **more_labels}, count
+                            )
                     else:
                         family.add_sample(metric.name, dict(labels), value)
                 yield family
@@ -195,8 +198,8 @@ class RateLimitedFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged: once per `REPEAT_INTERVAL` for each wording."""
-        said = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
-        kind = record.levelno, said
+        wording = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
+        kind = record.levelno, wording
         if record.created - self._said.get(kind, 0.0) < REPEAT_INTERVAL:
             return False
         if len(self._said) > 100:
@@ -211,9 +214,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON."""
-        moment = datetime.fromtimestamp(record.created, UTC)
+        logged_at = datetime.fromtimestamp(record.created, UTC)
         line = {
-            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": logged_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

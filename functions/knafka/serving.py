@@ -226,11 +226,11 @@ class _TlsServer(_FunctionServer):
 
     def _create_protocol(self) -> asyncio.Protocol:
         """Create the protocol of one connection."""
-        of_uvicorn: Any = self._protocol
-        made: asyncio.Protocol = of_uvicorn(
+        protocol_class: Any = self._protocol
+        protocol: asyncio.Protocol = protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return protocol
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open both ports; the one with TLS as soon as there is a certificate."""

@@ -124,31 +124,31 @@ def log_level(environment: Environment) -> str:
 
 def log_format(environment: Environment) -> Literal["json", "text"]:
     """Return the format of the log. Raises `InvalidDocument`."""
-    wanted = environment.get(LOG_FORMAT, "text").strip().lower()
-    if wanted == "json":
+    value = environment.get(LOG_FORMAT, "text").strip().lower()
+    if value == "json":
         return "json"
-    if wanted == "text":
+    if value == "text":
         return "text"
-    raise InvalidDocument(LOG_FORMAT, f"invalid value: {wanted:.80}: want json or text")
+    raise InvalidDocument(LOG_FORMAT, f"invalid value: {value:.80}: want json or text")
 
 
 def profiling(environment: Environment) -> bool:
     """Whether the function serves profiles; the values are those of Knative's `runtime-profiling`.
     Raises `InvalidDocument`."""
-    wanted = environment.get(PROFILING, "disabled").strip().lower()
-    if wanted not in ("enabled", "disabled"):
-        raise InvalidDocument(PROFILING, f"invalid value: {wanted:.80}: want enabled or disabled")
-    return wanted == "enabled"
+    value = environment.get(PROFILING, "disabled").strip().lower()
+    if value not in ("enabled", "disabled"):
+        raise InvalidDocument(PROFILING, f"invalid value: {value:.80}: want enabled or disabled")
+    return value == "enabled"
 
 
 def local_addresses(environment: Environment) -> bool:
     """Whether destinations may be loopback, link-local or a cloud's metadata. Raises
     `InvalidDocument`."""
-    wanted = environment.get(LOCAL_ADDRESSES, "refused").strip().lower()
-    if wanted not in ("allowed", "refused"):
-        problem = f"invalid value: {wanted:.80}: want allowed or refused"
+    value = environment.get(LOCAL_ADDRESSES, "refused").strip().lower()
+    if value not in ("allowed", "refused"):
+        problem = f"invalid value: {value:.80}: want allowed or refused"
         raise InvalidDocument(LOCAL_ADDRESSES, problem)
-    return wanted == "allowed"
+    return value == "allowed"
 
 
 def callers(environment: Environment) -> Callers:
@@ -191,11 +191,11 @@ def statistics_interval(environment: Environment) -> float:
 
 def event_types(environment: Environment) -> bool:
     """Whether a receiver lists new types of events for its operator. Raises `InvalidDocument`."""
-    wanted = environment.get(EVENT_TYPES, "disabled").strip().lower()
-    if wanted not in ("enabled", "disabled"):
-        problem = f"invalid value: {wanted:.80}: want enabled or disabled"
+    value = environment.get(EVENT_TYPES, "disabled").strip().lower()
+    if value not in ("enabled", "disabled"):
+        problem = f"invalid value: {value:.80}: want enabled or disabled"
         raise InvalidDocument(EVENT_TYPES, problem)
-    return wanted == "enabled"
+    return value == "enabled"
 
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:
@@ -203,13 +203,13 @@ def ingresses(environment: Environment) -> Sequence[Ingress]:
     variable and the broken field."""
     text = _required(environment, INGRESSES)
     try:
-        found = parse_ingresses(text)
+        parsed = parse_ingresses(text)
     except InvalidDocument as error:
         raise InvalidDocument(INGRESSES, str(error)) from error
-    for path, times in Counter(ingress.path for ingress in found).items():
-        if times > 1:
-            raise InvalidDocument(INGRESSES, f"{times} Brokers have the path {path}: want one")
-    return found
+    for path, count in Counter(ingress.path for ingress in parsed).items():
+        if count > 1:
+            raise InvalidDocument(INGRESSES, f"{count} Brokers have the path {path}: want one")
+    return parsed
 
 
 def receiver(environment: Environment) -> Receiver | None:

@@ -52,20 +52,22 @@ class ServerCertificate:
         """Read the files if they have changed; files that can't be used are logged, and the old
         certificate stays."""
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
-        seen: _State | str
+        versions: _State | str
         try:
-            seen = tuple(_file_version(path) for path in (certificate, key))
+            versions = tuple(_file_version(path) for path in (certificate, key))
         except OSError as error:
-            seen = str(error)
-        if seen == self._seen:
+            versions = str(error)
+        if versions == self._seen:
             return
-        self._seen = seen
+        self._seen = versions
         try:
             context = _context()
             context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
-            shown = "the one before is shown" if self.is_there else "no TLS is served"
-            log.error("the certificate in %s can't be used, %s: %s", self._folder, shown, error)
+            consequence = "the one before is shown" if self.is_there else "no TLS is served"
+            log.error(
+                "the certificate in %s can't be used, %s: %s", self._folder, consequence, error
+            )
             return
         if self.is_there:
             log.info("the certificate in %s has changed", self._folder)
@@ -120,5 +122,5 @@ def _context() -> ssl.SSLContext:
 
 def _file_version(path: Path) -> tuple[int, int, int]:
     """Return inode, change time and size, which identify a file's version."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size

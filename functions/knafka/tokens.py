@@ -27,7 +27,7 @@ REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 account with a role."""
 SESSION: Final = "knafka"
 """The name of sessions that assume a role, which AWS's audit log shows."""
-SHARED_FOR: Final = 60.0
+TOKEN_SHARING_SECONDS: Final = 60.0
 """Seconds for which newly opened clients share a token, or a quarter of its life if that is less: a
 token is valid for fifteen minutes, and with a role each costs a request to AWS."""
 
@@ -45,11 +45,11 @@ def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
     Raises `InvalidDocument` for a Secret that can't work here, and `LogError` if there is no token:
     librdkafka's client would wait for it for ten seconds, and not say why.
     """
-    found = dict(configuration)
-    region, role = found.pop(MSK_REGION, None), found.pop(MSK_ROLE_ARN, None)
+    client_settings = dict(configuration)
+    region, role = client_settings.pop(MSK_REGION, None), client_settings.pop(MSK_ROLE_ARN, None)
     if region is not None:
-        found["oauth_cb"] = _msk_token_callback(region or _aws_region(), role)
-    return found
+        client_settings["oauth_cb"] = _msk_token_callback(region or _aws_region(), role)
+    return client_settings
 
 
 def _aws_region() -> str:
@@ -67,15 +67,17 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
     is signed now, or shared."""
     sign = _signer(region, role)
     now = time.time()
-    signed_at, first = _shared.get((region, role), (now, None))
-    if first is None or now - signed_at > min(SHARED_FOR, (first[1] - signed_at) / 4):
-        first = sign()
-        _shared[region, role] = now, first
-    ready = [first]
+    signed_at, first_token = _shared.get((region, role), (now, None))
+    if first_token is None or now - signed_at > min(
+        TOKEN_SHARING_SECONDS, (first_token[1] - signed_at) / 4
+    ):
+        first_token = sign()
+        _shared[region, role] = now, first_token
+    prefetched = [first_token]
 
     def token(_: str) -> Token:
-        if ready:
-            return ready.pop()
+        if prefetched:
+            return prefetched.pop()
         try:
             return sign()
         except LogError as error:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from knafka.core.documents import explained_faults
+from knafka.core.documents import explain_faults
 from knafka.core.errors import KnafkaError
 from knafka_cli.access import policy_commands, token_command
 from knafka_cli.adoption import adopt_commands
@@ -79,7 +79,7 @@ app.add_typer(letters_app, name="dead-letters")
 def main() -> None:
     """Run a command; an expected error is printed as one line on stderr, with exit code 1."""
     try:
-        with explained_faults():
+        with explain_faults():
             app()
     except KnafkaError as error:
         typer.echo(f"knafka: {error}", err=True)

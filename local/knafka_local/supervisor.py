@@ -35,7 +35,7 @@ from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
 
 RECEIVER_COUNT_INTERVAL: Final = 0.5
-"""Seconds between two readings of the receivers' counters."""
+"""Seconds between two times_read of the receivers' counters."""
 REMOVAL_DELAY: Final = 1.0
 """Seconds for which an object must be missing from the files before it is deleted with its data: an
 editor, or git, may be about to write the file again."""

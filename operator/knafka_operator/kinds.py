@@ -29,9 +29,9 @@ from knafka_operator.sinks.model import KAFKA_SINK
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
     """Return the reconcilers of all families of an operator, by the name of their kind."""
     table: dict[str, Kind] = {}
-    for beside in operator.all_operators:
-        family = beside.family
-        table |= {family.broker: beside.brokers, family.trigger: beside.triggers}
+    for family_operator in operator.all_operators:
+        family = family_operator.family
+        table |= {family.broker: family_operator.brokers, family.trigger: family_operator.triggers}
     if operator.sources is not None:
         table[KAFKA_SOURCE] = operator.sources
     if operator.sinks is not None:
@@ -39,7 +39,7 @@ def kinds_of(operator: Operator) -> Mapping[str, Kind]:
     if operator.sensors is not None:
         table[SENSOR] = operator.sensors
     if operator.settings.jobs_image:
-        of = operator.settings, operator.cluster, operator.states, operator.effects
-        archives = Archives(*of, operator.brokers.is_ours)
+        archive_arguments = operator.settings, operator.cluster, operator.states, operator.effects
+        archives = Archives(*archive_arguments, operator.brokers.is_ours)
         table |= {ARCHIVE: archives, **dict.fromkeys(OPERATIONS, archives.operations)}
     return table

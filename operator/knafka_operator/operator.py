@@ -149,11 +149,22 @@ class Operator:
         self.trust_bundles: TrustBundles = (
             TrustBundles(settings, cluster) if beside is None else beside.trust_bundles
         )
-        parts_of_effects = self.states, shards, receivers, self.trust_bundles
-        self.effects = Effects(cluster, *parts_of_effects, probe, wake)
-        of = settings, cluster, self._kafkas, shards, self.states, receivers, self.effects, _now
+        effect_parts = self.states, shards, receivers, self.trust_bundles
+        self.effects = Effects(cluster, *effect_parts, probe, wake)
+        broker_arguments = (
+            settings,
+            cluster,
+            self._kafkas,
+            shards,
+            self.states,
+            receivers,
+            self.effects,
+            _now,
+        )
         self.brokers = (
-            Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
+            Brokers(*broker_arguments)
+            if self.entries is None
+            else Channels(*broker_arguments, self.entries.handling)
         )
         self.sources: KafkaSources | None = None
         """The reconciler of KafkaSources; None: they aren't served."""
@@ -171,10 +182,12 @@ class Operator:
         of_observer = settings, cluster, self.brokers.is_ours, shards, self.states, actions
         observer = TriggerObserver(*of_observer)
         self.dead_letters = DeadLetterMonitor(self.states, enqueue)
-        of_triggers = self.states, observer, self.dead_letters, self.effects, _now, enqueue
-        parts = settings, cluster, self.brokers, shards, *of_triggers
+        trigger_parts = self.states, observer, self.dead_letters, self.effects, _now, enqueue
+        trigger_arguments = settings, cluster, self.brokers, shards, *trigger_parts
         self.triggers = (
-            Triggers(*parts) if self.entries is None else Subscriptions(*parts, self.entries)
+            Triggers(*trigger_arguments)
+            if self.entries is None
+            else Subscriptions(*trigger_arguments, self.entries)
         )
         self.brokers.neighbours = self.triggers.neighbours = self
         self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
@@ -186,13 +199,13 @@ class Operator:
         counting = run_repeatedly(
             "counting dead letters", self.dead_letters.check_topics, PUBLISH_INTERVAL
         )
-        parts_of_types = self.states, receivers, PodEventTypes(self._bearers)
-        self.event_types = EventTypes(settings, cluster, *parts_of_types)
-        noting = run_repeatedly(
+        event_type_parts = self.states, receivers, PodEventTypes(self._bearers)
+        self.event_types = EventTypes(settings, cluster, *event_type_parts)
+        creating_event_types = run_repeatedly(
             "making EventTypes", self.event_types.create_new_types, EVENT_TYPES_INTERVAL
         )
         replaying = Replays(settings, cluster, self.states).run()
-        running = [publishing, moving, counting, noting, replaying]
+        running = [publishing, moving, counting, creating_event_types, replaying]
         if beside is None:
             if settings.trust_bundles:
                 running.append(self.trust_bundles.run())
@@ -202,16 +215,16 @@ class Operator:
             if self.sensors is not None:
                 running.append(self.sensors.publish(self.queue))
             if settings.sinks:
-                of_sinks = settings, cluster, self._kafkas, self.states, self.effects, _now
-                self.sinks = KafkaSinks(*of_sinks, self._has_topic)
+                sink_arguments = settings, cluster, self._kafkas, self.states, self.effects, _now
+                self.sinks = KafkaSinks(*sink_arguments, self._has_topic)
             if settings.sources:
                 self.sources = self._make_sources(probe, wake)
                 running += self._source_tasks(self.sources)
-        self._tasks = {asyncio.create_task(each) for each in running}
+        self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
 
     def _has_topic(self, topic: str) -> bool:
         """Whether a Broker or KafkaChannel has a topic of this name."""
-        return any(topic in each.states.topics for each in self.all_operators)
+        return any(topic in family_operator.states.topics for family_operator in self.all_operators)
 
     def _make_sources(
         self,
@@ -239,14 +252,16 @@ class Operator:
 
     def _source_tasks(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
         """Return the periodic tasks for KafkaSources."""
-        of, letters = (self.cluster, sources.states), sources.dead_letters
-        publishing = self._publishing_sources = Publishing(*of, sources, self.queue, _now)
+        cluster_and_states, dead_letters = (self.cluster, sources.states), sources.dead_letters
+        publishing = self._publishing_sources = Publishing(
+            *cluster_and_states, sources, self.queue, _now
+        )
         return [
             run_repeatedly("publishing sources' lags", publishing.publish_lags, PUBLISH_INTERVAL),
             run_repeatedly(
-                "counting sources' dead letters", letters.check_topics, PUBLISH_INTERVAL
+                "counting sources' dead letters", dead_letters.check_topics, PUBLISH_INTERVAL
             ),
-            Replays(self.settings, *of).run(),
+            Replays(self.settings, *cluster_and_states).run(),
         ]
 
     async def resume(self) -> int:
@@ -256,46 +271,56 @@ class Operator:
         Called before anything is reconciled, so that waiting events are delivered at once. Raises
         `ClusterError`.
         """
-        brokers, triggers, found = await asyncio.gather(
+        brokers, triggers, dispatcher_services = await asyncio.gather(
             self.cluster.list(self.family.broker_version, self.family.broker),
             self.cluster.list(self.family.trigger_version, self.family.trigger),
             self.cluster.list(SERVING, "Service", DISPATCHERS),
         )
         for each in brokers:
             self.remember_class(each, gone=False)
-        ours = {Identity.of(each): each for each in brokers if self._is_delivered(each)}
-        wanted: dict[Identity, list[Document]] = {each: [] for each in ours}
+        own_brokers = {Identity.of(each): each for each in brokers if self._is_delivered(each)}
+        triggers_by_broker: dict[Identity, list[Document]] = {each: [] for each in own_brokers}
         for each in triggers:
-            if (broker := broker_of(each)) in wanted:
-                wanted[broker].append(each)
-        sharing = {identity: each for identity, each in ours.items() if has_contract(each)}
+            if (broker := broker_of(each)) in triggers_by_broker:
+                triggers_by_broker[broker].append(each)
+        brokers_with_shards = {
+            identity: each for identity, each in own_brokers.items() if has_contract(each)
+        }
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
-        apart = [
-            each for identity, some in wanted.items() if identity not in sharing for each in some
+        unshared_triggers = [
+            each
+            for identity, some in triggers_by_broker.items()
+            if identity not in brokers_with_shards
+            for each in some
         ]
-        for trigger, watched in await resuming.delivered_by_services(apart, found):
+        for trigger, watched in await resuming.delivered_by_services(
+            unshared_triggers, dispatcher_services
+        ):
             await self.triggers.resume(trigger, watched)
-        if sharing:
+        if brokers_with_shards:
             shards = await self.cluster.list(SERVING, "Service", SHARDS)
 
             async def resume(broker: Identity) -> None:
                 some = await resuming.delivered_with_shards(
-                    sharing[broker], wanted[broker], found, shards
+                    brokers_with_shards[broker],
+                    triggers_by_broker[broker],
+                    dispatcher_services,
+                    shards,
                 )
                 for trigger, watched in some:
                     await self.triggers.resume(trigger, watched)
 
-            await asyncio.gather(*map(resume, sharing))
+            await asyncio.gather(*map(resume, brokers_with_shards))
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
         """Prepare for `resume`: list all Services, and connect to every Kafka that they use."""
-        found = await asyncio.gather(
+        service_lists = await asyncio.gather(
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
         )
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
-        await resuming.connect([*found[0], *found[1]])
+        await resuming.connect([*service_lists[0], *service_lists[1]])
 
     def _bearers(self, name: str, namespace: str) -> Sequence[str]:
         """Return the tokens that a function accepts from the operator."""
@@ -318,8 +343,8 @@ class Operator:
 
     async def close(self) -> None:
         """End all tasks and drain requests, and wait for that; the drains themselves go on."""
-        for each in self._beside:
-            await each.close()
+        for family_operator in self._beside:
+            await family_operator.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -344,7 +369,7 @@ class Operator:
     async def _stop_delivery(self, broker: Identity) -> None:
         # Concurrently, so that the removals from shards' contracts are written as one batch.
         triggers = self.states.triggers_of(broker)
-        stopping = (self.triggers.stop_delivery(each) for each in triggers)
+        stopping = (self.triggers.stop_delivery(trigger) for trigger in triggers)
         for failure in await asyncio.gather(*stopping, return_exceptions=True):
             if failure is not None:
                 raise failure
@@ -359,10 +384,10 @@ class Operator:
         triggers = self.states.triggers_of(identity)
         groups = {
             group
-            for each in triggers
-            if (record := self.states.triggers.get(each)) is not None
+            for trigger in triggers
+            if (record := self.states.triggers.get(trigger)) is not None
             for group in list(record.groups)
-            if not await self.triggers.own.is_claimed(each, group)
+            if not await self.triggers.own.is_claimed(trigger, group)
         }
         groups |= {entries.entry_group(identity, uid) for uid in entries.promised_uids(document)}
         if self.sensors is not None:
@@ -387,8 +412,8 @@ class Operator:
             if not is_broker:
                 self.on_trigger(document, gone=gone)
             return
-        hear = self.entries.on_channel if is_broker else self.entries.on_subscription
-        changed = hear(document, gone=gone)
+        handle_change = self.entries.on_channel if is_broker else self.entries.on_subscription
+        changed = handle_change(document, gone=gone)
         if gone and not is_broker:
             self.on_trigger(document, gone=True)
             self._enqueue_channel(broker_of(document))
@@ -404,22 +429,22 @@ class Operator:
         that changes who handles Subscriptions."""
         if self.entries is None:
             return
-        before = self.entries.handling.handler
+        previous_handler = self.entries.handling.handler
         self._on_subscriptions_changed(self.entries.on_handling(seen))
-        if self.entries.handling.handler is not before:
-            for each in self.states.brokers:
-                self.queue.enqueue((self.family.broker, *each))
-                self._wake_sensors(each)
+        if self.entries.handling.handler is not previous_handler:
+            for broker in self.states.brokers:
+                self.queue.enqueue((self.family.broker, *broker))
+                self._wake_sensors(broker)
 
     def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
         """Handle Subscriptions that may have changed or disappeared."""
         assert self.entries is not None
-        for each in changed:
-            if (known := self.entries.known(each)) is not None:
-                self.on_trigger(known, gone=False)
+        for identity in changed:
+            if (subscription := self.entries.known(identity)) is not None:
+                self.on_trigger(subscription, gone=False)
             else:
-                self.states.declared.pop((self.family.trigger, *each), None)
-                self.queue.enqueue((self.family.trigger, *each))
+                self.states.declared.pop((self.family.trigger, *identity), None)
+                self.queue.enqueue((self.family.trigger, *identity))
 
     async def suspend_absent(
         self, identity: Identity
@@ -441,17 +466,17 @@ class Operator:
         self._after_suspension(identity)
         if record is not None and record.broker is not None:
             self._enqueue_channel(record.broker)
-        again = self.entries.requeue_after(identity)
-        return GONE if again is None else again
+        requeue_after = self.entries.requeue_after(identity)
+        return GONE if requeue_after is None else requeue_after
 
     def _after_suspension(self, identity: Identity) -> None:
         """Enqueue the Subscriptions that waited for the end of the delivery under this name."""
         if self.entries is None:
             return
-        for each in self.entries.release_name(identity):
-            self.queue.enqueue((self.family.trigger, *each))
-        known = self.entries.known(identity)
-        if known is not None and "deletionTimestamp" not in known["metadata"]:
+        for waiting in self.entries.release_name(identity):
+            self.queue.enqueue((self.family.trigger, *waiting))
+        subscription = self.entries.known(identity)
+        if subscription is not None and "deletionTimestamp" not in subscription["metadata"]:
             # The Subscription was recreated meanwhile.
             self.states.declared.pop((self.family.trigger, *identity), None)
             self._on_subscriptions_changed([identity])
@@ -459,14 +484,14 @@ class Operator:
     def on_broker(self, document: Document, *, gone: bool) -> None:
         """Handle a Broker or channel that has changed or was deleted; enqueue it, and its Triggers
         if needed."""
-        identity, ours = Identity.of(document), self.brokers.is_ours(document)
+        identity, is_ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
             self.brokers.drop(document)
-        elif ours:
+        elif is_ours:
             self.brokers.remember_topic(document)
         # Triggers that were seen before their foreign Broker were taken for ours.
-        if self._enqueue_if_changed(document, gone=gone) and (gone or not ours):
+        if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):
             self.wake_triggers(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
@@ -489,14 +514,14 @@ class Operator:
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
         """Enqueue an object if more than its status has changed; returns whether it has."""
-        key, now = (
+        key, current = (
             (document["kind"], *Identity.of(document)),
             None if gone else without_status(document),
         )
-        before = self.states.declared.pop(key, None)
-        if now is not None:
-            self.states.declared[key] = now
-        if now is not None and now == before:
+        previous = self.states.declared.pop(key, None)
+        if current is not None:
+            self.states.declared[key] = current
+        if current is not None and current == previous:
             return False
         self.queue.enqueue(key)
         return True
@@ -521,11 +546,13 @@ class Operator:
             self.states.policies.is_known = known
             self._enqueue_receivers_owners(lambda broker: known)
 
-    def _enqueue_receivers_owners(self, of: Callable[[Identity], bool]) -> None:
-        for each in self.all_operators:
-            for identity in filter(of, list(each.states.brokers)):
-                self.queue.enqueue((each.family.broker, *identity))
-        for identity in filter(of, list(self.sinks.records) if self.sinks is not None else ()):
+    def _enqueue_receivers_owners(self, is_affected: Callable[[Identity], bool]) -> None:
+        for family_operator in self.all_operators:
+            for identity in filter(is_affected, list(family_operator.states.brokers)):
+                self.queue.enqueue((family_operator.family.broker, *identity))
+        for identity in filter(
+            is_affected, list(self.sinks.records) if self.sinks is not None else ()
+        ):
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
@@ -536,14 +563,16 @@ class Operator:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        used = set[KafkaCluster]().union(*(each.states.kafkas() for each in self.delivering_kinds))
+        used = set[KafkaCluster]().union(
+            *(reconciler.states.kafkas() for reconciler in self.delivering_kinds)
+        )
         return used if self.sinks is None else used | self.sinks.used_kafkas()
 
     @property
     def delivering_kinds(self) -> Sequence[Triggers]:
         """Return the reconcilers of all kinds that deliver events: Triggers, Subscriptions,
         KafkaSources."""
-        triggers = [each.triggers for each in self.all_operators]
+        triggers = [family_operator.triggers for family_operator in self.all_operators]
         return triggers if self.sources is None else [*triggers, self.sources]
 
     def wake_triggers(self, broker: Identity) -> None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
-from knafka.core.documents import explained_faults
+from knafka.core.documents import explain_faults
 from knafka.core.errors import KnafkaError
 from knafka_jobs.command_options import parser
 from knafka_jobs.job_errors import error_in_one_line
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from knafka_jobs import commands
 
     try:
-        with explained_faults():
+        with explain_faults():
             answer = commands.run(parsed, _print_progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):

@@ -39,19 +39,21 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
     return materialized(key_days.distinct())
 
 
-def distinct_days(known: DataFrame) -> list[date]:
+def distinct_days(known_days: DataFrame) -> list[date]:
     """Return the distinct days of rows of `load_known_days`: those to open in `failures`."""
-    return [row["day"] for row in known.select("day").distinct().collect()]
+    return [row["day"] for row in known_days.select("day").distinct().collect()]
 
 
-def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: date) -> DataFrame:
+def assign_days(
+    tables: Tables, failures: DataFrame, known_days: DataFrame, today: date
+) -> DataFrame:
     """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
     keyed = failures.drop("day").withColumn("key", _failure_key())
     # A key that two failures share is there twice, which changes nothing.
-    new_keys = keyed.select("key").join(F.broadcast(known), "key", "left_anti")
+    new_keys = keyed.select("key").join(F.broadcast(known_days), "key", "left_anti")
     if not new_keys.isEmpty():
         tables.append(new_keys.withColumn("day", F.lit(today)).coalesce(1), "failure_days")
-    one_day = known.groupBy("key").agg(F.max("day").alias("day"))
+    one_day = known_days.groupBy("key").agg(F.max("day").alias("day"))
     return (
         keyed.join(F.broadcast(one_day), "key", "left")
         .withColumn("day", F.coalesce("day", F.lit(today)))
@@ -61,8 +63,8 @@ def assign_days(tables: Tables, failures: DataFrame, known: DataFrame, today: da
 
 def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
     """Rewrite these days of `failure_days` after failures of them were deleted."""
-    if (listed_days := list(days)) and tables.exists("failure_days"):
-        of_these_days = in_days("day", listed_days)
+    if (day_list := list(days)) and tables.exists("failure_days"):
+        of_these_days = in_days("day", day_list)
         rows = (
             tables.read("failures").where(of_these_days).select(_failure_key().alias("key"), "day")
         )

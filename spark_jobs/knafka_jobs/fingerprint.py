@@ -26,9 +26,9 @@ FINGERPRINT_CHARACTERS: Final = 160
 _FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
 """Matches the first line that has a letter or a digit."""
 
-_ALONE: Final = r"(?<![0-9A-Za-z])"
+_WORD_START: Final = r"(?<![0-9A-Za-z])"
 """Matches where no letter or digit stands before."""
-_ENDS: Final = r"(?![0-9A-Za-z])"
+_WORD_END: Final = r"(?![0-9A-Za-z])"
 """Matches where no letter or digit follows."""
 _HEX: Final = "[0-9A-Fa-f]"
 _OCTET: Final = "[0-9]{1,3}"
@@ -36,34 +36,36 @@ _OCTET: Final = "[0-9]{1,3}"
 _REASONS: Final = "|".join(
     f"{status.value} {re.escape(status.phrase)}" for status in HTTPStatus if status.phrase
 )
-_SAID_BEFORE: Final = "|".join(
+_STATUS_PREFIXES: Final = "|".join(
     f"(?<={word}{between})"
     for word in ("HTTP", "HTTP/[12]", r"HTTP/1\.[01]", "status", "status code", "code")
     for between in (" ", ": ", "=")
 )
-_STATUS: Final = rf"(?i:{_REASONS}){_ENDS}|(?i:{_SAID_BEFORE})[1-5][0-9]{{2}}(?![.,:]?[0-9])"
+_STATUS: Final = (
+    rf"(?i:{_REASONS}){_WORD_END}|(?i:{_STATUS_PREFIXES})[1-5][0-9]{{2}}(?![.,:]?[0-9])"
+)
 """Matches an HTTP status code, which stays: one with its reason phrase (`404 Not Found`) or after a
 word such as `status`."""
 
 RULES: Final = (
     (r"[\x00-\x20\x7f]+", " "),
-    (rf"{_ALONE}{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}{_ENDS}", "<uuid>"),
+    (rf"{_WORD_START}{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}{_WORD_END}", "<uuid>"),
     (
-        rf"{_ALONE}[0-9A-Za-z._%+-]{{1,64}}@[0-9A-Za-z-]{{1,63}}(?:\.[0-9A-Za-z-]{{1,63}})+",
+        rf"{_WORD_START}[0-9A-Za-z._%+-]{{1,64}}@[0-9A-Za-z-]{{1,63}}(?:\.[0-9A-Za-z-]{{1,63}})+",
         "<address>",
     ),
-    (rf"{_ALONE}{_OCTET}(?:\.{_OCTET}){{3}}(?::[0-9]{{1,5}})?{_ENDS}", "<address>"),
+    (rf"{_WORD_START}{_OCTET}(?:\.{_OCTET}){{3}}(?::[0-9]{{1,5}})?{_WORD_END}", "<address>"),
     # IPv6, with three colons or more: times have two.
     (
-        rf"\[?{_ALONE}{_HEX}{{0,4}}(?::{_HEX}{{0,4}}){{3,7}}{_ENDS}\]?(?::[0-9]{{1,5}})?",
+        rf"\[?{_WORD_START}{_HEX}{{0,4}}(?::{_HEX}{{0,4}}){{3,7}}{_WORD_END}\]?(?::[0-9]{{1,5}})?",
         "<address>",
     ),
-    (rf"{_ALONE}0[xX]{_HEX}+{_ENDS}", "<id>"),
+    (rf"{_WORD_START}0[xX]{_HEX}+{_WORD_END}", "<id>"),
     # The suffix that Kubernetes adds to a Deployment's name for its pods.
-    (rf"-(?=[a-z]*[0-9])[0-9b-z]{{8,10}}-[0-9b-z]{{5}}{_ENDS}", "-<id>"),
+    (rf"-(?=[a-z]*[0-9])[0-9b-z]{{8,10}}-[0-9b-z]{{5}}{_WORD_END}", "-<id>"),
     # Hexadecimal from eight digits on, anything from sixteen, if there is a number in it.
-    (rf"{_ALONE}(?=[A-Fa-f]*[0-9]){_HEX}{{8,}}{_ENDS}", "<id>"),
-    (rf"{_ALONE}(?=[A-Za-z]*[0-9])[0-9A-Za-z]{{16,}}{_ENDS}", "<id>"),
+    (rf"{_WORD_START}(?=[A-Fa-f]*[0-9]){_HEX}{{8,}}{_WORD_END}", "<id>"),
+    (rf"{_WORD_START}(?=[A-Za-z]*[0-9])[0-9A-Za-z]{{16,}}{_WORD_END}", "<id>"),
     (rf"(?<![0-9])(?!{_STATUS})[0-9]+(?:[.,:][0-9]+)*", "<n>"),
 )
 """Patterns and the mark that replaces each of them, applied in this order."""

@@ -21,7 +21,7 @@ from knafka_jobs.materialize import materialized
 from knafka_jobs.schema import KEY
 from knafka_jobs.topic_offsets import LOG_SEPARATOR
 
-FORGOTTEN: Final = ("failure_id", "first_day", "last_day", "day")
+DELETED_COLUMNS: Final = ("failure_id", "first_day", "last_day", "day")
 """Columns of `failures` that name a failure to delete, and the days of its rows."""
 
 
@@ -39,12 +39,14 @@ def delete_failures(
     `start`) has the first offset of each known partition.
     """
     fold()
-    chosen = materialized(tables.read("failures").transform(choose).select(*FORGOTTEN))
-    if count := chosen.count():
-        days = [row["day"] for row in chosen.select("day").distinct().collect()]
-        of_their_days = _days_predicate(chosen)
-        records = tables.read("records").where(of_their_days).select("failure_id", *KEY)
-        positions = records.join(chosen, "failure_id", "left_semi").select(*KEY)
+    chosen_failures = materialized(
+        tables.read("failures").transform(choose).select(*DELETED_COLUMNS)
+    )
+    if count := chosen_failures.count():
+        days = [row["day"] for row in chosen_failures.select("day").distinct().collect()]
+        days_of_records = _days_predicate(chosen_failures)
+        records = tables.read("records").where(days_of_records).select("failure_id", *KEY)
+        positions = records.join(chosen_failures, "failure_id", "left_semi").select(*KEY)
         if in_topics is not None:
             # The topic's own id, without the number of a log.
             topic_id = F.substring_index("topic_id", LOG_SEPARATOR, 1)
@@ -59,11 +61,11 @@ def delete_failures(
         # account for, and delete the failures last: an interrupted run finds them again.
         tables.append(positions, "purged")
         for name, days_predicate in (
-            ("records", of_their_days),
+            ("records", days_of_records),
             ("failures", in_days("day", days)),
         ):
             on = f"{name}.failure_id = more.failure_id"
-            tables.remove(chosen.select("failure_id"), name, f"{days_predicate} AND {on}")
+            tables.remove(chosen_failures.select("failure_id"), name, f"{days_predicate} AND {on}")
         # Fold again, as on an object store a compaction may have appended meanwhile.
         fold()
         rewrite_days(tables, days)
@@ -92,10 +94,10 @@ def expired_failures(
     return failures.where(is_old)
 
 
-def _days_predicate(chosen: DataFrame) -> str:
+def _days_predicate(chosen_failures: DataFrame) -> str:
     """Return the days of these failures' records, as SQL; `true` if a failure lacks its days."""
     unknown = "first_day IS NULL OR last_day IS NULL"
-    row = chosen.selectExpr(
+    row = chosen_failures.selectExpr(
         f"CASE WHEN NOT bool_or({unknown}) THEN min(first_day) END AS first",
         "max(last_day) AS last",
     ).first()

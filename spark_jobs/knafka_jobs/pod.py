@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from knafka.core.documents import explained_faults, parse_json
+from knafka.core.documents import explain_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.command_options import OPTIONS, parser
@@ -75,12 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = (parser() if is_backtest else _parser()).parse_args(command_words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
-    os.environ["SPARK_LOCAL_IP"] = LOOPBACK if alone else os.environ["KNAFKA_POD_IP"]
+    has_no_executors = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
+    os.environ["SPARK_LOCAL_IP"] = LOOPBACK if has_no_executors else os.environ["KNAFKA_POD_IP"]
     if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
         EXECUTOR_TEMPLATE_FILE.write_text(template)
     try:
-        with explained_faults():
+        with explain_faults():
             answer = (backtest if is_backtest else run)(parsed, _print_progress)
     except Exception as error:
         if not isinstance(error, KnafkaError):
@@ -301,12 +301,12 @@ def _write_termination_message(answer: Mapping[str, Any]) -> None:
 def termination_message(answer: Mapping[str, Any]) -> str:
     """Return the answer as JSON that fits a termination message: a dry run's lists are
     shortened."""
-    fits = dict(answer)
-    while len(message := json.dumps(fits)) > MAX_MESSAGE_CHARACTERS:
-        if events := fits.get("events"):
-            fits["events"] = events[:-1]
-        elif triggers := fits.get("triggers"):
-            fits["triggers"] = dict(list(triggers.items())[: len(triggers) // 2])
+    shortened = dict(answer)
+    while len(message := json.dumps(shortened)) > MAX_MESSAGE_CHARACTERS:
+        if events := shortened.get("events"):
+            shortened["events"] = events[:-1]
+        elif triggers := shortened.get("triggers"):
+            shortened["triggers"] = dict(list(triggers.items())[: len(triggers) // 2])
         else:
             return message[: MAX_MESSAGE_CHARACTERS + 100]
     return message

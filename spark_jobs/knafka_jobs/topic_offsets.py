@@ -110,15 +110,15 @@ def read_states_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition
     for text, partition, first, next_offset in spans:
         topic_id, number = split_log_id(text)
         logs.setdefault((topic_id, partition), {})[number] = first, next_offset
-    read = {}
+    states = {}
     for partition_key, ends_by_log in logs.items():
         last = max(ends_by_log)
         # A log without rows began no later than the next one: more is not known.
         cuts = [ends_by_log[last][0]] * last
         for number in range(last - 1, 0, -1):
             cuts[number - 1] = ends_by_log[number][0] if number in ends_by_log else cuts[number]
-        read[partition_key] = ReadState(ends_by_log[last][1], None, tuple(cuts))
-    return read
+        states[partition_key] = ReadState(ends_by_log[last][1], None, tuple(cuts))
+    return states
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from knafka.core.delivery import Reason
+from knafka_jobs.failure_groups import MAX_SUMMARIES, OTHER_SUMMARIES
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.report import datafusion_engine, report_plan
 from knafka_jobs.report.datafusion_engine import DataFusionEngine
-from knafka_jobs.report.report_document import MAX_SUMMARIES, OTHER_SUMMARIES, Report
+from knafka_jobs.report.report_document import Report
 from knafka_jobs.report.report_engine import ReportEngine
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine

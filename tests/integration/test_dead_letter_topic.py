@@ -13,7 +13,7 @@ from support.trigger_world import Held, TriggerWorld, drained
 from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.core.contract import KEPT_FOR_EVER, TopicSettings
+from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, TopicSettings
 from knafka.core.events.kafka_binding import read
 from knafka.ports.log import Record
 
@@ -52,7 +52,7 @@ async def refuse(arrival: object) -> bytes:
 async def test_the_first_burial_makes_the_topic_with_room_for_the_largest_event(
     world: TriggerWorld, admin: KafkaAdmin
 ) -> None:
-    config = {**KEPT_FOR_EVER, "max.message.bytes": str(LIMIT + 16_384)}
+    config = {**DEAD_LETTER_TOPIC_CONFIG, "max.message.bytes": str(LIMIT + 16_384)}
     settings = TopicSettings(partitions=1, replication=1, config=config)
     data = b"x" * (LIMIT - 500)
     async with ScriptedServer(refuse) as server:
@@ -101,7 +101,7 @@ async def test_a_topic_deleted_under_way_is_made_anew_by_the_next_burial(
     assert dict(letter.headers() or ())["ce_id"] == b"2"
     found = await admin.describe_topic(world.dead)
     assert found is not None
-    assert found.config == KEPT_FOR_EVER
+    assert found.config == DEAD_LETTER_TOPIC_CONFIG
 
 
 async def test_small_dead_letters_in_one_batch_are_never_stubs(

@@ -94,16 +94,16 @@ async def test_a_coordinator_that_is_another_one_is_asked_by_another_client(
 ) -> None:
     name, group = topic(), uuid.uuid4().hex
     await known(offsets, group, name)
-    monkeypatch.setattr(kafka_offsets, "REOPEN_AFTER", 0.0)
+    monkeypatch.setattr(kafka_offsets, "REOPEN_INTERVAL", 0.0)
     first = offsets._calls.admin
-    commit_once = offsets._try
+    commit_once = offsets._commit_once
 
     async def asked(group: str, wanted: list[TopicPartition]) -> KafkaError | None:
         if offsets._calls.admin is first:
             return KafkaError(KafkaError.NOT_COORDINATOR)
         return await commit_once(group, wanted)
 
-    monkeypatch.setattr(offsets, "_try", asked)
+    monkeypatch.setattr(offsets, "_commit_once", asked)
     await offsets.commit(group, name, {0: Commit(3)})
     assert await offsets.committed(group, name, {0}) == {0: Commit(3)}
 

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from knafka_operator.dispatchers.activity import (
-    BUSY_FOR,
     BUSY_LAG,
     BUSY_RATE,
-    QUIET_FOR,
+    BUSY_SECONDS,
     QUIET_RATE,
+    QUIET_SECONDS,
     Activity,
     ActivityState,
     Sample,
@@ -65,7 +65,7 @@ def test_two_changes_are_never_nearer_than_the_second_takes_to_be_seen(
 ) -> None:
     for earlier, later in pairwise(changes(course(phases))):
         assert earlier.activity is not later.activity
-        seen_for = BUSY_FOR if later.activity is Activity.BUSY else QUIET_FOR
+        seen_for = BUSY_SECONDS if later.activity is Activity.BUSY else QUIET_SECONDS
         assert later.since - earlier.since >= seen_for
 
 
@@ -86,29 +86,29 @@ def test_whatever_was_before_much_work_makes_it_busy_in_time(
     phases: list[tuple[int, float, int | None, bool]], much: tuple[float, int | None]
 ) -> None:
     rate, lag = much
-    of_work = int(BUSY_FOR / INTERVAL) + 1
+    of_work = int(BUSY_SECONDS / INTERVAL) + 1
     samples = course([*phases, (of_work, rate, lag, False)])
     last = changes(samples)[-1]
-    assert last.activity is Activity.BUSY or samples[-1].time - last.since < BUSY_FOR
+    assert last.activity is Activity.BUSY or samples[-1].time - last.since < BUSY_SECONDS
 
 
 @given(PHASES)
 def test_whatever_was_before_it_is_quiet_after_ten_minutes_of_little(
     phases: list[tuple[int, float, int | None, bool]],
 ) -> None:
-    of_rest = int(QUIET_FOR / INTERVAL) + 1
+    of_rest = int(QUIET_SECONDS / INTERVAL) + 1
     samples = course([*phases, (of_rest, 5.0, 0, False)])
     last = changes(samples)[-1]
-    assert last.activity is Activity.QUIET or samples[-1].time - last.since < QUIET_FOR
+    assert last.activity is Activity.QUIET or samples[-1].time - last.since < QUIET_SECONDS
 
 
 @pytest.mark.parametrize(
     ("rate", "lag", "becomes"),
     [
         (BUSY_RATE, MUCH - 1, []),
-        (BUSY_RATE + 1, 0, [(Activity.BUSY, BUSY_FOR)]),
-        (BUSY_RATE + 1, None, [(Activity.BUSY, BUSY_FOR)]),
-        (0, MUCH, [(Activity.BUSY, BUSY_FOR)]),
+        (BUSY_RATE + 1, 0, [(Activity.BUSY, BUSY_SECONDS)]),
+        (BUSY_RATE + 1, None, [(Activity.BUSY, BUSY_SECONDS)]),
+        (0, MUCH, [(Activity.BUSY, BUSY_SECONDS)]),
         (0, None, []),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_quiet_trigger_becomes_busy_after_half_a_minute_of_work(
 @pytest.mark.parametrize(
     ("rate", "lag", "becomes"),
     [
-        (QUIET_RATE - 1, MUCH - 1, [(Activity.QUIET, QUIET_FOR)]),
+        (QUIET_RATE - 1, MUCH - 1, [(Activity.QUIET, QUIET_SECONDS)]),
         (QUIET_RATE, 0, []),
         (0, MUCH, []),
         (0, None, []),

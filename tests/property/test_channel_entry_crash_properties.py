@@ -115,7 +115,7 @@ class World(ChannelWorld):
         found = self.channels.entries
         assert found is not None
         for key in found._missing:
-            found._missing[key] -= entries.MISSING_ENTRY_KEPT
+            found._missing[key] -= entries.MISSING_ENTRY_SECONDS
             if key[1] not in self.theirs:
                 self.promised.pop(key[1], None)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from knafka_operator.kube_api.lease import DURATION, RETRY_EVERY, Election, Lease
+from knafka_operator.kube_api.lease import CLAIM_CHECK_INTERVAL, DURATION, Election, Lease
 
 REPLICAS = ("a", "b", "c")
 RATES = st.floats(0.95, 1.05)
@@ -132,6 +132,6 @@ def test_a_killed_leader_is_followed_soon_after_its_lease_is_over(
         if second.leads(now):
             break
         if second.stage == "idle":
-            now += RETRY_EVERY
+            now += CLAIM_CHECK_INTERVAL
     assert second.leads(now)
     assert now < max(looked, 0.1) + DURATION + 4

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core.tokens.sink_tokens import EXPIRATION, LAST_AGAIN, IssuedToken, SinkToken
+from knafka.core.tokens.sink_tokens import EXPIRATION, LAST_RETRY_WAIT, IssuedToken, SinkToken
 
 WAITS = st.floats(0.0, 4000.0, allow_nan=False)
 STEPS = st.lists(
@@ -39,7 +39,7 @@ def test_no_token_is_sent_after_its_end_and_none_is_missing_for_long(
                 assert token.refused(b"another", now)
         current = token.current(now)
         assert current is None or now < ends[current]
-        assert current is not None or token.is_due(now + LAST_AGAIN)
+        assert current is not None or token.is_due(now + LAST_RETRY_WAIT)
 
 
 @given(st.lists(st.floats(0.0, 30.0), min_size=1, max_size=200))

@@ -81,7 +81,7 @@ class ArchivesWorld:
     async def turn(self, name: str = "kept", after: float = 11.0) -> Any:
         """A look, so much later, of an operator that has heard of its Jobs."""
         self.time += timedelta(seconds=after)
-        self.archives._dead_letters._looks.clear()
+        self.archives._dead_letters._ends_by_kafka.clear()
         self.controller.on_objects(selections.JOBS, self.jobs(), [])
         verdict = await self.controller.reconcile((ARCHIVE, "shop", name))
         self.most_jobs = max(self.most_jobs, len(self.jobs()))

@@ -47,7 +47,7 @@ def send(world: ChannelWorld) -> None:
     MemoryWriter(world.log).append(TOPIC, None, b"{}", [], lambda _: None)
 
 
-def later(world: ChannelWorld, seconds: float = entries.MISSING_ENTRY_KEPT) -> None:
+def later(world: ChannelWorld, seconds: float = entries.MISSING_ENTRY_SECONDS) -> None:
     """As if so much time had passed since entries went missing."""
     found = world.channels.entries
     assert found is not None

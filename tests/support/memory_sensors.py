@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from support.memory.log import MemoryLog
 from support.memory.records import MemoryRecord
 from support.memory.transactions import Crashed, Interruption, MemoryTransactions
-from support.sensors import Routed, routed_in
+from support.sensors import Routed, parse_routed
 
 from knafka.core.documents import parse
 from knafka.core.errors import LogError
@@ -304,5 +304,5 @@ class MemorySensor:
     def routed(self) -> Mapping[str, Sequence[Routed]]:
         found: dict[str, list[Routed]] = {}
         for record in self.read(TRIGGER):
-            found.setdefault((record.key() or b"").decode(), []).append(routed_in(record))
+            found.setdefault((record.key() or b"").decode(), []).append(parse_routed(record))
         return {key: sorted(events) for key, events in found.items()}

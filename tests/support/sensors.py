@@ -59,7 +59,7 @@ class Routed(NamedTuple):
     identity: str
 
 
-def routed_in(record: Record) -> Routed:
+def parse_routed(record: Record) -> Routed:
     """What lies in the trigger topic."""
     headers = dict(record.headers() or ())
     partition, offset, _ = headers["origin"].split(b".")
@@ -177,7 +177,9 @@ class SensorWorld:
         """What is in the trigger topic, in the order of time, by its records' key."""
         found: dict[str, list[Routed]] = {}
         for each in self.read(self.trigger_topic):
-            found.setdefault((each.key() or b"").decode(), []).append(routed_in(cast(Record, each)))
+            found.setdefault((each.key() or b"").decode(), []).append(
+                parse_routed(cast(Record, each))
+            )
         return {key: sorted(events) for key, events in found.items()}
 
     def actions(self) -> list[str]:

@@ -10,7 +10,7 @@ from knafka.tracing.spans import Span, Tracer
 
 
 class Recorded:
-    """Spans in the order in which they ended; the clock counts its readings."""
+    """Spans in the order in which they ended; the clock counts its times_read."""
 
     def __init__(self, rate: float = 1.0, *, follows_parent: bool = True) -> None:
         self.spans: list[Span] = []

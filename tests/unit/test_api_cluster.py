@@ -148,7 +148,7 @@ async def test_a_kind_that_comes_later_is_found_within_seconds(
     assert found.find("apps/v1", "Deployment", 1) is None
     assert found.find(SERVING, "Domain", 1) is None
     assert len(server.asked) == asked
-    now = rest_mapper.UNKNOWN_KEPT
+    now = rest_mapper.MISSING_KIND_TTL
     assert found.find("apps/v1", "Deployment", 1).name == "deployments"
     assert found.find(SERVING, "Domain", 1).name == "domains"
 

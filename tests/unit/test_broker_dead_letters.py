@@ -23,7 +23,7 @@ from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.tail import MemoryTail
 
-from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, Order, TopicSettings
+from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, MAX_RECORD_BYTES, Order, TopicSettings
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, origin_of
 from knafka.core.delivery import Done, Reason, Retry
 from knafka.core.drain import DrainProgress
@@ -42,7 +42,7 @@ from knafka.ports.log import Record
 pytestmark = pytest.mark.looptime
 
 NO_EVENT = [("ce_specversion", b"1.0")]
-SETTINGS = TopicSettings(partitions=1, replication=3, config={**KEPT_FOR_EVER, "x": "y"})
+SETTINGS = TopicSettings(partitions=1, replication=3, config={**DEAD_LETTER_TOPIC_CONFIG, "x": "y"})
 TRIGGERS = 38
 
 

@@ -14,11 +14,11 @@ from knafka.core.errors import DeliveryError
 from knafka.dispatcher.engine.congestion import (
     EVENTS_TO_OPEN,
     FAILURES_TO_OPEN,
-    MAX_PACE,
+    MAX_PROBE_INTERVAL,
     PROBES,
     CongestionControl,
 )
-from knafka.dispatcher.engine.workers import READY_ENOUGH
+from knafka.dispatcher.engine.workers import MAX_READY_FOR_READING
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
@@ -51,9 +51,10 @@ class Away:
 @pytest.mark.parametrize(
     ("delivery", "dead", "attempts", "noticed"),
     [
-        pytest.param(DEFAULT, 100, 1200, MAX_PACE, id="the default"),
-        # A hundred are under way when the first attempt fails; then one for each MAX_PACE.
-        pytest.param(Delivery(retry=0), 100 + 130, 230, MAX_PACE, id="no retry"),
+        pytest.param(DEFAULT, 100, 1200, MAX_PROBE_INTERVAL, id="the default"),
+        # A hundred are under way when the first attempt fails; then one for each
+        # MAX_PROBE_INTERVAL.
+        pytest.param(Delivery(retry=0), 100 + 130, 230, MAX_PROBE_INTERVAL, id="no retry"),
         pytest.param(Delivery(retry=3, backoff_delay=600), 5, 160, 600.0, id="3 x PT10M"),
     ],
 )
@@ -180,7 +181,7 @@ async def test_what_is_held_back_is_bounded_and_waits_in_kafka() -> None:
     drain = world.drain()
     running = world.begin(drain)
     await asyncio.sleep(600)
-    assert drain.progress().unsettled <= 10_000 + READY_ENOUGH
+    assert drain.progress().unsettled <= 10_000 + MAX_READY_FOR_READING
     drain.stop()
     await running
 

@@ -131,7 +131,7 @@ NO_NAME = Error("_RESOLVE", "Failed to resolve 'kafka:9092': Name or service not
 
 
 @pytest.mark.parametrize(
-    ("told", "nobody_listens"),
+    ("told", "is_unreachable"),
     [
         ([], False),
         ([NOBODY], True),
@@ -147,11 +147,11 @@ NO_NAME = Error("_RESOLVE", "Failed to resolve 'kafka:9092': Name or service not
     ids=str,
 )
 def test_only_where_nobody_listens_kafka_may_be_merely_away(
-    told: list[Error], nobody_listens: bool
+    told: list[Error], is_unreachable: bool
 ) -> None:
     """A receiver is ready then (issue 13, item 0); with a setting that is wrong it must not be."""
     errors = ConnectionErrors()
     for error in told:
         errors.record(error)
         errors.forget()
-    assert errors.nobody_listens == nobody_listens
+    assert errors.is_unreachable == is_unreachable

@@ -29,7 +29,7 @@ from knafka.core.contract import (
     Suffix,
     parse_ingresses,
 )
-from knafka.core.documents import Model, dump, explained_faults, parse, parse_json
+from knafka.core.documents import Model, dump, explain_faults, parse, parse_json
 from knafka.core.errors import InvalidDocument
 
 KAFKA = {"bootstrapServers": "kafka:9092"}
@@ -370,7 +370,7 @@ def test_what_is_default_is_not_written() -> None:
 
 
 def test_a_fault_of_ours_is_a_sentence_and_no_link_to_a_manual() -> None:
-    with pytest.raises(InvalidDocument) as raised, explained_faults():
+    with pytest.raises(InvalidDocument) as raised, explain_faults():
         Egress(**{**EGRESS, "max_in_flight": 0})
     said = str(raised.value)
     assert said.startswith("Egress")

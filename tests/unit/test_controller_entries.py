@@ -101,7 +101,7 @@ async def test_an_entry_is_ready_soon_and_goes_with_its_group(
     world: World, monkeypatch: pytest.MonkeyPatch, kept_for: float
 ) -> None:
     """KN-CHN-05, DSP-10."""
-    monkeypatch.setattr(entries, "MISSING_ENTRY_KEPT", kept_for)
+    monkeypatch.setattr(entries, "MISSING_ENTRY_SECONDS", kept_for)
     world.list_entries(entry(UID))
     await until(lambda: world.reported() == {UID: "True"})
     group = names.subscription_group("shop", "orders", UID)

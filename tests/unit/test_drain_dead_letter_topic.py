@@ -11,14 +11,14 @@ from support.drains import DEAD, TOPIC, Answer, NoTopics, Request, World, respon
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, TopicSettings
+from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, MAX_RECORD_BYTES, TopicSettings
 from knafka.core.events.kafka_binding import Draft
 from knafka.dispatcher.engine.appending import DeadLetterTopic, append
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
-SETTINGS = TopicSettings(partitions=2, replication=3, config={**KEPT_FOR_EVER, "x": "y"})
+SETTINGS = TopicSettings(partitions=2, replication=3, config={**DEAD_LETTER_TOPIC_CONFIG, "x": "y"})
 
 
 class Counting(MemoryAdmin):
@@ -77,7 +77,7 @@ async def test_a_topic_that_is_deleted_under_way_is_made_anew_by_the_next_burial
     drain.stop()
     await running
     assert [each.attributes["id"] for each in world.events_of(DEAD)] == ["2"]
-    assert world.log.descriptions[DEAD].config == KEPT_FOR_EVER
+    assert world.log.descriptions[DEAD].config == DEAD_LETTER_TOPIC_CONFIG
 
 
 async def test_where_no_topic_may_be_made_the_error_says_what_to_do() -> None:

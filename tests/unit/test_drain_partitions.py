@@ -237,7 +237,7 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
 ) -> None:
     """Nothing may pass there; what a backlog holds costs its neighbours time."""
     monkeypatch.setattr(drains, "READ_LIMIT", 40)
-    monkeypatch.setattr(drains, "NEIGHBOURS_LIMIT", 10)
+    monkeypatch.setattr(drains, "SHARED_LOOP_LIMIT", 10)
     hanging = asyncio.Event()
 
     world = World(once_set(hanging), order=Order.PARTITION)
@@ -298,7 +298,7 @@ async def test_no_more_is_read_while_enough_events_could_go_at_once(
 ) -> None:
     """Held records cost memory, and looking after them time; only those that wait pay for it."""
     monkeypatch.setattr(drains, "READ_LIMIT", 5)
-    monkeypatch.setattr(workers, "READY_ENOUGH", 10)
+    monkeypatch.setattr(workers, "MAX_READY_FOR_READING", 10)
 
     async def answer(request: Request) -> Response:
         await asyncio.sleep(0.01)
@@ -321,7 +321,7 @@ async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drains, "READ_LIMIT", 5)
-    monkeypatch.setattr(workers, "READY_ENOUGH", 10)
+    monkeypatch.setattr(workers, "MAX_READY_FOR_READING", 10)
 
     async def hang(request: Request) -> Response:
         await asyncio.sleep(FAR)

@@ -173,13 +173,13 @@ async def test_what_is_large_is_parsed_beside_the_event_loop(
         world.declare_broker("shop")
         await world.reconcile_broker("shop")
         monkeypatch.setattr(cesql, "compile_expression", compile_expression)
-        contract._wrong_with.cache_clear()
+        contract._cesql_problem.cache_clear()
         world.declare_trigger("shop", "orders", filters=[{"cesql": chain(8_001)}])
         found = condition(await world.reconcile_trigger("shop", "orders"), "Ready")
         assert found["status"] == "True"
         assert parsing == {"parser_0"}
         parsing.clear()
-        contract._wrong_with.cache_clear()
+        contract._cesql_problem.cache_clear()
         await world.restart()
         assert parsing <= {"parser_0"}
 

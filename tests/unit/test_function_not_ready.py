@@ -32,7 +32,7 @@ async def test_that_no_node_has_room_is_passed_on_from_the_revision(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 30: `RevisionMissing ... failed to become ready` says nothing that can be mended."""
-    monkeypatch.setattr(receivers, "APPLY_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "APPLY_RETRY_INTERVAL", 0.0)
     receiver = "kafka-channel-receiver"
     world.cluster.unready.add(receiver)
     world.declare_channel("shop", "orders")

@@ -34,7 +34,7 @@ def test_no_client_is_opened_by_importing_the_functions() -> None:
 
 def test_documents_are_validated_only_where_errors_become_sentences() -> None:
     """Pydantic's own errors end with a link to its manual. A program's outermost call turns those
-    that a fault lets through into a sentence: see `documents.explained_faults`."""
+    that a fault lets through into a sentence: see `documents.explain_faults`."""
     validates = re.compile(r"\.(model_validate|validate_(json|python|strings))\b|model_validate_")
     found = {
         path.name
@@ -44,7 +44,7 @@ def test_documents_are_validated_only_where_errors_become_sentences() -> None:
     }
     assert found == {"documents.py", "field_errors.py"}
     for main in ("local/knafka_cli/command_line.py", "spark_jobs/knafka_jobs/__main__.py"):
-        assert "with explained_faults()" in (ROOT / main).read_text()
+        assert "with explain_faults()" in (ROOT / main).read_text()
 
 
 STILL_LONG: Final = {

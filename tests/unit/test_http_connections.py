@@ -26,7 +26,7 @@ from support.raw_server import (
 )
 
 from knafka.clients.http import http_connection, http_pool
-from knafka.clients.http.http_subscriber import about_max_age
+from knafka.clients.http.http_subscriber import random_max_age
 from knafka.core.errors import DeliveryError
 
 pytestmark = pytest.mark.usefixtures("idle_connections_stay")
@@ -204,7 +204,7 @@ async def test_a_connection_that_is_old_is_closed_after_its_response() -> None:
 
 
 def test_connections_get_old_at_different_times() -> None:
-    ages = [about_max_age() for _ in range(100)]
+    ages = [random_max_age() for _ in range(100)]
     assert len(set(ages)) > 90
     assert all(45 <= age <= 75 for age in ages)
 

@@ -18,12 +18,12 @@ from knafka_jobs.compact.compact_plan import (
     FOLDED,
     MERGE_ON,
     contiguous_ranges,
+    error_summaries,
     failures_of,
     merge_clauses,
     next_offsets,
     records_of,
     repeated_keys,
-    summarized,
 )
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.failure_selection import REPLAYABLE
@@ -305,7 +305,7 @@ def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> No
     ).select(*FOLDED)
     assert rows.transform(repeated_keys).count() == 1
     assertDataFrameEqual(failures_of(rows, rows.transform(repeated_keys)), failures_of(rows))
-    few = rows.transform(repeated_keys), rows.transform(summarized)
+    few = rows.transform(repeated_keys), rows.transform(error_summaries)
     assertDataFrameEqual(failures_of(rows, *few), failures_of(rows))
 
 

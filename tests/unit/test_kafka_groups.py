@@ -12,12 +12,12 @@ from support.replacing import replace_in
 
 from knafka.clients.kafka.admin import kafka_groups
 from knafka.clients.kafka.admin.kafka_admin import (
-    ENDS_REMEMBERED,
+    ENDS_CACHE_SECONDS,
     KafkaAdmin,
     _CachedEnds,
     _DescribedTopic,
 )
-from knafka.clients.kafka.admin.kafka_groups import MAX_REMEMBERED, KafkaGroups, remembered
+from knafka.clients.kafka.admin.kafka_groups import MAX_CACHE_SECONDS, KafkaGroups, remembered
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
@@ -110,7 +110,7 @@ def test_few_groups_are_asked_often_and_many_cost_no_more() -> None:
     assert remembered(1) == 15
     assert remembered(300) == 450
     assert remembered(1000) == 1500
-    assert remembered(5000) == MAX_REMEMBERED == 1800
+    assert remembered(5000) == MAX_CACHE_SECONDS == 1800
 
 
 async def test_what_is_known_of_other_groups_is_not_looked_at() -> None:
@@ -125,7 +125,7 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     groups = Asked()
     await groups.look()
     now = time.monotonic()
-    set_time(monkeypatch, now + MAX_REMEMBERED * 1.01)
+    set_time(monkeypatch, now + MAX_CACHE_SECONDS * 1.01)
     await groups.behind([], "id", PARTITIONS, ENDS)
     assert groups._known == {}
 
@@ -173,7 +173,7 @@ async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the
     assert groups.asked[-1] == GROUPS[7]
     assert await is_asked({0: 11, 1: 0})
     assert await is_asked(ENDS, topic_id="made anew")
-    assert await is_asked(ENDS, ago=1.1 * ENDS_REMEMBERED)
+    assert await is_asked(ENDS, ago=1.1 * ENDS_CACHE_SECONDS)
     await admin.close()
 
 
@@ -208,7 +208,7 @@ async def test_groups_that_are_told_to_be_at_the_end_of_their_topic_are_not_aske
     groups.note(GROUPS[1:], "id", {0: 10, 1: 0}, since=60)
     await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == GROUPS[:1]
-    assert groups.are_at(GROUPS[1:], "id", ENDS)
+    assert groups.have_committed(GROUPS[1:], "id", ENDS)
 
 
 @pytest.mark.parametrize("told", [{0: 9, 1: 0}, {0: 10}, {0: 11, 1: 0}, {}])
@@ -239,7 +239,9 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
     await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == [GROUPS[7]]
     groups.note(GROUPS, "id", {0: 10, 1: 1}, since=40)
-    assert groups.are_at(GROUPS, "id", {0: 10, 1: 1}), "what was set back before it has begun there"
+    assert groups.have_committed(GROUPS, "id", {0: 10, 1: 1}), (
+        "what was set back before it has begun there"
+    )
 
 
 async def test_what_was_told_is_asked_again_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from support.memory.log import MemoryReader
 from knafka.core.documents import parse
 from knafka.core.drain import MAX_IDLE, STOP, DrainRequest, Ended
 from knafka.core.errors import LogError
-from knafka.draining.lease import AGAIN_AT_START
+from knafka.draining.lease import BEGIN_AGAIN_SECONDS
 from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SERVICE_URL
 
@@ -253,7 +253,7 @@ async def test_a_drain_from_the_start_that_was_stopped_begins_again() -> None:
     await exchange.task
     assert exchange.lines[-1].ended is Ended.STOPPED
     running.world.send("1")
-    await asyncio.sleep(AGAIN_AT_START - 5)
+    await asyncio.sleep(BEGIN_AGAIN_SECONDS - 5)
     assert running.opened == 1, "whom nobody needs is being taken away"
     await until(lambda: running.world.subscriber.answered == ["1"], within=15)
     await running.dispatcher.stop()
@@ -269,12 +269,12 @@ async def test_a_drain_that_was_stopped_stays_so_while_another_egress_is_asked_f
     exchange.tell(STOP)
     await exchange.task
     for _ in range(2):
-        await asyncio.sleep(AGAIN_AT_START * 0.7)
+        await asyncio.sleep(BEGIN_AGAIN_SECONDS * 0.7)
         other = running.drain(egress="another")
         await other.task
         assert other.status == 412
     assert running.opened == 1
-    await until(lambda: running.opened == 2, within=AGAIN_AT_START + 5)
+    await until(lambda: running.opened == 2, within=BEGIN_AGAIN_SECONDS + 5)
     await running.dispatcher.stop()
 
 

@@ -22,7 +22,7 @@ from support.drains import (
 
 from knafka.core.contract import Delivery
 from knafka.core.documents import digest
-from knafka.draining.lease import HANDOVER, RENEWAL_BUDGET, RENEWAL_PATIENCE
+from knafka.draining.lease import HANDOVER_SECONDS, RENEWAL_BUDGET, RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.settings import SERVICE_URL
 
@@ -109,7 +109,7 @@ async def test_several_dispatchers_keep_each_other(service: OwnService) -> None:
     pods = [await service.pod(world) for _ in range(3)]
     busy = asyncio.create_task(keep_busy(world))
     asked = [pod.drain(idle="PT1H") for pod in pods]
-    await asyncio.sleep(HANDOVER + 20)
+    await asyncio.sleep(HANDOVER_SECONDS + 20)
     for exchange in asked:
         exchange.hang_up()
     await asyncio.sleep(RENEWAL_PATIENCE + 1)
@@ -149,8 +149,8 @@ async def test_it_asks_later_where_a_new_member_took_partitions(service: OwnServ
     other = world.drain(ScriptedSubscriber(accept))
     visiting = world.begin(other, idle=FAR)
     took = now()
-    await until(lambda: service.asked, within=HANDOVER + 5)
-    assert service.asked[0] - took >= HANDOVER - 1
+    await until(lambda: service.asked, within=HANDOVER_SECONDS + 5)
+    assert service.asked[0] - took >= HANDOVER_SECONDS - 1
     other.stop()
     await visiting
 

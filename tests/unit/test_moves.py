@@ -28,7 +28,7 @@ from knafka.core import names
 from knafka.core.drain import DrainProgress
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.dispatchers import move_decisions as moves
-from knafka_operator.dispatchers.activity import QUIET_FOR, Activity, ActivityState, Sample
+from knafka_operator.dispatchers.activity import QUIET_SECONDS, Activity, ActivityState, Sample
 from knafka_operator.dispatchers.move_decisions import MAX_MOVES, History, Move
 from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
@@ -158,7 +158,7 @@ def test_a_history_is_bounded(activity: Activity, samples: int, most: int) -> No
     tracemalloc.start()
     try:
         found = History(ActivityState(activity, 0.0))
-        for number in range(int(2 * QUIET_FOR / MOVE_INTERVAL)):
+        for number in range(int(2 * QUIET_SECONDS / MOVE_INTERVAL)):
             found.add(Sample(number * MOVE_INTERVAL, 1000 + number, 2000 + number))
         taken = tracemalloc.take_snapshot()
     finally:
@@ -269,7 +269,7 @@ async def test_one_that_wants_dispatchers_always_has_its_own_from_the_start() ->
     async with running() as world:
         status = await declare(world, {**AUTO, MIN_SCALE: "1"})
         assert dispatcher(status) == DISPATCHER
-        await asyncio.sleep(2 * QUIET_FOR)
+        await asyncio.sleep(2 * QUIET_SECONDS)
         assert is_own(world)
         assert dispatcher(await declare(world, AUTO)) == DISPATCHER
 
@@ -281,7 +281,7 @@ async def test_a_paused_one_stays_where_it_was() -> None:
         flood(world)
         await until(lambda: is_own(world))
         await declare(world, {**AUTO, PAUSED: "true"})
-        await asyncio.sleep(2 * QUIET_FOR)
+        await asyncio.sleep(2 * QUIET_SECONDS)
         assert not world.operator.moves._histories
         assert dispatcher(await declare(world, AUTO)) == DISPATCHER
 

@@ -138,7 +138,7 @@ async def test_brokers_of_one_secret_share_a_topic_that_is_read_once(world: Oper
     assert world.log.descriptions[topic].config["cleanup.policy"] == "compact"
     assert [followed(world, each).path for each in ("a", "b")] == ["/a/default", "/b/default"]
     (contract,) = world.operator.brokers.receivers.contracts.values()
-    assert contract.readings == 1
+    assert contract.times_read == 1
     assert len(world.operator.brokers.receivers.records) == 3
 
 
@@ -162,7 +162,7 @@ async def test_a_secret_of_its_own_means_a_contract_of_its_own(world: OperatorWo
 async def test_two_installations_with_one_kafka_keep_their_entries_apart(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "CONTRACT_CHECK_INTERVAL", 0.0)
     await world.restart(installation="11111111-0000-4000-8000-000000000000")
     await ready(world, "theirs")
     first = followed(world, "theirs").contract_topic
@@ -177,7 +177,7 @@ async def test_two_installations_with_one_kafka_keep_their_entries_apart(
 async def test_the_entry_of_a_broker_that_went_without_us_is_withdrawn(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "CONTRACT_CHECK_INTERVAL", 0.0)
     await world.restart(**INSTALLED)
     await ready(world)
     await ready(world, "gone")
@@ -190,7 +190,7 @@ async def test_the_entry_of_a_broker_that_went_without_us_is_withdrawn(
 async def test_a_contract_that_somebody_deleted_is_written_anew(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "CONTRACT_CHECK_INTERVAL", 0.0)
     await ready(world)
     await ready(world, "other")
     topic = followed(world).contract_topic

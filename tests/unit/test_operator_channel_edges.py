@@ -95,7 +95,7 @@ async def test_positions_in_a_contract_that_was_made_anew_are_not_believed(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KN-CHN-01: replicas that have read more of the topic before it haven't read this one."""
-    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "CONTRACT_CHECK_INTERVAL", 0.0)
     for name in ("a", "b", "orders"):
         await ready(world, channel=name)
     world.behind = {"pod-1": 3}
@@ -157,7 +157,7 @@ async def test_an_entry_whose_channel_is_gone_is_withdrawn(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody took our finalizer away, or Kafka was away for as long as a deletion may take."""
-    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "CONTRACT_CHECK_INTERVAL", 0.0)
     await ready(world)
     await ready(world, channel="more")
     document = world.stored("KafkaChannel", SHOP, "orders")
@@ -186,7 +186,7 @@ async def test_kafka_that_is_away_altogether_is_the_topics_condition(
     world: ChannelWorld, restarted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its configuration is as it should be."""
-    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    monkeypatch.setattr(receivers, "CONTRACT_CHECK_INTERVAL", 0.0)
     await ready(world)
     if restarted:
         await world.restart()

@@ -51,7 +51,9 @@ class _Watched:
             task.add_done_callback(tasks.discard)
 
         operator.dead_letters.enqueue = enqueue
-        operator.dead_letters.on_first = lambda document, message: self.events.append(message)
+        operator.dead_letters.on_first_dead_letters = lambda document, message: self.events.append(
+            message
+        )
 
     async def reconcile(self, namespace: str, name: str) -> None:
         self.written.append(dict(await self.world.reconcile_trigger(namespace, name)))

@@ -41,7 +41,7 @@ async def _stopped(world: OperatorWorld, namespace: str, name: str = "default") 
     assert status["address"] is None
     assert "address" not in world.document("Broker", namespace, name)["status"]
     assert f"{name}-kn-receiver" not in world.cluster.services()
-    assert not [who for who in world.operator.brokers.with_topic if who == (namespace, name)]
+    assert not [who for who in world.operator.brokers.states_with_topic if who == (namespace, name)]
     return topic["message"]
 
 

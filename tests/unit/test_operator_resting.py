@@ -33,7 +33,7 @@ async def _brokers(world: OperatorWorld, *names: str) -> KafkaCluster:
 
 
 def _resting(controller: ClusterController, kafka: KafkaCluster) -> set[str]:
-    found = controller._operator.brokers.with_topic.items()
+    found = controller._operator.brokers.states_with_topic.items()
     topics = controller._operator.states.unwritten_topics(kafka)
     return {broker.name for broker, state in found if state.topic.name in topics}
 
@@ -67,7 +67,7 @@ async def test_an_external_topic_does_not_rest_as_anybody_may_write_to_it() -> N
         world.declare_broker("shop", "external", {EXTERNAL_TOPIC: "theirs"})
         await world.reconcile_broker("shop", "external")
         controller.set_synced(PODS, True)
-        assert Identity("shop", "external") in world.operator.brokers.with_topic
+        assert Identity("shop", "external") in world.operator.brokers.states_with_topic
         assert _resting(controller, kafka) == {"own"}
 
 

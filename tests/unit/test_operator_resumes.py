@@ -212,7 +212,7 @@ async def test_credentials_are_those_of_the_secret_that_the_pods_mount(
     found = world.operator.triggers.watched[Identity("shop", "safe")]
     assert found.secret == before.secret == ("kafka", version)
     await world.reconcile_broker("shop", "safe")
-    assert world.operator.brokers.with_topic[Identity("shop", "safe")].kafka is found.kafka
+    assert world.operator.brokers.states_with_topic[Identity("shop", "safe")].kafka is found.kafka
 
 
 def _config(name: str) -> dict[str, str]:

@@ -153,18 +153,18 @@ async def test_a_receivers_new_pod_wakes_the_triggers_of_its_own_broker(
     assert receiver is not None
     labels = receiver["spec"]["template"]["metadata"]["labels"]
     expected: list[str] = []
-    scaler = operator.brokers.with_topic[Identity("shop", broker)].kafka.scaler
+    scaler = operator.brokers.states_with_topic[Identity("shop", broker)].kafka.scaler
     monkeypatch.setattr(scaler, "prewarm", lambda topic, _: expected.append(topic))
     for namespace in ("shop", "other"):
         pod = {"metadata": {"namespace": namespace, "name": "pod", "labels": labels}}
         operator.on_receiver(pod)
-    assert expected == [operator.brokers.with_topic[Identity("shop", broker)].topic.name]
+    assert expected == [operator.brokers.states_with_topic[Identity("shop", broker)].topic.name]
 
 
 async def test_a_topic_is_looked_at_while_any_trigger_reads_it(world: OperatorWorld) -> None:
     operator = world.operator
-    side = operator.brokers.with_topic[Identity("shop", "b1")].kafka
-    topic = operator.brokers.with_topic[Identity("shop", "b1")].topic.name
+    side = operator.brokers.states_with_topic[Identity("shop", "b1")].kafka
+    topic = operator.brokers.states_with_topic[Identity("shop", "b1")].topic.name
     of_b1 = [f"t{number}" for number in range(1, TRIGGERS, BROKERS)]
     for each in of_b1:
         assert topic in side.watched

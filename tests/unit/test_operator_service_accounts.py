@@ -130,7 +130,7 @@ async def test_without_the_feature_there_is_no_account_and_no_token(world: Opera
     assert stored(world, "ServiceAccount") is None
     assert not shows_tokens(pod(world, "mail-kn-dispatcher"))
     assert egress(world).subscriber.audience is None
-    assert not egress(world).wants_tokens
+    assert not egress(world).needs_tokens
 
 
 @pytest.mark.conformance("KN-TRG-11")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from knafka.clients.kafka.reachability import ASK_TIMEOUT, RENEW_AFTER, SILENCE, Reachability
+from knafka.clients.kafka.reachability import ASK_TIMEOUT, RENEW_INTERVAL, SILENCE, Reachability
 from knafka.core.errors import LogError
 
 pytestmark = pytest.mark.looptime
@@ -52,14 +52,14 @@ async def test_where_all_brokers_are_down_one_question_without_an_answer_is_enou
     kafka: Kafka,
 ) -> None:
     kafka.problem = LogError("connection refused")
-    kafka.reachability.all_down()
+    kafka.reachability.note_all_down()
     await asyncio.sleep(ASK_TIMEOUT + 0.1)
     assert kafka.away
     assert kafka.told == 1
 
 
 async def test_a_kafka_that_answers_is_not_away_whatever_its_connections_did(kafka: Kafka) -> None:
-    kafka.reachability.all_down()
+    kafka.reachability.note_all_down()
     await asyncio.sleep(3600)
     assert not kafka.away
     assert kafka.asked == 1
@@ -107,7 +107,7 @@ async def test_a_kafka_that_acknowledges_is_not_away_though_it_answers_nothing(
 
 async def test_an_acknowledgement_ends_being_away_at_once(kafka: Kafka) -> None:
     kafka.problem = LogError("connection refused")
-    kafka.reachability.all_down()
+    kafka.reachability.note_all_down()
     await asyncio.sleep(60)
     assert kafka.away
     kafka.reachability.acknowledged()
@@ -119,13 +119,13 @@ async def test_a_client_that_kafka_does_not_answer_is_renewed_again_and_again(
 ) -> None:
     """It may have lost its brokers, while Kafka is there (`kafka_liveness`)."""
     kafka.problem = LogError("timed out")
-    kafka.reachability.all_down()
-    await asyncio.sleep(RENEW_AFTER)
+    kafka.reachability.note_all_down()
+    await asyncio.sleep(RENEW_INTERVAL)
     assert kafka.away
     assert kafka.renewed == 0
     await asyncio.sleep(2 * ASK_TIMEOUT + 1)
     assert kafka.renewed == 1
-    await asyncio.sleep(RENEW_AFTER + 2 * ASK_TIMEOUT)
+    await asyncio.sleep(RENEW_INTERVAL + 2 * ASK_TIMEOUT)
     assert kafka.renewed == 2
     kafka.problem = None
     await asyncio.sleep(3600)
@@ -134,7 +134,7 @@ async def test_a_client_that_kafka_does_not_answer_is_renewed_again_and_again(
 
 async def test_a_kafka_that_refuses_us_is_there(kafka: Kafka) -> None:
     kafka.problem = LogError("authentication failed", retriable=False)
-    kafka.reachability.all_down()
+    kafka.reachability.note_all_down()
     await asyncio.sleep(60)
     assert not kafka.away
 

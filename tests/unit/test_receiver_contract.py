@@ -380,7 +380,7 @@ async def test_a_receiver_whose_entry_is_lost_has_senders_try_again(
 async def test_other_settings_of_its_producer_are_another_writer_and_lose_no_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(function, "WRITER_KEPT", 0.0)
+    monkeypatch.setattr(function, "UNUSED_WRITER_SECONDS", 0.0)
     await world.serve(ORDERS)
     first = world.writer
     set_otherwise = Kafka(bootstrap_servers="elsewhere:1", producer={"compression.type": "zstd"})

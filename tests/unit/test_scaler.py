@@ -14,7 +14,7 @@ from knafka.core.errors import LogError
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.decide import Cause, Scale
 from knafka_operator.scale.holds import GRACE
-from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaled_groups import MAX_SECONDS_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET, Scaler
 
 pytestmark = pytest.mark.looptime
@@ -350,14 +350,17 @@ async def test_an_idle_group_is_joined_before_kafka_forgets_its_offsets(
         await scaler.watch("mail", egress(), slow)
         await scaler.watch("bill", egress("bill"), slow)
         started = now()
-        await asyncio.sleep(KEPT_WITHOUT_DRAIN / 2 - 600)
+        await asyncio.sleep(MAX_SECONDS_WITHOUT_DRAIN / 2 - 600)
         assert drains.all == [], "as long as an operator may take to be restarted"
-        await asyncio.sleep(KEPT_WITHOUT_DRAIN * 6)
+        await asyncio.sleep(MAX_SECONDS_WITHOUT_DRAIN * 6)
     for trigger in ("mail", "bill"):
         times = [started, *(drain.began for drain in drains.all if drain.trigger == trigger)]
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert 6 <= len(pauses) <= 13
-        assert all(KEPT_WITHOUT_DRAIN / 2 <= pause <= KEPT_WITHOUT_DRAIN + 601 for pause in pauses)
+        assert all(
+            MAX_SECONDS_WITHOUT_DRAIN / 2 <= pause <= MAX_SECONDS_WITHOUT_DRAIN + 601
+            for pause in pauses
+        )
 
 
 async def test_a_group_that_could_not_be_joined_is_joined_again_soon(
@@ -366,7 +369,7 @@ async def test_a_group_that_could_not_be_joined_is_joined_again_soon(
     drains.script = Ended.FAILED
     async with running(lags, drains) as scaler:
         await scaler.watch("mail", egress(), Autoscaling(polling_interval=600))
-        await asyncio.sleep(KEPT_WITHOUT_DRAIN + 700)
+        await asyncio.sleep(MAX_SECONDS_WITHOUT_DRAIN + 700)
         assert len(drains.all) > 10
         assert scaler.statuses()["mail"].scale == Scale(1, "nothing waits, one to keep its offsets")
 

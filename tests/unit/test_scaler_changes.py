@@ -13,7 +13,7 @@ from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import STOP_TIMEOUT
 from knafka_operator.scale.lag_checks import LAG_TIMEOUT
-from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaled_groups import MAX_SECONDS_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
 
 pytestmark = pytest.mark.looptime
@@ -241,7 +241,7 @@ async def test_a_pause_ends_all_drains_and_nothing_opens_one_until_it_is_over(
         assert all(drain.told_to_stop for drain in drains.all)
         scaler.wake("orders")
         scaler.prewarm("orders", limit=2)
-        await asyncio.sleep(KEPT_WITHOUT_DRAIN + 60)
+        await asyncio.sleep(MAX_SECONDS_WITHOUT_DRAIN + 60)
         assert len(drains.all) == 2
         status = scaler.statuses()["mail"]
         assert (status.lag, status.paused, status.scale.reason) == (

@@ -23,7 +23,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import scaled_groups
 from knafka_operator.scale.decide import Scale
-from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaled_groups import MAX_SECONDS_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
 
 pytestmark = pytest.mark.looptime
@@ -246,9 +246,9 @@ async def test_an_idle_shards_groups_are_kept_by_one_request_for_all(
     drains.shard_script = {each: DrainProgress() for each in triggers}
     async with running(lags, drains) as scaler:
         await share(scaler, *triggers, autoscaling=Autoscaling(polling_interval=600))
-        await asyncio.sleep(KEPT_WITHOUT_DRAIN / 2 - 1)
+        await asyncio.sleep(MAX_SECONDS_WITHOUT_DRAIN / 2 - 1)
         assert drains.of_shards == []
-        await asyncio.sleep(KEPT_WITHOUT_DRAIN * 6)
+        await asyncio.sleep(MAX_SECONDS_WITHOUT_DRAIN * 6)
         assert 6 <= len(drains.of_shards) <= 13
 
 
@@ -256,7 +256,7 @@ async def test_a_group_that_its_shard_could_not_join_is_joined_again_soon(
     lags: FakeLags, drains: FakeDrains, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Requests end at once here, two a second: half a day of them takes a minute of CPU.
-    monkeypatch.setattr(scaled_groups, "KEPT_WITHOUT_DRAIN", 1000.0)
+    monkeypatch.setattr(scaled_groups, "MAX_SECONDS_WITHOUT_DRAIN", 1000.0)
     drains.shard_script = {"mail": DrainProgress(error="no such group"), "bill": DrainProgress()}
     async with running(lags, drains) as scaler:
         await share(scaler, "mail", "bill", autoscaling=Autoscaling(polling_interval=600))

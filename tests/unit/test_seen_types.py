@@ -14,7 +14,7 @@ from knafka.core.tokens.caller_tokens import CALLERS, Callers, verifiers_of
 from knafka.receiver import event_types
 from knafka.receiver.answers import Answer
 from knafka.receiver.event_types import (
-    ANSWERED_FOR,
+    LISTED_SECONDS,
     MAX_KNOWN_TYPES,
     MAX_NEW_TYPES,
     MAX_PER_PATH,
@@ -110,9 +110,9 @@ def test_what_was_asked_for_is_told_for_a_while_and_never_again() -> None:
     note(types, "t")
     now[0] = 1000.0
     assert told(types) == [ONE], "however late it is asked for"
-    now[0] += ANSWERED_FOR / 2
+    now[0] += LISTED_SECONDS / 2
     assert told(types) == [ONE], "an answer may be lost"
-    now[0] += ANSWERED_FOR / 2
+    now[0] += LISTED_SECONDS / 2
     assert told(types) == []
     note(types, "t")
     assert told(types) == []
@@ -125,7 +125,7 @@ def test_as_many_are_kept_as_are_asked_for_and_the_rest_come_again() -> None:
         note(types, f"t{number}")
     asked = [each["type"] for _ in range(MAX_NEW_TYPES // MAX_PER_PATH) for each in told(types)]
     assert asked == [f"t{number}" for number in range(MAX_NEW_TYPES)]
-    now[0] += ANSWERED_FOR
+    now[0] += LISTED_SECONDS
     note(types, f"t{MAX_NEW_TYPES}")
     assert [each["type"] for each in told(types)] == [f"t{MAX_NEW_TYPES}"]
 
@@ -137,7 +137,7 @@ def test_no_sender_has_a_receiver_remember_more_than_so_many_types() -> None:
     for number in range(2 * MAX_KNOWN_TYPES):
         note(types, f"t{number}")
         count += len(told(types))
-        now[0] += ANSWERED_FOR
+        now[0] += LISTED_SECONDS
     assert count == MAX_KNOWN_TYPES
 
 

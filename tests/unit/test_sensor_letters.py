@@ -47,7 +47,7 @@ def test_the_names_of_a_thousand_events_are_bounded_and_their_number_is_told() -
     ]
     letter = letters.of_events(sensor(1), "three/o-1", held, 3, BUG, 1_000.0)
     document = json.loads(letter.value or b"")
-    assert len(letter.value or b"") <= letters.NAMED_BYTES + 200
+    assert len(letter.value or b"") <= letters.MAX_NAMED_BYTES + 200
     assert (document["count"], document["bytes"]) == (1_000, 100_000)
     assert [each["id"] for each in document["events"][:2]] == ["0", "1"]
     assert 20 < len(document["events"]) < 100

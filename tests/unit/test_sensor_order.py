@@ -78,8 +78,8 @@ def test_what_waits_of_a_backlog_is_bounded(
     processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One partition's events all come before the other's."""
-    monkeypatch.setattr(bus, "QUEUED_RECORDS", 400)
-    monkeypatch.setattr(bus, "AHEAD_RECORDS", 400)
+    monkeypatch.setattr(bus, "MAX_QUEUED_RECORDS", 400)
+    monkeypatch.setattr(bus, "MAX_AHEAD_RECORDS", 400)
     world = paired(2)
     began, count = world.now, 4 * BATCH
     world.now += 2 * count + 60_000

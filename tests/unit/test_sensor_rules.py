@@ -142,7 +142,7 @@ def test_an_unwanted_event_is_held_only_until_all_before_it_was_read() -> None:
 
 def test_of_many_ignored_events_the_latest_are_held_until_their_round_is_over() -> None:
     held = played(ABSENT, "a1@1 " + " ".join(f"a{n + 2}@2" for n in range(100))).held
-    assert len(held) == 1 + absence.IGNORED
+    assert len(held) == 1 + absence.MAX_IGNORED
     late = expire(ABSENT, played(ABSENT, "a1@1 " + "a2@6 " * 40 + "b1@5").held, 30)
     assert [names(each) for each in late.firings] == ["a2"]
     assert expire(ABSENT, held, 12).held == ()

@@ -83,7 +83,7 @@ async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
     await drain(shard)
     await asyncio.sleep(1)
     turn, given = 0, Counter[int]()
-    give, read = GroupReader._give, MemoryPositionedReader.read
+    give, read = GroupReader._hand_over, MemoryPositionedReader.read
 
     async def read_in_thread(
         self: MemoryPositionedReader, limit: int, timeout: float
@@ -102,7 +102,7 @@ async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
         return count
 
     monkeypatch.setattr(MemoryPositionedReader, "read", read_in_thread)
-    monkeypatch.setattr(GroupReader, "_give", counted)
+    monkeypatch.setattr(GroupReader, "_hand_over", counted)
     for number in range(20 * TRIGGERS):
         shard.world.send(str(number), type=f"t{number % TRIGGERS}")
     await until(lambda: all(len(each.answered) == 20 for each in shard.subscribers))

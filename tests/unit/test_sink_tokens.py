@@ -6,12 +6,12 @@ import pytest
 
 from knafka.core.tokens.auth_tokens import MAX_TOKEN_BYTES
 from knafka.core.tokens.sink_tokens import (
-    FIRST_AGAIN,
     FIRST_REFUSAL_PAUSE,
-    LAST_AGAIN,
+    FIRST_RETRY_WAIT,
     LAST_REFUSAL_PAUSE,
+    LAST_RETRY_WAIT,
     MARGIN,
-    REFUSALS_FORGOTTEN,
+    REFUSAL_RESET_TIME,
     IssuedToken,
     SinkToken,
 )
@@ -55,7 +55,7 @@ def test_a_request_that_failed_is_made_again_later_each_time() -> None:
         wait = next(each for each in range(1, 100) if token.is_due(now + each))
         waits.append(float(wait))
         now += wait
-    assert waits == [FIRST_AGAIN, 2.0, 4.0, 8.0, LAST_AGAIN, LAST_AGAIN]
+    assert waits == [FIRST_RETRY_WAIT, 2.0, 4.0, 8.0, LAST_RETRY_WAIT, LAST_RETRY_WAIT]
     assert token.current(now) == b"one"
     token.issued(IssuedToken(b"two", HOUR), now)
     token.failed(now)
@@ -93,7 +93,7 @@ def test_refusals_long_ago_are_forgotten() -> None:
     for at in (0.0, FIRST_REFUSAL_PAUSE):
         assert token.refused(token.current(at) or b"", at)
         token.issued(IssuedToken(b"t%d" % at, 100 * HOUR), at)
-    later = FIRST_REFUSAL_PAUSE * 4 + REFUSALS_FORGOTTEN
+    later = FIRST_REFUSAL_PAUSE * 4 + REFUSAL_RESET_TIME
     assert token.refused(token.current(later) or b"", later)
     token.issued(IssuedToken(b"new", 100 * HOUR), later)
     assert not token.refused(b"new", later + FIRST_REFUSAL_PAUSE - 1)

@@ -52,10 +52,10 @@ def refusal(host: str) -> str | None:
     if _NAMES(host) is not None:
         return f"{host} is a name of the pod or the node itself"
     address = _parse(host)
-    if address is None or (what := _local_kind(address)) is None:
+    if address is None or (local_kind := _local_kind(address)) is None:
         return None
     shown = str(address) if str(address) == host else f"{host} ({address})"
-    return f"{shown} is {what}"
+    return f"{shown} is {local_kind}"
 
 
 def refusal_of_url(url: str) -> str | None:

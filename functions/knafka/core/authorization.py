@@ -48,25 +48,25 @@ class Authorization:
         """Return True if this sender may send any event, False if none, else a predicate that
         admitted events fulfil."""
         if not self._policies:
-            return self._by_default(subject)
-        passing: list[Predicate] = []
+            return self._default_verdict(subject)
+        sender_predicates: list[Predicate] = []
         for subjects, passes in self._policies:
             if any(subject_matches(subject, pattern) for pattern in subjects):
                 if passes is None:
                     return True
-                passing.append(passes)
-        if not passing:
+                sender_predicates.append(passes)
+        if not sender_predicates:
             return False
-        return lambda event: any(passes(event) for passes in passing)
+        return lambda event: any(passes(event) for passes in sender_predicates)
 
-    def _by_default(self, subject: str) -> bool:
+    def _default_verdict(self, subject: str) -> bool:
         """Whether this sender may send where no policy applies."""
-        allowing: dict[AuthorizationMode, bool] = {
+        allowed_by_mode: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,
             "allow-same-namespace": subject.startswith(self._namespace),
         }
-        return allowing[self._mode]
+        return allowed_by_mode[self._mode]
 
 
 def _all_of(predicates: Sequence[Predicate]) -> Predicate | None:

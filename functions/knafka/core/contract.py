@@ -27,7 +27,7 @@ MAX_EVENT_BYTES: Final = 1_000_000
 MAX_RECORD_BYTES: Final = 1_048_588
 """Kafka's max.message.bytes unless a topic has its own: key, value and headers together."""
 
-KEPT_FOR_EVER: Final[Mapping[str, str]] = {
+DEAD_LETTER_TOPIC_CONFIG: Final[Mapping[str, str]] = {
     # An event without data is a tombstone to compaction, so a dead letter is never compacted away
     # (CE-K3). The operator may set a retention.
     "cleanup.policy": "delete",
@@ -56,16 +56,16 @@ Wanted: TypeAlias = Annotated[
 ]
 
 
-def _cesql(text: str) -> str:
+def _check_cesql(text: str) -> str:
     """Check a CESQL expression."""
-    if (wrong := _wrong_with(text)) is not None:
-        raise problem(f"invalid CESQL expression: {wrong}")
+    if (cesql_problem := _cesql_problem(text)) is not None:
+        raise problem(f"invalid CESQL expression: {cesql_problem}")
     return text
 
 
 # The operator reads the same objects again at each reconciliation.
 @lru_cache(maxsize=512)
-def _wrong_with(expression: str) -> str | None:
+def _cesql_problem(expression: str) -> str | None:
     """Return what is wrong with a CESQL expression; None: it is valid."""
     try:
         cesql.compile_expression(expression)
@@ -74,7 +74,7 @@ def _wrong_with(expression: str) -> str | None:
     return None
 
 
-CesqlText: TypeAlias = Annotated[str, AfterValidator(_cesql)]
+CesqlText: TypeAlias = Annotated[str, AfterValidator(_check_cesql)]
 """A CESQL expression that parses."""
 
 
@@ -90,7 +90,7 @@ class Suffix(Model):
     suffix: Wanted
 
 
-def _not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+def _check_not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
     """Refuse an empty list; `min_length` would also complain of a list whose filters are all
     invalid."""
     if not filters:
@@ -99,11 +99,11 @@ def _not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
 
 
 class All(Model):
-    all: Annotated[tuple[Filter, ...], AfterValidator(_not_empty)]
+    all: Annotated[tuple[Filter, ...], AfterValidator(_check_not_empty)]
 
 
 class Any_(Model):
-    any: Annotated[tuple[Filter, ...], AfterValidator(_not_empty)]
+    any: Annotated[tuple[Filter, ...], AfterValidator(_check_not_empty)]
 
 
 class Not(Model):
@@ -123,7 +123,7 @@ def is_dialect(name: object) -> TypeGuard[Dialect]:
     return name in DIALECTS
 
 
-def _one_dialect(document: object) -> object:
+def _check_single_dialect(document: object) -> object:
     """Return the document with its only dialect, without dialects set to null. Raises if there is
     none, or several."""
     if not isinstance(document, dict):
@@ -143,9 +143,10 @@ def _one_dialect(document: object) -> object:
 
 
 def _dialect(filter_: object) -> str:
-    """Return the tag of a filter; `_one_dialect` has refused objects with none or several."""
+    """Return the tag of a filter; `_check_single_dialect` has refused objects with none or
+    several."""
     if isinstance(filter_, dict):
-        return _tag(next(iter(filter_)))
+        return _union_tag(next(iter(filter_)))
     by_type: dict[type, str] = {
         Exact: "exact",
         Prefix: "prefix",
@@ -155,10 +156,10 @@ def _dialect(filter_: object) -> str:
         Not: "not",
         CESQL: "cesql",
     }
-    return _tag(by_type.get(type(filter_), ""))
+    return _union_tag(by_type.get(type(filter_), ""))
 
 
-def _tag(dialect: str) -> str:
+def _union_tag(dialect: str) -> str:
     """Return the union tag of a dialect: its brackets let `documents.path_of` drop it from
     pydantic's error paths."""
     return f"<{dialect}>"
@@ -178,7 +179,7 @@ Filter: TypeAlias = Annotated[
         custom_error_message="a filter is an object with one dialect",
     ),
     # Outside the union, because an error that a discriminator raises has no path.
-    BeforeValidator(_one_dialect),
+    BeforeValidator(_check_single_dialect),
 ]
 """One declared filter: exactly one dialect (KN-TRG-10)."""
 
@@ -377,7 +378,7 @@ class Egress(Model):
     """How records are converted to events; None: they hold events."""
     group: str
     dead_letter_topic: str
-    dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     """Settings with which the dispatcher creates the dead-letter topic when it first needs it."""
     shares_topic: bool = True
     """Whether other Triggers of the same Broker or KafkaChannel read `topic` too: then a record
@@ -429,7 +430,7 @@ class Egress(Model):
         return names.broker_dead_letter_topic(self.namespace, self.name_of_broker)
 
     @property
-    def wants_tokens(self) -> bool:
+    def needs_tokens(self) -> bool:
         """Whether any of its destinations has an audience, so that requests to it need a token."""
         sinks = (self.subscriber, self.reply, self.dead_letter_sink)
         return any(sink is not None and sink.audience is not None for sink in sinks)
@@ -460,7 +461,7 @@ class Shard(Model):
     tombstone."""
 
 
-def _not_at_most_once(egress: Egress) -> Egress:
+def _check_at_least_once(egress: Egress) -> Egress:
     """Refuse at-most-once delivery in a shared dispatcher."""
     if egress.at_most_once:
         raise problem("a shared dispatcher delivers at least once: want no atMostOnce")
@@ -472,7 +473,7 @@ class SharedEgress(Model):
 
     shard: Annotated[str, Field(min_length=1)]
     """`Shard.group`."""
-    egress: Annotated[Egress, AfterValidator(_not_at_most_once)]
+    egress: Annotated[Egress, AfterValidator(_check_at_least_once)]
 
 
 def parse_ingresses(text: str) -> Sequence[Ingress]:

@@ -129,8 +129,8 @@ def attempt_log(attempts: Sequence[Attempt]) -> str:
 
 def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
     """Parse an attempt log: return time and result of each attempt; any text is accepted."""
-    found = (entry.partition(" ") for entry in text.split(",") if entry)
-    return [(at, result) for at, _, result in found]
+    entries = (entry.partition(" ") for entry in text.split(",") if entry)
+    return [(time, result) for time, _, result in entries]
 
 
 def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
@@ -140,16 +140,16 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
     and could make it invalid (CE-H12). So are empty values, names of attributes that upstream or
     Knafka adds, and headers beyond `EXTENSION_BYTES`.
     """
-    found: dict[str, str] = {}
-    room = EXTENSION_BYTES
+    extensions: dict[str, str] = {}
+    remaining_bytes = EXTENSION_BYTES
     for header, raw in headers:
         if not header.startswith(b"kne-"):
             continue
         name, value = header[4:].decode("latin-1"), text_of(raw)
-        room -= len(name) + len(raw)
-        if room >= 0 and value and _is_extension(name) and is_legal(value):
-            found[name] = value
-    return tuple(found.items())
+        remaining_bytes -= len(name) + len(raw)
+        if remaining_bytes >= 0 and value and _is_extension(name) and is_legal(value):
+            extensions[name] = value
+    return tuple(extensions.items())
 
 
 def _is_extension(name: str) -> bool:
@@ -164,7 +164,7 @@ def dead_letter_of(
     A record that holds its event as JSON is rewritten in binary mode, where headers hold the
     attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.
     """
-    told = {
+    failure_attributes = {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
         "knativeerrordata": base64.b64encode(_truncated_body(failure.body)).decode(),
@@ -185,20 +185,25 @@ def dead_letter_of(
         envelope = read(headers, value)
         if envelope.document is not None:
             headers, value = to_record(envelope.event, envelope.passed)[1:]
-    kept = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
+    own_headers = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
     # The event's own attributes stay as they are (KN-BRK-10).
-    taken = {name for name, _ in kept} | {"ce_datacontenttype"}
-    added = {name: text for name, text in failure.extensions if f"ce_{name}" not in taken}
-    told |= added | {EXTENSIONS: ",".join(added)}
-    return kept + [(f"ce_{name}", text.encode()) for name, text in told.items() if text], value
+    own_names = {name for name, _ in own_headers} | {"ce_datacontenttype"}
+    new_extensions = {
+        name: text for name, text in failure.extensions if f"ce_{name}" not in own_names
+    }
+    failure_attributes |= new_extensions | {EXTENSIONS: ",".join(new_extensions)}
+    return own_headers + [
+        (f"ce_{name}", text.encode()) for name, text in failure_attributes.items() if text
+    ], value
 
 
 def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
     """Return topic, partition and offset of the record that failed, from a dead letter's headers;
     None if they are missing or invalid."""
-    told = dict(headers)
+    header_values = dict(headers)
     topic, partition, offset = (
-        told.get(f"ce_{ATTRIBUTE_PREFIX}{part}") or b"" for part in ("topic", "partition", "offset")
+        header_values.get(f"ce_{ATTRIBUTE_PREFIX}{field_name}") or b""
+        for field_name in ("topic", "partition", "offset")
     )
     # No longer than a number of 64 bits, which Kafka's are.
     if not topic or not all(
@@ -210,20 +215,27 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
 
 def stub_of(letter: Draft) -> Draft:
     """Return a dead letter without its data, for a topic that refuses it as too large."""
-    own = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
+    own_headers = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
-    room, kept = STUB_BYTES, set[str]()
-    for name, raw in sorted(own, key=lambda header: (header[0] not in required, len(header[1]))):
-        room -= len(name) + len(raw)
-        if room < 0:
+    remaining_bytes, kept_names = STUB_BYTES, set[str]()
+    for name, raw in sorted(
+        own_headers, key=lambda header: (header[0] not in required, len(header[1]))
+    ):
+        remaining_bytes -= len(name) + len(raw)
+        if remaining_bytes < 0:
             break
-        kept.add(name)
-    cut = [*(["data"] if letter.value else []), *(["attributes"] if len(kept) < len(own) else [])]
+        kept_names.add(name)
+    omitted_parts = [
+        *(["data"] if letter.value else []),
+        *(["attributes"] if len(kept_names) < len(own_headers) else []),
+    ]
     headers = [
-        header for header in letter.headers if header[0] in FAILURE_HEADERS or header[0] in kept
+        header
+        for header in letter.headers
+        if header[0] in FAILURE_HEADERS or header[0] in kept_names
     ]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
-    return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(cut).encode())], None)
+    return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(omitted_parts).encode())], None)
 
 
 def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
@@ -232,15 +244,17 @@ def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> Rec
 
     The record's key and value are sent again as they are.
     """
-    found = list(headers)
-    added = FAILURE_HEADERS | {REPLAY}
-    for name, raw in found:
+    all_headers = list(headers)
+    removed_names = FAILURE_HEADERS | {REPLAY}
+    for name, raw in all_headers:
         if name == f"ce_{EXTENSIONS}":
             # Anybody with the right to write to the topic can forge this header.
-            added |= {
+            removed_names |= {
                 f"ce_{attribute}" for attribute in (raw or b"").decode(errors="replace").split(",")
             }
-    return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
+    return [(name, raw) for name, raw in all_headers if name not in removed_names] + [
+        (REPLAY, replay.encode())
+    ]
 
 
 def _truncated_body(body: bytes) -> bytes:

@@ -113,8 +113,8 @@ Duration: TypeAlias = Annotated[
 
 def shown_url(url: str) -> str:
     """Return a URL for a message, without the part before an `@`, which may be a password."""
-    _, at, rest = url.rpartition("@")
-    text = f"...@{rest:.200}" if at else f"{url:.200}"
+    _, mark, rest = url.rpartition("@")
+    text = f"...@{rest:.200}" if mark else f"{url:.200}"
     is_clean = text.isascii() and (not text or is_uri_reference(text))
     return text if is_clean else repr(text)
 
@@ -144,10 +144,10 @@ def check_url_text(url: str, *fields: str) -> None:
     if not url.isascii() or not is_uri_reference(url):
         # urlsplit overlooks line breaks, an HTTP request would keep them.
         text = f"invalid value: {shown_url(url)}: want ASCII without spaces, controls or quotes"
-        raise problem(text + _in_ascii(host), *fields)
+        raise problem(text + _ascii_host_hint(host), *fields)
 
 
-def _in_ascii(host: str) -> str:
+def _ascii_host_hint(host: str) -> str:
     """Return the ASCII form of a host name, for the error message."""
     if host.isascii():
         return ""
@@ -216,7 +216,7 @@ def digest(model: Model) -> str:
 
 
 @contextlib.contextmanager
-def explained_faults() -> Iterator[None]:
+def explain_faults() -> Iterator[None]:
     """Wrap a program's outermost call, to report documents of its own making that don't fit their
     models.
 
@@ -225,9 +225,9 @@ def explained_faults() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found = _invalid_document(error, error.title)
-        problem = f"{found.problem}; this is a fault of Knafka: please report it with this line"
-        raise InvalidDocument(found.path, problem) from error
+        invalid = _invalid_document(error, error.title)
+        problem = f"{invalid.problem}; this is a fault of Knafka: please report it with this line"
+        raise InvalidDocument(invalid.path, problem) from error
 
 
 # What is wrong, in words
@@ -252,17 +252,17 @@ def _invalid_document(error: ValidationError, root: str) -> InvalidDocument:
         if problem["type"] == "missing":
             missing.append(path)
         else:
-            problems.append(told_of(path, problem))
+            problems.append(describe_error(path, problem))
     if missing:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
     path, first = problems[0]
-    others = "".join(f"; {other}: {text}" for other, text in problems[1:])
+    further_problems = "".join(f"; {other}: {text}" for other, text in problems[1:])
     if error.error_count() > MAX_PROBLEMS:
-        others += f"; {more_problems(error.error_count())}"
-    return InvalidDocument(path, first + others)
+        further_problems += f"; {more_problems(error.error_count())}"
+    return InvalidDocument(path, first + further_problems)
 
 
-_WANTED: Final = {
+_EXPECTATIONS: Final = {
     "model_type": "an object",
     "dict_type": "an object",
     "tuple_type": "a list",
@@ -274,15 +274,15 @@ _WANTED: Final = {
 """Pydantic's expectations, from Python's words into those of a YAML file."""
 
 
-def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:
+def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
     """Return path and problem of one broken field, worded as upstream does."""
     if fields := error.get("ctx", {}).get("fields"):
         paths = [path_of(path, (field,)) for field in fields]
-        named = f": {', '.join(paths)}" if len(paths) > 1 else ""
-        return paths[0], error["msg"] + named
+        all_paths = f": {', '.join(paths)}" if len(paths) > 1 else ""
+        return paths[0], error["msg"] + all_paths
     if error["type"] == "extra_forbidden":
         return path, "unknown field"
-    allowed = _WANTED.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+    allowed = _EXPECTATIONS.get(error["type"]) or error["msg"].removeprefix("Input should be ")
     if allowed == error["msg"]:
         return path, allowed
     value = error["input"]

@@ -64,7 +64,7 @@ class DrainRequest(Model):
     there again. It is in no document and no log."""
 
     @property
-    def may_stop(self) -> bool:
+    def can_be_stopped(self) -> bool:
         """Whether `STOP` may end the drain: the request names what it drains, so that a process
         that drains something else refuses it."""
         return any(value is not None for value in (self.egress, self.shard, self.sensor))

@@ -52,8 +52,8 @@ class InvalidDocument(KnafkaError):
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        says_where = not path or path in problem
-        super().__init__(problem if says_where else f"{path}: {problem}")
+        names_path = not path or path in problem
+        super().__init__(problem if names_path else f"{path}: {problem}")
         self.path = path
         self.problem = problem
 

@@ -70,7 +70,7 @@ class Selection:
 
 
 def select(
-    attributes: AttributesFilter, filters: tuple[Filter, ...], failed: CountError
+    attributes: AttributesFilter, filters: tuple[Filter, ...], count_error: CountError
 ) -> Selection | None:
     """Compile a Trigger's filter for the index; None: it matches every event. The arguments are
     those of `compile_trigger`."""
@@ -82,7 +82,7 @@ def select(
         pairs = attributes.attributes.items()
         named = tuple(_Key(name, value, False) for name, value in pairs if value)
         keys, decides = (_OneOf(named) if named else None), len(pairs) == 1
-    return Selection(compile_trigger(attributes, filters, failed), keys, decides)
+    return Selection(compile_trigger(attributes, filters, count_error), keys, decides)
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
@@ -112,23 +112,23 @@ def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
     keys: list[_Keys] = []
     decides = False
     for part in parts:
-        found, decides = _keys_of(part)
-        if found is not None:
-            keys.append(found)
-        if _evaluates(part):
+        part_keys, decides = _keys_of(part)
+        if part_keys is not None:
+            keys.append(part_keys)
+        if _has_cesql(part):
             break
     return (_OneOf(tuple(keys)) if keys else None), decides and len(parts) == 1
 
 
-def _evaluates(spec: Filter) -> bool:
+def _has_cesql(spec: Filter) -> bool:
     """Whether a filter contains a CESQL expression; its errors are counted."""
     match spec:
         case CESQL():
             return True
         case All(all=inner) | Any_(any=inner):
-            return any(map(_evaluates, inner))
+            return any(map(_has_cesql, inner))
         case Not(not_=negated):
-            return _evaluates(negated)
+            return _has_cesql(negated)
         case Exact() | Prefix() | Suffix():
             return False
         case _:
@@ -187,7 +187,7 @@ class FilterIndex(Generic[T]):
         if selection.keys is None:
             self._others[entry] = None
             return
-        entry.keys = tuple(dict.fromkeys(self._rarest(selection.keys)[1]))
+        entry.keys = tuple(dict.fromkeys(self._cheapest_keys(selection.keys)[1]))
         for key in entry.keys:
             by_value = self._buckets(key).setdefault(key.name, {})
             if (bucket := by_value.get(key.value)) is None:
@@ -205,8 +205,8 @@ class FilterIndex(Generic[T]):
         for key in entry.keys:
             buckets = self._buckets(key)
             bucket = buckets[key.name][key.value]
-            for kept in (bucket.decided, bucket.tried, bucket.once):
-                kept.pop(entry, None)
+            for entries in (bucket.decided, bucket.tried, bucket.once):
+                entries.pop(entry, None)
             if not bucket:
                 del buckets[key.name][key.value]
                 if not buckets[key.name]:
@@ -249,7 +249,7 @@ class FilterIndex(Generic[T]):
                 {len(prefix) for prefix in self._prefix.get(key.name, ())}
             )
 
-    def _rarest(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
+    def _cheapest_keys(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
         """Return the cheapest keys, preceded by their cost: how many entries have them already, and
         whether one of them is a prefix."""
         match keys:
@@ -257,11 +257,11 @@ class FilterIndex(Generic[T]):
                 bucket = self._buckets(keys).get(name, {}).get(value)
                 return (0 if bucket is None else len(bucket), is_prefix), [keys]
             case _OneOf(keys=inner):
-                return min(map(self._rarest, inner), key=lambda part: part[0])
+                return min(map(self._cheapest_keys, inner), key=lambda part: part[0])
             case _EachOf(keys=inner):
-                parts = [self._rarest(condition) for condition in inner]
+                parts = [self._cheapest_keys(condition) for condition in inner]
                 cost = sum(count for (count, _), _ in parts), any(fuzzy for (_, fuzzy), _ in parts)
-                return cost, [key for _, found in parts for key in found]
+                return cost, [key for _, part_keys in parts for key in part_keys]
 
 
 def _match(

@@ -44,33 +44,33 @@ def beyond_limits(filters: object) -> str | None:
     return None
 
 
-def too_long(what: str) -> str:
-    """Return the sentence that refuses more than `MAX_FILTER_CHARACTERS`; `what` names its
+def too_long(subject: str) -> str:
+    """Return the sentence that refuses more than `MAX_FILTER_CHARACTERS`; `subject` names its
     subject."""
-    return f"{what} are too large: want at most {MAX_FILTER_CHARACTERS} characters in all"
+    return f"{subject} are too large: want at most {MAX_FILTER_CHARACTERS} characters in all"
 
 
 def characters_of(document: object, enough: int) -> int:
     """Count the characters of all keys and texts in decoded JSON, no further than `enough`."""
-    characters, rest = 0, [document]
-    while rest and characters < enough:
-        match rest.pop():
+    characters, remaining = 0, [document]
+    while remaining and characters < enough:
+        match remaining.pop():
             case str(text):
                 characters += len(text)
             case Mapping() as fields:
                 characters += sum(map(len, fields))
-                rest += fields.values()
+                remaining += fields.values()
             case list() | tuple() as entries:
-                rest += entries
+                remaining += entries
     return characters
 
 
 def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
     """Yield depth and value of each part of filters, and whether it is a filter. Names and values
     are yielded for their size only."""
-    rest: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
-    while rest:
-        depth, declared = rest.pop()
+    remaining: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
+    while remaining:
+        depth, declared = remaining.pop()
         yield depth, None, True
         if not isinstance(declared, Mapping):
             continue
@@ -78,11 +78,11 @@ def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
             yield depth, dialect, False
             inner = _filters_within(dialect, value) if is_dialect(dialect) else None
             if inner is not None:
-                rest += [(depth + 1, condition) for condition in inner]
+                remaining += [(depth + 1, condition) for condition in inner]
             elif isinstance(value, Mapping):
-                for name, wanted in value.items():
+                for name, attribute_value in value.items():
                     yield depth, name, False
-                    yield depth, wanted, False
+                    yield depth, attribute_value, False
             else:
                 yield depth, value, False
 
@@ -106,8 +106,8 @@ def _list(value: object) -> Sequence[object]:
 
 def _within_limits(filters: object) -> object:
     """Refuse filters beyond the limits."""
-    if (too_much := beyond_limits(filters)) is not None:
-        raise problem(too_much)
+    if (exceeded_limit := beyond_limits(filters)) is not None:
+        raise problem(exceeded_limit)
     return filters
 
 

@@ -34,26 +34,26 @@ def _ignore(kind: cesql.ErrorKind) -> None: ...
 
 
 def compile_trigger(
-    attributes: AttributesFilter, filters: tuple[Filter, ...], failed: CountError = _ignore
+    attributes: AttributesFilter, filters: tuple[Filter, ...], count_error: CountError = _ignore
 ) -> Predicate:
     """Compile the whole filter of a Trigger: `filters` if there are any, else `filter`
     (KN-TRG-10)."""
     if filters:
-        return _all_of(tuple(compile_filter(spec, failed) for spec in filters))
+        return _all_of(tuple(compile_filter(spec, count_error) for spec in filters))
     return compile_attributes(attributes)
 
 
-def compile_attributes(wanted: AttributesFilter) -> Predicate:
+def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
     """Compile a filter that wants every named attribute, and its value unless that is empty
     (KN-TRG-08)."""
-    if not wanted.attributes:
+    if not declared_filter.attributes:
         return lambda event: True
     return _attribute_predicate(
-        wanted.attributes, lambda value, want: bool(value) and want in ("", value)
+        declared_filter.attributes, lambda value, want: bool(value) and want in ("", value)
     )
 
 
-def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
+def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate:
     """Compile one declared filter into a predicate (KN-TRG-10)."""
     match spec:
         case Exact(exact=wanted):
@@ -63,14 +63,14 @@ def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
         case Suffix(suffix=wanted):
             return _attribute_predicate(wanted, str.endswith)
         case All(all=inner):
-            return _all_of(tuple(compile_filter(spec, failed) for spec in inner))
+            return _all_of(tuple(compile_filter(spec, count_error) for spec in inner))
         case Any_(any=inner):
-            return _any_of(tuple(compile_filter(spec, failed) for spec in inner))
+            return _any_of(tuple(compile_filter(spec, count_error) for spec in inner))
         case Not(not_=inner_filter):
-            passes = compile_filter(inner_filter, failed)
+            passes = compile_filter(inner_filter, count_error)
             return lambda event: not passes(event)
         case CESQL(cesql=expression):
-            return cesql.compile_expression(expression).predicate(failed)
+            return cesql.compile_expression(expression).predicate(count_error)
         case _:
             assert_never(spec)
 
@@ -78,11 +78,11 @@ def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
 def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
     """Yield path and problem of each expression that can be true of no event, as its type isn't
     Boolean."""
-    for where, text in expressions(filters, path):
+    for expression_path, text in expressions(filters, path):
         returns = cesql.compile_expression(text).returns
         if returns is not bool:
             returned = "a string" if returns is str else "an integer"
-            yield where, f"{text} returns {returned}, which no filter takes for true"
+            yield expression_path, f"{text} returns {returned}, which no filter takes for true"
 
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
@@ -152,10 +152,13 @@ def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
 
 
 def _attribute_refusals(
-    dialect: str, wanted: Mapping[str, str], test: Callable[[str, str], bool], event: Attributes
+    dialect: str,
+    declared_values: Mapping[str, str],
+    test: Callable[[str, str], bool],
+    event: Attributes,
 ) -> Iterator[str]:
     """Yield the reasons why attributes of an event don't pass this dialect's test."""
-    for name, want in wanted.items():
+    for name, want in declared_values.items():
         if name not in event or not test(event[name], want):
             yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"
 
@@ -164,9 +167,11 @@ def _described_value(name: str, event: Attributes) -> str:
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
-def _attribute_predicate(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predicate:
+def _attribute_predicate(
+    declared_values: Mapping[str, str], test: Callable[[str, str], bool]
+) -> Predicate:
     """Compile the test of several attributes, each against its value."""
-    pairs = tuple(wanted.items())
+    pairs = tuple(declared_values.items())
     if len(pairs) == 1:
         ((name, want),) = pairs
         return lambda event: (value := event.get(name)) is not None and test(value, want)

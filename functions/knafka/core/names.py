@@ -66,7 +66,7 @@ def broker_topic(namespace: str, broker: str) -> str:
     return f"{BROKERS}{namespace}-{broker}"
 
 
-def parts_of(joined: str) -> Iterator[tuple[str, str]]:
+def possible_splits(joined: str) -> Iterator[tuple[str, str]]:
     """Yield every namespace and name that, joined with a dash, give this text."""
     for position, character in enumerate(joined):
         if character == "-" and 0 < position < len(joined) - 1:
@@ -184,21 +184,23 @@ def shard_members(shard: str, topic: str) -> str:
     return f"{shard}.{topic}"
 
 
-def sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
-    """Return a topic of one Sensor (BUS-10, BUS-11); `what` is trigger, action or changelog."""
-    name = f"{namespace}-{bus}-{sensor}-{what}"
-    return name if len(name) <= MAX_LENGTH else _distinct_name(OURS, namespace, bus, sensor, what)
+def sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -> str:
+    """Return a topic of one Sensor (BUS-10, BUS-11); `purpose` is trigger, action or changelog."""
+    name = f"{namespace}-{bus}-{sensor}-{purpose}"
+    return (
+        name if len(name) <= MAX_LENGTH else _distinct_name(OURS, namespace, bus, sensor, purpose)
+    )
 
 
-def distinct_sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
+def distinct_sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -> str:
     """Return a topic of one Sensor whose usual topic belongs to another owner."""
-    return _distinct_name(OURS, namespace, bus, sensor, what)
+    return _distinct_name(OURS, namespace, bus, sensor, purpose)
 
 
-def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, what: str) -> bool:
+def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, purpose: str) -> bool:
     """Whether this Sensor can have this topic as its own."""
-    of = namespace, bus, sensor, what
-    return topic in (sensor_topic(*of), distinct_sensor_topic(*of))
+    owner = namespace, bus, sensor, purpose
+    return topic in (sensor_topic(*owner), distinct_sensor_topic(*owner))
 
 
 def sensor_group(namespace: str, sensor: str) -> str:
@@ -235,10 +237,10 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
     return topic.startswith(prefix) and dead_letter_topic(namespace, broker, trigger) == topic
 
 
-def archive_group(namespace: str, archive: str, *of: str) -> str:
+def archive_group(namespace: str, archive: str, *table_ids: str) -> str:
     """Return the consumer group whose offsets say which dead letters a DeadLetterArchive has in its
-    tables; `of` distinguishes groups of different tables."""
-    return _distinct_name(f"{OURS}archive-", namespace, archive, *of)
+    tables; `table_ids` distinguishes groups of different tables."""
+    return _distinct_name(f"{OURS}archive-", namespace, archive, *table_ids)
 
 
 def archive_lease(namespace: str, root: str) -> str:
@@ -251,8 +253,8 @@ def rendered(template: str, namespace: str, name: str, uid: str = "") -> str:
     """Fill in a template of names for an object; empty if it uses a UID (or another value) that is
     missing."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
-    parts = {part for part in PLACEHOLDER.findall(template) if not values[part]}
-    return "" if parts else PLACEHOLDER.sub(lambda found: values[found[1]], template)
+    missing_values = {part for part in PLACEHOLDER.findall(template) if not values[part]}
+    return "" if missing_values else PLACEHOLDER.sub(lambda found: values[found[1]], template)
 
 
 def is_topic(name: str) -> bool:

@@ -34,10 +34,10 @@ class Numbering:
     def by_topic(self, values: Mapping[int, V]) -> dict[str, dict[int, V]]:
         """Regroup values by number into values by topic and Kafka's partition number; every topic
         is included."""
-        found: dict[str, dict[int, V]] = {topic: {} for topic in self.topics}
+        grouped: dict[str, dict[int, V]] = {topic: {} for topic in self.topics}
         for number, value in values.items():
-            found[self.topic(number)][partition_of(number)] = value
-        return found
+            grouped[self.topic(number)][partition_of(number)] = value
+        return grouped
 
     def numbered(self, values: Mapping[str, Mapping[int, V]]) -> dict[int, V]:
         """Regroup values by topic and Kafka's partition number into values by number."""

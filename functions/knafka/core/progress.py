@@ -34,12 +34,12 @@ MAX_DELIVERIES: Final = 78
 """Number of deliveries that always fit: each takes at most 39 bytes, mostly a dozen."""
 
 _VERSION: Final = "k1:"
-_ROOM: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
+_MAX_BODY_BYTES: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
 """Bytes: base64 makes 4 characters of 3."""
 _REASONS: Final = tuple(Reason)
 """A reason is encoded as its index here, so new ones go to the end."""
-_FAILED: Final = 4
-_REPLIED: Final = 8
+_FAILED_FLAG: Final = 4
+_REPLIED_FLAG: Final = 8
 """Flags added to the stage: which optional values follow."""
 
 
@@ -118,19 +118,19 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
         previous = behind
     head = policy.to_bytes(4, "big") + _leb128(base)
     # Their number takes one byte, or two from 128 on.
-    kept = _parts_within(deliveries, _ROOM - len(head) - 2)
-    body = head + _leb128(len(kept)) + b"".join(kept)
-    kept_ranges = _parts_within(ranges, _ROOM - len(body))
-    complete = len(kept) == len(deliveries) and len(kept_ranges) == len(ranges)
-    text = _VERSION + base64.b64encode(body + b"".join(kept_ranges)).decode()
+    fitting_deliveries = _parts_within(deliveries, _MAX_BODY_BYTES - len(head) - 2)
+    body = head + _leb128(len(fitting_deliveries)) + b"".join(fitting_deliveries)
+    fitting_ranges = _parts_within(ranges, _MAX_BODY_BYTES - len(body))
+    complete = len(fitting_deliveries) == len(deliveries) and len(fitting_ranges) == len(ranges)
+    text = _VERSION + base64.b64encode(body + b"".join(fitting_ranges)).decode()
     return text, complete
 
 
-def _parts_within(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
+def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
     """Return the first parts that fit into so many bytes."""
     for number, part in enumerate(parts):
-        room -= len(part)
-        if room < 0:
+        byte_limit -= len(part)
+        if byte_limit < 0:
             return parts[:number]
     return parts
 
@@ -175,14 +175,17 @@ def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
     """Return the numbers that encode a delivery's state; times are milliseconds after `base`."""
     first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
     times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
-    stage, told = int(state.stage), list[int]()
-    if (failed := state.failed) is not None:
-        stage |= _FAILED
-        told += [_REASONS.index(failed.failure) + 1 if failed.failure else 0, failed.status or 0]
+    stage, optional_values = int(state.stage), list[int]()
+    if (last_outcome := state.failed) is not None:
+        stage |= _FAILED_FLAG
+        optional_values += [
+            _REASONS.index(last_outcome.failure) + 1 if last_outcome.failure else 0,
+            last_outcome.status or 0,
+        ]
     if state.reply_tries:
-        stage |= _REPLIED
-        told.append(state.reply_tries)
-    return (stage, state.tries, state.attempts, *times, *told)
+        stage |= _REPLIED_FLAG
+        optional_values.append(state.reply_tries)
+    return (stage, state.tries, state.attempts, *times, *optional_values)
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
@@ -192,19 +195,19 @@ def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
     first = base + numbers.take()
     last = first + numbers.take()
     due = last + numbers.take()
-    failed: Outcome | None = None
-    if stage & _FAILED:
+    last_outcome: Outcome | None = None
+    if stage & _FAILED_FLAG:
         reason, status = numbers.take(), numbers.take()
-        failed = Outcome(status or None, _REASONS[reason - 1] if reason else None)
+        last_outcome = Outcome(status or None, _REASONS[reason - 1] if reason else None)
     return DeliveryState(
-        DeliveryStage(stage & ~(_FAILED | _REPLIED)),
+        DeliveryStage(stage & ~(_FAILED_FLAG | _REPLIED_FLAG)),
         tries,
         attempts,
         first / 1000,
         last / 1000,
         due / 1000,
-        failed,
-        numbers.take() if stage & _REPLIED else 0,
+        last_outcome,
+        numbers.take() if stage & _REPLIED_FLAG else 0,
     )
 
 

@@ -16,7 +16,7 @@ LATEST: Final = 253_402_214_399
 """Seconds since the Unix epoch: 9999-12-30T23:59:59, a day before the latest datetime."""
 
 
-AHEAD: Final = 60_000
+MAX_CLOCK_SKEW_MS: Final = 60_000
 """Most milliseconds by which the clocks of Kafka and of our own processes may differ."""
 LOG_APPEND_TIME: Final = 2
 """confluent-kafka's number of the timestamp type LogAppendTime."""
@@ -25,14 +25,14 @@ LOG_APPEND_TIME: Final = 2
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
     """Return when the log took a record (ms since the Unix epoch), from its timestamp and the time
     at which it is read. A sender's time later than that, or impossible, isn't believed."""
-    kind, at = timestamp
-    return at if 0 <= at <= now + (AHEAD if kind == LOG_APPEND_TIME else 0) else now
+    kind, time = timestamp
+    return time if 0 <= time <= now + (MAX_CLOCK_SKEW_MS if kind == LOG_APPEND_TIME else 0) else now
 
 
-def written_at(at: int, now: int) -> int:
+def written_at(time: int, now: int) -> int:
     """Return the time (ms) that one of our own processes wrote, or `now` if that time is
     impossible."""
-    return at if 0 <= at <= now + AHEAD else now
+    return time if 0 <= time <= now + MAX_CLOCK_SKEW_MS else now
 
 
 def moment(seconds: float) -> datetime:
@@ -46,7 +46,7 @@ def rfc3339(seconds: float) -> str:
     return moment(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def to_the_second(seconds: float) -> str:
+def kubernetes_timestamp(seconds: float) -> str:
     """Format a Unix time in seconds as Kubernetes does: 2026-01-31T12:00:00Z."""
     # Not strftime, whose %Y has no leading zeros on Linux.
     return moment(seconds).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -105,10 +105,10 @@ def connect(
         KafkaWriter({**producer_configuration(kafka), **reporting}),
     )
     topics = KafkaTopics(configuration)
-    source = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
-    open_reader: OpenReader = partial(KafkaReader, *source)
+    reader_arguments = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
+    open_reader: OpenReader = partial(KafkaReader, *reader_arguments)
     if egress.conversion is not None:
-        open_reader = partial(ConvertingReader, egress.conversion, *source)
+        open_reader = partial(ConvertingReader, egress.conversion, *reader_arguments)
     return Clients(
         open_reader,
         writer,
@@ -127,7 +127,7 @@ def open_subscriber(
     """Return the HTTP client that posts an Egress's events, with tokens for destinations that
     require them."""
     http_subscriber = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
-    if not egress.wants_tokens:
+    if not egress.needs_tokens:
         return http_subscriber
     # Imported here, as most Egresses don't need it.
     from knafka.dispatcher.engine.authorizing import authorize
@@ -182,8 +182,8 @@ class KafkaShard:
         tokens: SinkTokens | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
-        writing = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
-        self.writer: LogWriter = KafkaWriter(writing)
+        producer_settings = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
+        self.writer: LogWriter = KafkaWriter(producer_settings)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
         self._refusal, self._tokens, self._bundles = refusal, tokens, bundles
         self._shard = shard
@@ -201,18 +201,18 @@ class KafkaShard:
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
         """Return the clients of one drain, which share memory and connections with all others."""
         return Clients(
-            self._shared_reader(egress),
+            self._reader_opener(egress),
             self.writer,
             open_subscriber(egress, self._refusal, self._tokens, self._bundles),
             self._topic_maker,
-            self._dead_letters_of_broker(egress),
+            self._ensure_broker_dead_letters(egress),
             SharedParser(),
             lambda: max(MIN_EGRESS_BYTES, SHARD_BYTES // max(1, egress_count())),
             lambda: max(MIN_IN_FLIGHT, self._files // max(1, egress_count())),
             ATTEMPTS_PER_TURN,
         )
 
-    def _dead_letters_of_broker(self, egress: Egress) -> BrokerDeadLetters | None:
+    def _ensure_broker_dead_letters(self, egress: Egress) -> BrokerDeadLetters | None:
         """Return the writer of the Egress's Broker's dead letters, opened at its first use; None:
         no topic is named."""
         if (name := egress.broker_dead_letter_topic) is None:
@@ -228,7 +228,7 @@ class KafkaShard:
     def open_contract(self) -> PositionedReader:
         return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
 
-    def _shared_reader(self, egress: Egress) -> OpenReader:
+    def _reader_opener(self, egress: Egress) -> OpenReader:
         """Return the function that opens the Egress's reader in its shared topic."""
 
         def open_reader(assignment: Assignment) -> LogReader:
@@ -276,7 +276,7 @@ def raise_open_file_limit() -> int:
     `MAX_OPEN_FILES`; returns that limit. 20 Triggers with a hundred connections each need more than
     a shell's usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    desired = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < desired:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (desired, hard))
-    return desired
+    new_limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+    return new_limit

@@ -50,11 +50,11 @@ class ConvertedRecord:
         raises."""
         record = self._record
         kind, timestamp = record.timestamp()
-        place = RecordPosition(
+        position = RecordPosition(
             record.topic(), record.partition(), record.offset(), timestamp if kind else -1
         )
         headers, self._value = as_event(
-            self._conversion, place, record.key(), record.headers(), record.value()
+            self._conversion, position, record.key(), record.headers(), record.value()
         )
         return headers
 

@@ -49,14 +49,14 @@ class Dispatcher(DrainingFunction):
         tokens = sink_tokens(settings.oidc_url(environment), settings.oidc_folder(environment))
         if shard is None:
             egress = settings.egress(environment)
-            to_egress = self._connect or partial(
+            connect_egress = self._connect or partial(
                 connect, reporting=reporting, refusal=refusal, tokens=tokens, bundles=bundles
             )
-            return OwnEgress(egress, to_egress(egress), drains.service_url, tracer)
-        to_shard = self._connect_shard or partial(
+            return OwnEgress(egress, connect_egress(egress), drains.service_url, tracer)
+        open_shard_clients = self._connect_shard or partial(
             connect_shard, reporting=reporting, refusal=refusal, tokens=tokens, bundles=bundles
         )
-        return ServedShard(shard, to_shard(shard), drains.service_url, tracer)
+        return ServedShard(shard, open_shard_clients(shard), drains.service_url, tracer)
 
 
 def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:

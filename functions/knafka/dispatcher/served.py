@@ -38,8 +38,8 @@ class ServedEgress:
         """Create the next drain, of `egress` as it is declared now. The previous drain must be
         over."""
         self._earlier_counts = self.totals()
-        make: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
-        self._drain = make(
+        drain_class: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
+        self._drain = drain_class(
             egress,
             clients.open_reader,
             clients.writer,
@@ -71,7 +71,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     """Yield the metrics of the Egresses that this process serves (KN-DP-15); `now` is Unix time."""
     totals = [(served, served.totals()) for served in egresses]
 
-    def counted(
+    def labelled(
         samples: Callable[[DrainCounts], Iterator[tuple[dict[str, str], float]]],
     ) -> list[tuple[dict[str, str], float]]:
         """Return samples of all Egresses, each with the Egress's labels added."""
@@ -84,7 +84,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     yield Metric(
         "knafka_dispatcher_events_total",
         "Events by what became of them",
-        counted(
+        labelled(
             lambda counts: (({"outcome": name}, count) for name, count in outcomes(counts.events))
         ),
     )
@@ -103,7 +103,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     yield Metric(
         "knafka_delivery_failures_total",
         "Failed attempts, and records that can't be sent, by reason and status code",
-        counted(
+        labelled(
             lambda counts: (
                 ({"reason": label.partition(" ")[0], "code": label.partition(" ")[2]}, count)
                 for label, count in sorted(counts.failures.items())
@@ -113,14 +113,14 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     yield Metric(
         "knafka_filter_errors_total",
         "Evaluations of a CESQL filter that ended with an error, by its kind: no match",
-        counted(
+        labelled(
             lambda counts: (({"kind": kind}, n) for kind, n in sorted(counts.filter_errors.items()))
         ),
     )
-    for name, explained, histogram_of in _HISTOGRAMS:
+    for name, help_text, histogram_of in _HISTOGRAMS:
         yield Metric(
             name,
-            explained,
+            help_text,
             # An empty histogram has 17 samples: a thousand idle Egresses would have 17,000.
             [
                 (_egress_labels(served), histogram)
@@ -129,14 +129,14 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
             ],
             kind="histogram",
         )
-    for name, explained, count_of in _COUNTERS:
+    for name, help_text, count_of in _COUNTERS:
         yield Metric(
-            name, explained, [(_egress_labels(served), count_of(total)) for served, total in totals]
+            name, help_text, [(_egress_labels(served), count_of(total)) for served, total in totals]
         )
-    for name, explained, value_of in _GAUGES:
+    for name, help_text, value_of in _GAUGES:
         yield Metric(
             name,
-            explained,
+            help_text,
             [
                 (_egress_labels(served), value_of(_open_partitions(served), now))
                 for served in egresses
@@ -181,8 +181,10 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
 
 def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
     """Return the age in seconds of the oldest unsettled event; 0: there is none."""
-    firsts = [next(iter(partition.tracker.unsettled.values()), None) for partition in partitions]
-    times = [first.record.timestamp()[1] for first in firsts if first is not None]
+    oldest_events = [
+        next(iter(partition.tracker.unsettled.values()), None) for partition in partitions
+    ]
+    times = [event.record.timestamp()[1] for event in oldest_events if event is not None]
     return max(0.0, now - min(times) / 1000) if times else 0.0
 
 

@@ -111,7 +111,7 @@ class DrainingFunction:
         self._stop_timeout: float
         self._ending = False
         self._callers = self._scrapers = EVERYBODY
-        self._makes_way: tuple[asyncio.Task[bool], asyncio.Event] | None = None
+        self._replaceable_request: tuple[asyncio.Task[bool], asyncio.Event] | None = None
         """The task of the caller and the end event of the request under way, if that doesn't name
         what it drains, so that another request may replace it."""
         self._tracing: Tracing | None = None
@@ -185,20 +185,20 @@ class DrainingFunction:
             else:
                 await refuse_caller(send)
         elif method == "GET" and path in LIVENESS:
-            alive, why = self.alive()
-            await answer(send, 200 if alive else 503, f"{why}\n".encode())
+            alive, reason = self.alive()
+            await answer(send, 200 if alive else 503, f"{reason}\n".encode())
         elif method == "GET" and path in READINESS:
-            ready, why = self.ready()
-            await answer(send, 200 if ready else 503, f"{why}\n".encode())
+            ready, reason = self.ready()
+            await answer(send, 200 if ready else 503, f"{reason}\n".encode())
         elif method == "GET" and path == METRICS:
             if not self._scrapers.accept(bearer_of(scope["headers"])):
                 await refuse_caller(send, NO_SCRAPER)
                 return
             # Metrics are collected here but formatted in a thread: for a shard's many Egresses,
             # formatting takes as long as hundreds of events.
-            found = () if self._side is None else self._side.metrics()
-            written = [*found, *self.statistics.metrics()]
-            text = await asyncio.to_thread(prometheus_text, written)
+            side_metrics = () if self._side is None else self._side.metrics()
+            metrics = [*side_metrics, *self.statistics.metrics()]
+            text = await asyncio.to_thread(prometheus_text, metrics)
             await answer(send, 200, text, CONTENT_TYPE.encode())
         else:
             await answer(send, 404, b"want POST /drain\n")
@@ -207,13 +207,16 @@ class DrainingFunction:
         """Answer a request for a drain with a stream of progress, or refuse it with a status and a
         reason."""
         try:
-            asked = await _request(receive)
+            parsed_request = await _request(receive)
         except InvalidDocument as error:
             await answer(send, 400, f"{error}\n".encode())
             return
-        if asked is None:
+        if parsed_request is None:
             return
-        request, rest = asked[0].model_copy(update={"bearer": bearer}), asked[1]
+        request, body_rest = (
+            parsed_request[0].model_copy(update={"bearer": bearer}),
+            parsed_request[1],
+        )
         side = self._side
         assert side is not None
         if refusal := side.refusal(request):
@@ -222,10 +225,10 @@ class DrainingFunction:
             return
         # Some callers ask before the process is ready, as it has only just been started.
         await side.wait_until_ready(READY_PATIENCE)
-        if self._makes_way is not None and request.may_stop:
-            caller, over = self._makes_way
+        if self._replaceable_request is not None and request.can_be_stopped:
+            caller, request_ended = self._replaceable_request
             caller.cancel()
-            await over.wait()
+            await request_ended.wait()
         if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._ending:
@@ -233,15 +236,18 @@ class DrainingFunction:
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
         else:
-            caller, over = asyncio.create_task(_caller(receive, rest)), asyncio.Event()
-            self._makes_way = None if request.may_stop else (caller, over)
+            caller, request_ended = (
+                asyncio.create_task(_wait_for_caller(receive, body_rest)),
+                asyncio.Event(),
+            )
+            self._replaceable_request = None if request.can_be_stopped else (caller, request_ended)
             try:
                 await side.stream(request, caller, send)
             finally:
                 caller.cancel()
-                self._makes_way = None
+                self._replaceable_request = None
                 side.detach()
-                over.set()
+                request_ended.set()
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
@@ -250,17 +256,17 @@ async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
 
     The request is the first line of the body if that is JSON, else the whole body.
     """
-    body, more = b"", True
-    while more:
-        part = await receive()
-        if part["type"] == "http.disconnect":
+    body, has_more = b"", True
+    while has_more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
             return None
-        body += part.get("body", b"")
-        more = part.get("more_body", False)
+        body += message.get("body", b"")
+        has_more = message.get("more_body", False)
         if len(body) > MAX_REQUEST_BYTES:
             raise InvalidDocument("", "the request is too large")
         line, _, rest = body.partition(b"\n")
-        if rest or (more and b"\n" in body):
+        if rest or (has_more and b"\n" in body):
             with suppress(InvalidDocument):
                 return parse_json(DrainRequest, line.decode("utf-8", "replace")), rest
     request = DrainRequest()
@@ -269,12 +275,12 @@ async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
     return request, b""
 
 
-async def _caller(receive: Receive, rest: bytes) -> bool:
+async def _wait_for_caller(receive: Receive, rest: bytes) -> bool:
     """Wait until the caller asks to stop the drain or disconnects; returns True for a stop. `rest`
     is what was already read of the request's body."""
     while contract.STOP.strip() not in rest:
-        part = await receive()
-        if part["type"] == "http.disconnect":
+        message = await receive()
+        if message["type"] == "http.disconnect":
             return False
-        rest = (rest + part.get("body", b""))[-MAX_REQUEST_BYTES:]
+        rest = (rest + message.get("body", b""))[-MAX_REQUEST_BYTES:]
     return True

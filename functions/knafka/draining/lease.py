@@ -1,7 +1,7 @@
 """The lease: keeps a dispatcher's drain running while requests ask for it or it has work.
 
     no drain --attach, or at start--> draining --idle, stop, failed--> no drain
-    begun at start and stopped, nobody asks for AGAIN_AT_START --> draining
+    begun at start and stopped, nobody asks for BEGIN_AGAIN_SECONDS --> draining
     draining, nobody attached for RENEWAL_PATIENCE --> asks its own Service for the next request
 
 A drain goes on between requests. A lack of requests means that the operator is away. As Knative
@@ -35,11 +35,11 @@ RENEWAL_BUDGET: Final = 15.0
 back waits at most so long for its own request."""
 ASK_AGAIN: Final = 3.0
 """Seconds between a request to the own Service that failed and the next one."""
-AGAIN_AT_START: Final = 300.0
+BEGIN_AGAIN_SECONDS: Final = 300.0
 """Seconds after which a drain that began at the process's start, and was stopped, begins again. By
 then the operator has removed the dispatcher if it no longer needs it, else it has sent another
 request."""
-HANDOVER: Final = 30.0
+HANDOVER_SECONDS: Final = 30.0
 """Seconds for which the lease isn't renewed after partitions went to a new member, as somebody has
 started that member."""
 
@@ -166,8 +166,8 @@ class DrainLease(Generic[P]):
         """Note that the drain has ended, and plan the next one after a failure."""
         self._drain = self._running = None
         self._cancel_timer()
-        failed = running.cancelled() or running.exception() is not None
-        if failed or running.result().ended is Ended.FAILED:
+        has_failed = running.cancelled() or running.exception() is not None
+        if has_failed or running.result().ended is Ended.FAILED:
             if not running.cancelled() and (error := running.exception()) is not None:
                 log.error("the drain failed", exc_info=error)
             self._restart_later()
@@ -187,7 +187,7 @@ class DrainLease(Generic[P]):
     def _begin_again_later(self) -> None:
         """Plan another drain if the process drains from its start."""
         if self._at_start and not self._ending:
-            self._timer = self._loop.call_later(AGAIN_AT_START, self._restart)
+            self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._restart)
 
     def refused(self) -> None:
         """Note that this process has refused a request, as it drains something else. Such requests
@@ -239,7 +239,7 @@ class DrainLease(Generic[P]):
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
             if drain.shrunk_at is not None:
-                wait = drain.shrunk_at + HANDOVER - self._loop.time()
+                wait = drain.shrunk_at + HANDOVER_SECONDS - self._loop.time()
                 if wait > 0:
                     await asyncio.sleep(wait)
                     continue

@@ -28,9 +28,9 @@ class OwnService:
     Raises `InvalidDocument` for a URL that can't be used.
     """
 
-    def __init__(self, url: str, what: Mapping[str, str | None], subscriber: Subscriber) -> None:
+    def __init__(self, url: str, fields: Mapping[str, str | None], subscriber: Subscriber) -> None:
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
-        self._what = what
+        self._what = fields
         self._subscriber = subscriber
 
     async def __call__(self, request: DrainRequest) -> None:

@@ -37,47 +37,49 @@ async def stream(
     request takes its place, and the drain goes on."""
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
-    over_at = loop.time() + request.budget
+    deadline = loop.time() + request.budget
     error = None
     await start(send, 200, b"application/x-ndjson")
-    while not running.done() and (left := over_at - loop.time()) > 0:
+    while not running.done() and (seconds_left := deadline - loop.time()) > 0:
         if news is not None:
             news.clear()
         await _send_line(send, line_of(drain.progress()))
-        waiting: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
-        await _wait(waiting, news, min(left, contract.PROGRESS_INTERVAL))
+        tasks: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
+        await _wait(tasks, news, min(seconds_left, contract.PROGRESS_INTERVAL))
         if caller.cancelled():
             error = SUPERSEDED
             break
         if caller.done() and not caller.result():
             return
-        if caller.done() and not request.may_stop:
+        if caller.done() and not request.can_be_stopped:
             error = NOT_STOPPED
             break
         if caller.done():
             drain.stop()
-            over_at = math.inf
-    over = running.done()
-    last = await _end_of(running, drain) if over else drain.progress(Ended.BUDGET, error)
-    await _send_line(send, line_of(last))
+            deadline = math.inf
+    has_ended = running.done()
+    last_progress = (
+        await _last_progress_of(running, drain)
+        if has_ended
+        else drain.progress(Ended.BUDGET, error)
+    )
+    await _send_line(send, line_of(last_progress))
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _wait(
-    waiting: set[asyncio.Task[Any]], news: asyncio.Event | None, timeout: float
-) -> None:
+async def _wait(tasks: set[asyncio.Task[Any]], news: asyncio.Event | None, timeout: float) -> None:
     """Wait until one of the tasks is done or `news` is set, for at most `timeout` seconds."""
-    hearing = None if news is None else asyncio.create_task(news.wait())
-    if hearing is not None:
-        waiting = {*waiting, hearing}
+    news_task = None if news is None else asyncio.create_task(news.wait())
+    if news_task is not None:
+        tasks = {*tasks, news_task}
     try:
-        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if hearing is not None:
-            hearing.cancel()
+        if news_task is not None:
+            news_task.cancel()
 
 
-async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
+async def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
     """Return the drain's last progress; if the drain has raised an error, a failed progress with
     that error."""
     try:
@@ -86,9 +88,9 @@ async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
         return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
 
 
-async def refuse_caller(send: Send, why: str = REFUSED) -> None:
+async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
     """Send 401 with this `reason`, as a request shows no valid token."""
-    text = f"{why}\n".encode()
+    text = f"{reason}\n".encode()
     await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
 

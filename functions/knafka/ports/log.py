@@ -71,8 +71,8 @@ def headers_of(record: Record) -> RecordHeaders | None:
     try:
         return record.headers()
     except Exception as error:  # a SystemError for a name that isn't UTF-8
-        why = error.__cause__ or error
-        raise InvalidEvent(f"the record's headers can't be read: {why}") from error
+        cause = error.__cause__ or error
+        raise InvalidEvent(f"the record's headers can't be read: {cause}") from error
 
 
 class LogWriter(Protocol):

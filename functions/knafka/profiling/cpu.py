@@ -60,13 +60,13 @@ def profile(
     `loop` is the main thread's event loop, if it has one.
     """
     began, started = time.time(), time.monotonic()
-    native = _ran_by_thread()
+    native = _cpu_time_by_thread()
     seen = _Seen()
     with _main_thread_timer(loop, seen) as ticks:
-        looks = _Looks(seen, threading.main_thread().ident if ticks else None)
-        while (left := started + seconds - time.monotonic()) > 0:
+        looks = _ThreadSampler(seen, threading.main_thread().ident if ticks else None)
+        while (remaining := started + seconds - time.monotonic()) > 0:
             # At random, so as not to be in step with periodic work.
-            sleep(min(left, looks.interval * random.uniform(0.5, 1.5)))
+            sleep(min(remaining, looks.interval * random.uniform(0.5, 1.5)))
             looks.look()
     samples = seen.samples()
     for stack, ran in _without_python(native).items():
@@ -95,15 +95,15 @@ class _Seen(dict[_Stack, list[int]]):
 
     def samples(self) -> dict[tuple[Frame, ...], tuple[int, ...]]:
         """Return the sums by stack of frames."""
-        found: dict[tuple[Frame, ...], tuple[int, ...]] = {}
+        sums: dict[tuple[Frame, ...], tuple[int, ...]] = {}
         for stack, values in self.items():
             frames = tuple(Frame(code.co_qualname, code.co_filename, line) for code, line in stack)
-            known = found.get(frames, (0,) * len(_TYPES))
-            found[frames] = tuple(map(sum, zip(known, values, strict=True)))
-        return found
+            sum_so_far = sums.get(frames, (0,) * len(_TYPES))
+            sums[frames] = tuple(map(sum, zip(sum_so_far, values, strict=True)))
+        return sums
 
 
-class _Looks:
+class _ThreadSampler:
     """Samples all threads from another one; for `cpu` all but the thread `ticking`, which `_Ticks`
     samples."""
 
@@ -113,43 +113,45 @@ class _Looks:
         """Seconds of CPU."""
         self.interval = INTERVAL
         self._seen = seen
-        self._ticking = ticking
+        self._timed_thread = ticking
         self._at = time.monotonic_ns()
-        self._ran: dict[int, int] = {}
+        self._cpu_time: dict[int, int] = {}
         """CPU time of each thread at the previous sample."""
         for thread in _numbers().values():
-            self._new_time(thread)
+            self._cpu_time_since_last(thread)
 
     def look(self) -> None:
         """Sample the stacks of all other threads."""
-        before = time.thread_time()
+        cost_before = time.thread_time()
         now = time.monotonic_ns()
-        passed, self._at = now - self._at, now
-        own = threading.get_ident()
+        elapsed, self._at = now - self._at, now
+        own_ident = threading.get_ident()
         native = _numbers()
         # Take the stacks first: asking the kernel takes longer, and they would be outdated.
         stacks = {
-            ident: _stack(frame) for ident, frame in sys._current_frames().items() if ident != own
+            ident: _stack(frame)
+            for ident, frame in sys._current_frames().items()
+            if ident != own_ident
         }
         for ident, stack in stacks.items():
             values = self._seen[stack]
             values[0] += 1
-            values[1] += passed
-            if ident != self._ticking:
-                values[2] += self._new_time(native.get(ident))
+            values[1] += elapsed
+            if ident != self._timed_thread:
+                values[2] += self._cpu_time_since_last(native.get(ident))
         self.count += 1
-        cost = time.thread_time() - before
+        cost = time.thread_time() - cost_before
         self.cost += cost
         self.interval = max(INTERVAL, self.cost / self.count / SHARE)
 
-    def _new_time(self, thread: int | None) -> int:
+    def _cpu_time_since_last(self, thread: int | None) -> int:
         """Return the nanoseconds that the thread ran since the last call for it; 0 at the first
         call."""
-        if thread is None or (ran := _ran(thread)) is None:
+        if thread is None or (ran := _cpu_time(thread)) is None:
             return 0
-        new = ran - self._ran.get(thread, ran)
-        self._ran[thread] = ran
-        return new
+        newly_run = ran - self._cpu_time.get(thread, ran)
+        self._cpu_time[thread] = ran
+        return newly_run
 
 
 class _Ticks:
@@ -186,11 +188,11 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
     """Sample the main thread by a CPU timer within the context. Yields whether the timer runs: it
     doesn't if `loop` is None, or is stuck for `PATIENCE`."""
     ticks = _Ticks(seen)
-    wanted, started, ended = True, threading.Event(), threading.Event()
+    is_active, started, ended = True, threading.Event(), threading.Event()
 
     def start() -> None:
         # A loop that was stuck until now must not start the timer after the profile has ended.
-        if wanted and threading.current_thread() is threading.main_thread():
+        if is_active and threading.current_thread() is threading.main_thread():
             ticks.start()
             started.set()
 
@@ -201,11 +203,11 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
     if loop is not None:
         loop.call_soon_threadsafe(start)
         started.wait(PATIENCE)
-    wanted = started.is_set()
+    is_active = started.is_set()
     try:
-        yield wanted
+        yield is_active
     finally:
-        if wanted and loop is not None:
+        if is_active and loop is not None:
             loop.call_soon_threadsafe(stop)
             ended.wait(PATIENCE)
 
@@ -222,13 +224,13 @@ def _stack(innermost: FrameType) -> _Stack:
 
 def _numbers() -> dict[int | None, int | None]:
     """Return the kernel's thread ids of the threads that Python knows, by Python's thread ids."""
-    found = {thread.ident: thread.native_id for thread in threading.enumerate()}
+    native_ids = {thread.ident: thread.native_id for thread in threading.enumerate()}
     # After a fork (functions-framework's workers) Python 3.11 has the parent's id.
-    found[threading.main_thread().ident] = os.getpid()
-    return found
+    native_ids[threading.main_thread().ident] = os.getpid()
+    return native_ids
 
 
-def _ran(thread: int) -> int | None:
+def _cpu_time(thread: int) -> int | None:
     """Return the nanoseconds that a thread has run on a CPU; None if it has ended, or the kernel
     doesn't say."""
     try:
@@ -238,28 +240,28 @@ def _ran(thread: int) -> int | None:
         return None
 
 
-def _ran_by_thread() -> dict[int, int]:
+def _cpu_time_by_thread() -> dict[int, int]:
     """Return the nanoseconds that each thread of this process has run, by the kernel's thread
     id."""
     try:
         threads = [int(name) for name in os.listdir(_TASKS)]
     except OSError:
         return {}
-    return {thread: ran for thread in threads if (ran := _ran(thread)) is not None}
+    return {thread: ran for thread in threads if (ran := _cpu_time(thread)) is not None}
 
 
-def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:
-    """Return the nanoseconds that threads without Python ran since `before`, as stacks of one frame
-    with the thread's name."""
-    known = set(_numbers().values())
-    found: dict[tuple[Frame, ...], int] = {}
-    for thread, ran in _ran_by_thread().items():
-        if thread in known or not (new := ran - before.get(thread, 0)):
+def _without_python(earlier_run_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
+    """Return the nanoseconds that threads without Python ran since `earlier_run_times`, as stacks
+    of one frame with the thread's name."""
+    python_threads = set(_numbers().values())
+    run_times: dict[tuple[Frame, ...], int] = {}
+    for thread, ran in _cpu_time_by_thread().items():
+        if thread in python_threads or not (newly_run := ran - earlier_run_times.get(thread, 0)):
             continue
         try:
             name = (_TASKS / str(thread) / "comm").read_text().strip()
         except OSError:
             continue
         stack = (Frame(f"{name} (a thread without Python)", "", 0),)
-        found[stack] = found.get(stack, 0) + new
-    return found
+        run_times[stack] = run_times.get(stack, 0) + newly_run
+    return run_times

@@ -88,8 +88,10 @@ class _Encoder:
         parts += [_bytes_field(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
-    def _value_type(self, of: ValueType) -> bytes:
-        return _number_field(1, self._string(of.type)) + _number_field(2, self._string(of.unit))
+    def _value_type(self, value_type: ValueType) -> bytes:
+        return _number_field(1, self._string(value_type.type)) + _number_field(
+            2, self._string(value_type.unit)
+        )
 
     def _sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
         """Encode the values of one stack."""
@@ -106,12 +108,12 @@ class _Encoder:
 
     def _function(self, number: int, name: str, file: str) -> bytes:
         """Encode a function."""
-        named, where = self._string(name), self._string(file)
+        name_number, file_number = self._string(name), self._string(file)
         return (
             _number_field(1, number)
-            + _number_field(2, named)
-            + _number_field(3, named)
-            + _number_field(4, where)
+            + _number_field(2, name_number)
+            + _number_field(3, name_number)
+            + _number_field(4, file_number)
         )
 
     def _string(self, text: str) -> int:

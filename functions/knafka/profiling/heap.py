@@ -40,12 +40,18 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
             if not traced:
                 tracemalloc.stop()
     stacks = snapshot.statistics("traceback")
-    functions = _functions({at.filename for statistic in stacks for at in statistic.traceback})
+    functions = _functions(
+        {frame.filename for statistic in stacks for frame in statistic.traceback}
+    )
     samples: dict[tuple[Frame, ...], tuple[int, int]] = {}
     for statistic in stacks:
         stack = tuple(
-            Frame(functions.get((at.filename, at.lineno), at.filename), at.filename, at.lineno)
-            for at in reversed(statistic.traceback)
+            Frame(
+                functions.get((frame.filename, frame.lineno), frame.filename),
+                frame.filename,
+                frame.lineno,
+            )
+            for frame in reversed(statistic.traceback)
         )
         count, size = samples.get(stack, (0, 0))
         samples[stack] = count + statistic.count, size + statistic.size
@@ -63,7 +69,7 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
 
 def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
     """Return the function of each line of these modules, as tracemalloc keeps only line numbers."""
-    found: dict[tuple[str, int], str] = {}
+    names: dict[tuple[str, int], str] = {}
     for module in list(sys.modules.values()):
         spec = getattr(module, "__spec__", None)
         get_code = getattr(getattr(spec, "loader", None), "get_code", None)
@@ -74,8 +80,8 @@ def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
         except (ImportError, OSError, SyntaxError):
             continue
         if code is not None:
-            found.update(_lines(code))
-    return found
+            names.update(_lines(code))
+    return names
 
 
 def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:

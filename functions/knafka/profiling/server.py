@@ -75,8 +75,8 @@ class _ProfileServer(ThreadingHTTPServer):
 class _RefusedProfile(Exception):
     """Raised for a request that is refused, with its status."""
 
-    def __init__(self, status: HTTPStatus, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> tuple[str, bytes]:
         """Return content type and body of the requested profile. Raises `_RefusedProfile`."""
         url = urlsplit(self.path)
-        asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        parameters = {name: values[-1] for name, values in parse_qs(url.query).items()}
         plain = "text/plain; charset=utf-8"
         path = f"{url.path}/"
         match path.removeprefix(PREFIX).strip("/") if path.startswith(PREFIX) else None:
@@ -106,23 +106,23 @@ class _Handler(BaseHTTPRequestHandler):
             case "profile":
                 return _file(
                     self._profile_exclusively(
-                        lambda time: cpu.profile(time, self.server.loop), asked
+                        lambda time: cpu.profile(time, self.server.loop), parameters
                     )
                 )
             case "heap":
-                return _file(self._profile_exclusively(heap.profile, asked))
-            case "threads" if asked.get("debug", "0") != "0":
+                return _file(self._profile_exclusively(heap.profile, parameters))
+            case "threads" if parameters.get("debug", "0") != "0":
                 return plain, threads.text(self.server.loop).encode("utf-8", "replace")
             case "threads":
                 return _file(threads.profile())
         raise _RefusedProfile(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
 
     def _profile_exclusively(
-        self, profile: Callable[[float], Profile], asked: dict[str, str]
+        self, profile: Callable[[float], Profile], parameters: dict[str, str]
     ) -> Profile:
         """Take one profile at a time, as they would measure each other. Raises
         `_RefusedProfile`."""
-        seconds = _seconds(asked)
+        seconds = _seconds(parameters)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
         try:
@@ -143,16 +143,16 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-def _seconds(asked: dict[str, str]) -> float:
+def _seconds(parameters: dict[str, str]) -> float:
     """Return the duration that a request asks for. Raises `_RefusedProfile`."""
-    text = asked.get("seconds", str(SECONDS))
+    text = parameters.get("seconds", str(SECONDS))
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_SECONDS:
-        why = f"seconds: invalid value: {text:.80}: want a number up to {MAX_SECONDS:.0f}"
-        raise _RefusedProfile(HTTPStatus.BAD_REQUEST, why)
+        reason = f"seconds: invalid value: {text:.80}: want a number up to {MAX_SECONDS:.0f}"
+        raise _RefusedProfile(HTTPStatus.BAD_REQUEST, reason)
     return seconds
 
 

@@ -40,24 +40,26 @@ def text(loop: asyncio.AbstractEventLoop | None) -> str:
         if ident == threading.get_ident():
             continue
         thread = names.get(ident)
-        named = "unknown" if thread is None else f"{thread.name} ({thread.native_id})"
-        parts.append(f"thread {named}\n{''.join(traceback.format_stack(frame))}")
+        thread_name = "unknown" if thread is None else f"{thread.name} ({thread.native_id})"
+        parts.append(f"thread {thread_name}\n{''.join(traceback.format_stack(frame))}")
     for task in asyncio.all_tasks(loop) if loop is not None else ():
-        called = getattr(task.get_coro(), "__qualname__", "")
+        coroutine_name = getattr(task.get_coro(), "__qualname__", "")
         stack = "".join(traceback.format_list(_stack_of(task)))
-        parts.append(f"task {task.get_name()}: {called}\n{stack}")
+        parts.append(f"task {task.get_name()}: {coroutine_name}\n{stack}")
     return "\n".join(parts)
 
 
 def _stack_of(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
     """Return a task's stack through everything that it awaits; `Task.get_stack` returns the
     outermost coroutine only."""
-    found = []
+    frames = []
     awaited: object = task.get_coro()
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
         if frame is not None:
             code = frame.f_code
-            found.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_qualname))
+            frames.append(
+                traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_qualname)
+            )
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
-    return found
+    return frames

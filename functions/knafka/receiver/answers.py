@@ -168,17 +168,17 @@ def network_probe(digest: bytes, position: int | None) -> Answer:
     return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *position_header))
 
 
-def kafka_unanswered(why: str) -> Answer:
+def kafka_unanswered(reason: str) -> Answer:
     """Return 503 for the readiness probe: Kafka has not answered, and why."""
     text = "Kafka has not answered yet"
-    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {why}" if why else text)
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {reason}" if reason else text)
 
 
-def contract_unread(why: str) -> Answer:
+def contract_unread(reason: str) -> Answer:
     """Return 503 for the readiness probe: the contract is not read yet, and why."""
-    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the contract isn't read yet: {why}")
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the contract isn't read yet: {reason}")
 
 
-def not_storing(why: str) -> Answer:
+def not_storing(reason: str) -> Answer:
     """Return 503 for the liveness probe: no event can be stored, and why."""
-    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be stored: {why}")
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be stored: {reason}")

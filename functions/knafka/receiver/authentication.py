@@ -81,46 +81,46 @@ class TokenVerifier:
         if self._generation != self._keys.generation:
             self._forget_tokens()  # a key may have been withdrawn
         now = self._clock()
-        kept = self._new_tokens.get((audience, token))
-        if kept is not None and now < kept.until:
-            return kept.subject
+        cached = self._new_tokens.get((audience, token))
+        if cached is not None and now < cached.until:
+            return cached.subject
         return self._verify(token, audience, now)
 
     def _verify(self, token: bytes, audience: str, now: float) -> str:
         """Verify a token that isn't among the new cached ones, and cache it among them; returns its
         subject."""
-        kept = self._old_tokens.get((audience, token))
-        if kept is None or now >= kept.until:
-            kept = self._verified(token, audience, now)
+        verified = self._old_tokens.get((audience, token))
+        if verified is None or now >= verified.until:
+            verified = self._check_token(token, audience, now)
         if len(self._new_tokens) >= MAX_TOKENS // 2:
             self._new_tokens, self._old_tokens = {}, self._new_tokens
             self._new_subjects, self._old_subjects = set(), self._new_subjects
-        self._new_tokens[audience, token] = kept
-        self._new_subjects.add(kept.subject)
-        return kept.subject
+        self._new_tokens[audience, token] = verified
+        self._new_subjects.add(verified.subject)
+        return verified.subject
 
-    def _verified(self, token: bytes, audience: str, now: float) -> VerifiedToken:
+    def _check_token(self, token: bytes, audience: str, now: float) -> VerifiedToken:
         """Verify claims, key and signature of a token, and return its claims. Raises `InvalidToken`
         and `Undecided`."""
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided
-        claimed = check_claims(parts.claims, issuer, audience, now)
+        verified = check_claims(parts.claims, issuer, audience, now)
         key = self._keys.find(parts.key_id)
         if key is None:
-            if self._keys.read_again(claimed.issued):
+            if self._keys.read_again(verified.issued):
                 raise Undecided
             raise InvalidToken("its key is not the issuer's")
         if parts.algorithm not in key.algorithms:
             raise InvalidToken("its algorithm is not the key's")
-        subject = claimed.subject
+        subject = verified.subject
         sender = subject if self._is_known_sender(subject) else None
-        if self._failures.are_too_many(sender, int(now)):
+        if self._failures.is_over_limit(sender, int(now)):
             raise Undecided
         if not key.verify(parts.algorithm, parts.signed, parts.signature):
             self._failures.add(sender)
             raise InvalidToken("its signature is wrong")
-        return claimed
+        return verified
 
     def _is_known_sender(self, subject: str) -> bool:
         """Whether a token of this subject is cached."""
@@ -142,7 +142,7 @@ class _Failures:
         self._by_sender: dict[str | None, int] = {}
         self._all = 0
 
-    def are_too_many(self, sender: str | None, second: int) -> bool:
+    def is_over_limit(self, sender: str | None, second: int) -> bool:
         """Whether no more tokens of this sender may be checked in this second."""
         if second != self._second:
             self._second, self._all = second, 0

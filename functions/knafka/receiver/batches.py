@@ -31,7 +31,7 @@ class EventBatch:
         self.largest = max(sizes, default=0)
         """Bytes of the batch's largest event, headers included."""
         self.held = sum(sizes)
-        self.headers = sum(len(each.headers) for each in records)
+        self.headers = sum(len(record.headers) for record in records)
 
     def append(
         self,

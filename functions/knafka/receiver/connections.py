@@ -68,12 +68,12 @@ class Connections:
         if now < self._checked_until:
             return
         self._checked_until = now + SLOW_CHECK_INTERVAL
-        slow = [
+        slow_connections = [
             (since, number, connection)
             for number, connection in enumerate(self.open)
             if (since := connection.slow_since) is not None and now - since > SLOW_REQUEST_SECONDS
         ]
-        for _, _, connection in sorted(slow):
+        for _, _, connection in sorted(slow_connections):
             if self.receiving_bytes <= limit - limit // FREED_SHARE:
                 break
             connection.give_up_request()

@@ -46,21 +46,21 @@ class DirectLoad:
         """Hold as many requests as the measured rate requires, until cancelled. Surplus requests
         end by themselves."""
         loop = asyncio.get_running_loop()
-        events, at = self._events(), loop.time()
+        events, measured_at = self._events(), loop.time()
         try:
             while True:
                 await asyncio.sleep(RATE_INTERVAL)
                 count, now = self._events(), loop.time()
-                self._hold_for((count - events) / (now - at))
-                events, at = count, now
+                self._hold_for((count - events) / (now - measured_at))
+                events, measured_at = count, now
         finally:
             for hold in self._holds:
                 hold.cancel()
 
     def _hold_for(self, rate: float) -> None:
         """Start requests until there are enough for this rate (events per second)."""
-        desired = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
-        for _ in range(desired - len(self._holds)):
+        desired_count = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
+        for _ in range(desired_count - len(self._holds)):
             hold = asyncio.ensure_future(self._hold())
             self._holds.add(hold)
             hold.add_done_callback(self._holds.discard)

@@ -4,7 +4,7 @@
     an event is stored --type and source are new--> listed at `/event-types` for a while --> known
 
 The operator reads the list regularly and creates an EventType for each entry, as a receiver has no
-rights at the API server. A type stays in the answers for `ANSWERED_FOR` seconds, so that the
+rights at the API server. A type stays in the answers for `LISTED_SECONDS` seconds, so that the
 operator gets it even if somebody else has asked first.
 
 Each Broker or KafkaChannel has limits of its own: a sender that invents types doesn't use up those
@@ -30,7 +30,7 @@ MAX_NEW_TYPES: Final = 50
 later."""
 MAX_TYPE_BYTES: Final = 512
 """Bytes of a type and its source together; longer ones are never listed."""
-ANSWERED_FOR: Final = 120.0
+LISTED_SECONDS: Final = 120.0
 """Seconds for which a pair is listed after the first answer with it: four times the operator's
 interval."""
 MAX_ANSWER_BYTES: Final = 60_000
@@ -74,24 +74,24 @@ class SeenTypes:
         headers."""
         attributes = dict(headers)
         type_, source = attributes.get("ce_type"), attributes.get("ce_source")
-        seen = self._seen.get(path)
-        if seen is None:
-            seen = self._seen[path] = _PathTypes()
+        path_types = self._seen.get(path)
+        if path_types is None:
+            path_types = self._seen[path] = _PathTypes()
         key = hash((type_, source))
-        if key in seen.known or len(seen.known) >= MAX_KNOWN_TYPES:
+        if key in path_types.known or len(path_types.known) >= MAX_KNOWN_TYPES:
             return
         # A record with a structured event has neither header, and is rare.
         if type_ is None or source is None or len(type_) + len(source) > MAX_TYPE_BYTES:
-            seen.known.add(key)
+            path_types.known.add(key)
             return
-        if len(seen.new) >= MAX_NEW_TYPES:
-            self._forget(seen)
-            if len(seen.new) >= MAX_NEW_TYPES:
+        if len(path_types.new) >= MAX_NEW_TYPES:
+            self._forget(path_types)
+            if len(path_types.new) >= MAX_NEW_TYPES:
                 return
-        seen.known.add(key)
+        path_types.known.add(key)
         schema = attributes.get("ce_dataschema")
         short_schema = None if schema is None or len(schema) > MAX_TYPE_BYTES else schema.decode()
-        seen.new.append(_NewType(type_.decode(), source.decode(), short_schema))
+        path_types.new.append(_NewType(type_.decode(), source.decode(), short_schema))
 
     def keep_paths(self, paths: Collection[str]) -> None:
         """Forget all paths but these, as the others are no longer served."""
@@ -103,13 +103,13 @@ class SeenTypes:
         …]}`, without `schema` where the event named none."""
         entries: list[dict[str, str]] = []
         size, now = 0, self._clock()
-        for path, seen in list(self._seen.items()):
+        for path, path_types in list(self._seen.items()):
             if size > MAX_ANSWER_BYTES:
                 break
             # Put the path behind the others, for the next answer.
             self._seen[path] = self._seen.pop(path)
-            self._forget(seen)
-            for new_type in seen.new[:MAX_PER_PATH]:
+            self._forget(path_types)
+            for new_type in path_types.new[:MAX_PER_PATH]:
                 new_type.answered_since = new_type.answered_since or now
                 entry = {"path": path, "type": new_type.type, "source": new_type.source}
                 entries.append(
@@ -117,14 +117,14 @@ class SeenTypes:
                 )
                 size += sum(map(len, entries[-1].values())) + 50
             # Pairs that had no room come first in the next answer.
-            seen.new = [*seen.new[MAX_PER_PATH:], *seen.new[:MAX_PER_PATH]]
+            path_types.new = [*path_types.new[MAX_PER_PATH:], *path_types.new[:MAX_PER_PATH]]
         return json.dumps({"eventTypes": entries})
 
-    def _forget(self, seen: _PathTypes) -> None:
-        """Forget the types that were listed for `ANSWERED_FOR` seconds."""
-        since = self._clock() - ANSWERED_FOR
-        seen.new = [
+    def _forget(self, path_types: _PathTypes) -> None:
+        """Forget the types that were listed for `LISTED_SECONDS` seconds."""
+        since = self._clock() - LISTED_SECONDS
+        path_types.new = [
             new_type
-            for new_type in seen.new
+            for new_type in path_types.new
             if new_type.answered_since is None or new_type.answered_since > since
         ]

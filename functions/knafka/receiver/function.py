@@ -53,7 +53,7 @@ BATCH_BYTES: Final = 1_000_000
 """librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
 OTHER_FILES: Final = 100
 """Open files besides the connections of senders, most of them connections to Kafka."""
-WRITER_KEPT: Final = 60.0
+UNUSED_WRITER_SECONDS: Final = 60.0
 """Seconds for which an unused writer stays open, as requests that have begun may still need it."""
 STOP_TIMEOUT: Final = 5.0
 """Seconds to finish requests when the process stops; with the server's four seconds, less than
@@ -174,7 +174,7 @@ class ReceiverFunction:
         )  # fmt: skip
         contract_writer = self._writer(declared.kafka)
 
-        def changed() -> None:
+        def apply_contract() -> None:
             """Serve the Ingresses that the contract declares now."""
             current_contract, only_path = follower.contract, declared.path
             if only_path is not None and only_path not in {
@@ -196,7 +196,7 @@ class ReceiverFunction:
             self._connections.forget_routes()
             self._keep_writers({contract_writer, *(writer for _, writer in served)})
 
-        follower.listeners.append(changed)
+        follower.listeners.append(apply_contract)
         self._tasks.append(asyncio.create_task(follower.follow()))
 
     def _writer(self, kafka: Kafka) -> LogWriter:
@@ -209,8 +209,8 @@ class ReceiverFunction:
         return self._writers[kafka]
 
     def _keep_writers(self, needed: Collection[LogWriter]) -> None:
-        """Close all writers but `needed` after `WRITER_KEPT` seconds, as requests that have begun
-        may still need them."""
+        """Close all writers but `needed` after `UNUSED_WRITER_SECONDS` seconds, as requests that
+        have begun may still need them."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
@@ -220,8 +220,8 @@ class ReceiverFunction:
                 closing.add_done_callback(self._tasks.remove)
 
     async def _close_later(self, writer: LogWriter) -> None:
-        """Close a writer after `WRITER_KEPT` seconds."""
-        await asyncio.sleep(WRITER_KEPT)
+        """Close a writer after `UNUSED_WRITER_SECONDS` seconds."""
+        await asyncio.sleep(UNUSED_WRITER_SECONDS)
         await writer.close(STOP_TIMEOUT)
         self._leaving.discard(writer)
         self.ingest.writers.remove(writer)
@@ -298,8 +298,12 @@ class ReceiverFunction:
     def ready(self) -> tuple[bool, str]:
         """Return whether Kafka has answered or is away, so that requests are answered, and if not
         the reason (UX-3)."""
-        waiting = self.ingest.waiting
-        return (True, "ready") if waiting is None else (False, waiting.body.decode().strip())
+        unready_answer = self.ingest.waiting
+        return (
+            (True, "ready")
+            if unready_answer is None
+            else (False, unready_answer.body.decode().strip())
+        )
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request, as an ASGI application."""
@@ -336,16 +340,16 @@ class ReceiverFunction:
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 return answers.ENCODED
         parts: list[bytes] = []
-        size, more = 0, True
+        size, has_more = 0, True
         try:
-            while more:
-                part = await receive()
-                if part["type"] == "http.disconnect":
+            while has_more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
                     return None
-                parts.append(part.get("body", b""))
+                parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 shared.receiving_bytes += len(parts[-1])
-                more = part.get("more_body", False)
+                has_more = message.get("more_body", False)
                 if size > limit:
                     return refusal
                 if not leaves_room(size, shared.receiving_bytes, limits.in_flight_bytes):
@@ -358,21 +362,23 @@ class ReceiverFunction:
         self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes
     ) -> Answer:
         """Pass a whole request to `ingest`, and return its answer once there is one."""
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer_future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
-            if not answered.done():
-                answered.set_result(answer)
+            if not answer_future.done():
+                answer_future.set_result(answer)
 
         self.ingest.handle(method, address, headers, body, respond)
-        return await answered
+        return await answer_future
 
 
 def _limits() -> Limits:
     """Return the usual limits, with fewer connections if the process may open fewer files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    usual = Limits()
-    return replace(usual, connections=max(1, min(usual.connections, files - OTHER_FILES)))
+    default_limits = Limits()
+    return replace(
+        default_limits, connections=max(1, min(default_limits.connections, files - OTHER_FILES))
+    )
 
 
 def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:

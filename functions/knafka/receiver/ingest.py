@@ -109,7 +109,7 @@ class BrokerRoute:
         self,
         ingress: Ingress,
         writer: LogWriter,
-        before: BrokerRoute | None = None,
+        previous_route: BrokerRoute | None = None,
         verifier: TokenVerifier | None = None,
     ) -> None:
         """`previous_route`: the route that this one replaces and whose counts it continues.
@@ -130,8 +130,12 @@ class BrokerRoute:
             self.check = EncryptedOnly(self.check)
         self.max_event_bytes = ingress.max_event_bytes
         # Not a Counter, to which adding takes three times as long.
-        self.answered: dict[int, int] = defaultdict(int) if before is None else before.answered
-        self.duration: Histogram = Histogram() if before is None else before.duration
+        self.answered: dict[int, int] = (
+            defaultdict(int) if previous_route is None else previous_route.answered
+        )
+        self.duration: Histogram = (
+            Histogram() if previous_route is None else previous_route.duration
+        )
         """Seconds from the receipt of a whole request to its answer, of events that were sent to
         Kafka."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
@@ -218,10 +222,15 @@ class IngestHandler:
             served[path] = routes[path.encode()] = route
             for host in ingress.hosts:
                 address = address_of_host(host.encode())
-                first, second = sorted([routes.get(address, route).ingress.path, path])
-                if first != second:
-                    log.warning("%s and %s have the host %s: the first has it", first, second, host)
-                routes[address] = served[first]
+                first_path, second_path = sorted([routes.get(address, route).ingress.path, path])
+                if first_path != second_path:
+                    log.warning(
+                        "%s and %s have the host %s: the first has it",
+                        first_path,
+                        second_path,
+                        host,
+                    )
+                routes[address] = served[first_path]
         refused = () if contract is None else contract.refused.keys()
         self._refused = frozenset(path.encode() for path in refused)
         self._served, self._routes = served, routes
@@ -266,7 +275,7 @@ class IngestHandler:
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
-        def stored(error: LogError | None) -> None:
+        def on_stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
             if types is not None and error is None:
                 types.note_event(route.ingress.path, record_headers)
@@ -275,7 +284,7 @@ class IngestHandler:
                 answers.ACCEPTED if error is None else _answer_to_error(route, error), respond
             )
 
-        reported: Reported = stored
+        on_report: Reported = on_stored
         matches_policy: Predicate | None = None
         if route.check is not None:
             admitted = route.check.admit(headers)
@@ -295,8 +304,8 @@ class IngestHandler:
                 size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(record_headers)
             if self._tracing is not None:
-                respond, reported = self._tracing.receive(
-                    route.ingress, record_headers, respond, stored
+                respond, on_report = self._tracing.receive(
+                    route.ingress, record_headers, respond, on_stored
                 )
             if size > route.max_event_bytes:
                 route.respond(route.too_large, respond)
@@ -308,7 +317,7 @@ class IngestHandler:
             ):
                 route.respond(answers.BUSY, respond)
             else:
-                route.append(route.topic, key, value, record_headers, reported)
+                route.append(route.topic, key, value, record_headers, on_report)
                 self._waiting_bytes += held
         except BatchedContent:
             self._receive_batch(route, headers, body, respond, matches_policy)
@@ -333,8 +342,8 @@ class IngestHandler:
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
-            told = answers.too_many if error.too_many else answers.invalid_batch
-            route.respond(told(str(error)), respond)
+            make_answer = answers.too_many if error.too_many else answers.invalid_batch
+            route.respond(make_answer(str(error)), respond)
             return
         except InvalidEvent as error:
             route.respond(answers.invalid(str(error)), respond)
@@ -360,7 +369,7 @@ class IngestHandler:
             held = batch.held + HEADER_OVERHEAD * batch.headers
             self._waiting_bytes += held
 
-            def stored(error: LogError | None) -> None:
+            def on_stored(error: LogError | None) -> None:
                 self._waiting_bytes -= held
                 if self._types is not None and error is None:
                     for record in records:
@@ -370,7 +379,7 @@ class IngestHandler:
                 batch.answered(answer)
                 route.respond(answer, respond, len(records))
 
-            batch.append(route.ingress, route.append, route.append_all, self._tracing, stored)
+            batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
         """Count and return an answer that is sent before the request is whole."""
@@ -420,16 +429,16 @@ class IngestHandler:
         """Answer with the metrics, formatted on a thread: for hundreds of channels that takes as
         long as thousands of events."""
 
-        def written(text: asyncio.Future[bytes]) -> None:
+        def on_formatted(text: asyncio.Future[bytes]) -> None:
             if text.cancelled() or (error := text.exception()) is not None:
                 problem = "cancelled" if text.cancelled() else repr(error)
                 respond(answers.not_storing(problem))
             else:
                 respond(answers.plain_text(text.result(), CONTENT_TYPE.encode()))
 
-        found = list(self.metrics())
+        metrics = list(self.metrics())
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, prometheus_text, found).add_done_callback(written)
+        loop.run_in_executor(None, prometheus_text, metrics).add_done_callback(on_formatted)
 
     def _contract_document(self, contract: Contract[Ingress]) -> str:
         """Return, as JSON, the position up to which the contract's topic is read, the number of
@@ -448,10 +457,10 @@ class IngestHandler:
         if method == b"OPTIONS":
             return answers.OPTIONS
         if method == b"GET":
-            lowered = {name.lower(): value for name, value in headers}
-            if lowered.get(b"k-network-probe") == b"probe":
+            headers_by_name = {name.lower(): value for name, value in headers}
+            if headers_by_name.get(b"k-network-probe") == b"probe":
                 position = None if self._contract is None else self._contract.position
-                return answers.network_probe(lowered.get(b"k-network-hash", b""), position)
+                return answers.network_probe(headers_by_name.get(b"k-network-hash", b""), position)
         return answers.NOT_ALLOWED
 
     def metrics(self) -> Iterator[Metric]:
@@ -518,8 +527,8 @@ def leaves_room(held: int, all_held: int, limit: int) -> bool:
     A request may hold as many bytes as stay free beside all: so however many requests are slow, a
     smaller one has room. A request larger than all others together may use all memory.
     """
-    left = limit - all_held
-    return left >= 0 and (held <= left or 2 * held > all_held)
+    free_bytes = limit - all_held
+    return free_bytes >= 0 and (held <= free_bytes or 2 * held > all_held)
 
 
 def header_bytes(headers: HttpHeaders) -> int:

@@ -49,7 +49,7 @@ UNCOUNTED_HEAD: Final = 16 * 1024
 headers."""
 BODY_PARTS: Final = 64
 """Parts of a body that are kept separately; more are joined, as each takes 40 bytes."""
-_NOTED_LENGTHS: Final = frozenset(
+_CHECKED_NAME_LENGTHS: Final = frozenset(
     {len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")}
 )
 """Lengths of the names of headers that are checked before the request is whole."""
@@ -206,19 +206,21 @@ class ReceiverProtocol(asyncio.Protocol):
         if not self._in_request:
             self._start_timers()
         self._count_held()
-        headers, counted = self._headers, self._header_bytes + self._body_bytes
+        headers, bytes_before = self._headers, self._header_bytes + self._body_bytes
         self._parse(data)
         is_another = self._headers is not headers
         if is_another:
             self._start_timers()
         if self._in_request:
-            taken = self._header_bytes + self._body_bytes - (0 if is_another else counted)
-            if not taken and not is_another:
+            counted_bytes = (
+                self._header_bytes + self._body_bytes - (0 if is_another else bytes_before)
+            )
+            if not counted_bytes and not is_another:
                 # All bytes went into an unfinished header or trailer, which the parser still holds.
                 self._count_header(len(data))
             else:
                 # The other bytes went into an unfinished header, or belong to an earlier request.
-                self._unfinished = 0 if self._in_body else max(0, len(data) - taken)
+                self._unfinished = 0 if self._in_body else max(0, len(data) - counted_bytes)
             self._count_held()
         else:
             self._counting = self._checks_headers = False
@@ -260,9 +262,13 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def _join_parts(self) -> None:
         """Join the body's parts into one growing piece, as the body arrives in tiny chunks."""
-        first, second, *rest = self._body
-        whole = second if isinstance(second, bytearray) else bytearray(first + second)
-        whole += b"".join(rest)
+        first_part, second_part, *more_parts = self._body
+        whole = (
+            second_part
+            if isinstance(second_part, bytearray)
+            else bytearray(first_part + second_part)
+        )
+        whole += b"".join(more_parts)
         # Two parts, so that `on_message_complete` joins them into bytes.
         self._body = [b"", whole]  # type: ignore[list-item]
 
@@ -377,7 +383,7 @@ class ReceiverProtocol(asyncio.Protocol):
             if self._in_body:
                 return  # trailers are not merged into the headers (RFC 9110, 6.5.1)
         self._headers.append((name, value))
-        if len(name) in _NOTED_LENGTHS:
+        if len(name) in _CHECKED_NAME_LENGTHS:
             self._note_header(name.lower(), value.strip(b" \t").lower())
 
     def _note_header(self, name: bytes, value: bytes) -> None:
@@ -444,18 +450,18 @@ class ReceiverProtocol(asyncio.Protocol):
             self._forget_body()
         method = self._parser.get_method()
         # Connections of HTTP/1.0 are closed, as keeping them would take a header in the answer.
-        last = (
+        is_last = (
             self._stopping
             or not self._parser.should_keep_alive()
             or self._parser.get_http_version() == "1.0"
         )
-        slot = Slot(self._responses, method == b"HEAD", last)
+        slot = Slot(self._responses, method == b"HEAD", is_last)
         self._slots.append(slot)
         headers = self._headers
         self._begin_request()
         self._in_request = False
         self._idle_since = self._heard_at
-        if last:
+        if is_last:
             self._closing = self._responses.ends = True
         if method == b"POST" and self._route is not None:
             self._shared.direct_requests += self._direct
@@ -497,14 +503,14 @@ class ReceiverProtocol(asyncio.Protocol):
     def expire(self, now: float) -> None:
         """Close the connection, or refuse its request, if it has been silent or too slow for too
         long; called every few seconds."""
-        silent = now - self._heard_at
+        silent_seconds = now - self._heard_at
         if self._transport.is_closing():
             # The last answer can't be written, as the client doesn't read.
-            if silent > REQUEST_TIMEOUT:
+            if silent_seconds > REQUEST_TIMEOUT:
                 self._transport.abort()
         elif self._in_request:
-            slow = max(silent, now - self._progressed_at)
-            if slow > REQUEST_TIMEOUT or now > self._deadline:
+            seconds_without_progress = max(silent_seconds, now - self._progressed_at)
+            if seconds_without_progress > REQUEST_TIMEOUT or now > self._deadline:
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()

@@ -89,8 +89,8 @@ class ResponseQueue:
         """Pause or resume reading from the connection. It is paused while the client doesn't read
         its answers, and from `PIPELINED` waiting requests on until fewer than half as many wait.
         Once the connection takes no more requests it is always read, to discard the rest."""
-        enough = PIPELINED if self.is_reading else PIPELINED // 2
-        reading = self.ends or (self._is_writable and len(self.slots) < enough)
+        max_waiting = PIPELINED if self.is_reading else PIPELINED // 2
+        reading = self.ends or (self._is_writable and len(self.slots) < max_waiting)
         if reading != self.is_reading and not self._transport.is_closing():
             self.is_reading = reading
             if reading:

@@ -66,17 +66,17 @@ class IngestTracing:
             {"messaging.system": "kafka", "messaging.destination": ingress.topic},
         )
 
-        def appended(error: LogError | None) -> None:
+        def on_appended(error: LogError | None) -> None:
             tracer.end(append, None if error is None else str(error))
             reported(error)
 
-        def responded(answer: Answer) -> None:
+        def on_responded(answer: Answer) -> None:
             span.attributes["http.response.status_code"] = answer.status
-            failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            tracer.end(span, answer.body.decode("utf-8", "replace").strip() if failed else None)
+            has_failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            tracer.end(span, answer.body.decode("utf-8", "replace").strip() if has_failed else None)
             respond(answer)
 
-        return responded, appended
+        return on_responded, on_appended
 
 
 def _replace_traceparent(headers: RecordHeaders, context: SpanContext, *, keep_state: bool) -> None:

@@ -55,9 +55,9 @@ class Batch:
         self._now = now
         self.letters = 0
         """Number of its dead letters."""
-        self.let_go_keys = 0
+        self.dropped_keys = 0
         """Number of keys that it drops because too much was held."""
-        self._units: list[Record | tuple[Partition, str]] = []
+        self._causes: list[Record | tuple[Partition, str]] = []
         """The causes that were begun: records, and keys of the trigger topic."""
         self._starts: list[int] = []
         """Index of the first output of each cause."""
@@ -68,8 +68,8 @@ class Batch:
         self._added: dict[tuple[int, bytes], Output] = {}
         """Events to be held, by partition and changelog key; an event that fires within the batch
         is never written."""
-        self._added_by: dict[tuple[int, bytes], int] = {}
-        """Index in `_units` of each added event's cause."""
+        self._cause_of_added: dict[tuple[int, bytes], int] = {}
+        """Index in `_causes` of each added event's cause."""
         self.positions: dict[Partition, int] = {}
         self.routed: dict[int, Routed] = {}
         """Up to which time each partition of the bus is routed with this batch."""
@@ -79,42 +79,48 @@ class Batch:
         self._sensor = sensor
         self._state = state
         self._changed: dict[int, dict[str, Held]] = {}
-        self.tidied = 0
+        self.removed_stale = 0
         """Stale records of the changelog that it removes."""
         for number, key in islice(state.stale, BATCH):
             self._remove(number, key)
-            self.tidied += 1
+            self.removed_stale += 1
 
-    def begin(self, unit: Record | tuple[Partition, str]) -> None:
+    def begin(self, cause: Record | tuple[Partition, str]) -> None:
         """Begin a cause: outputs added from now on belong to this record or key of the trigger
         topic."""
-        self._units.append(unit)
+        self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """Return the causes to leave out next time, because a record with this key was too large
         for its topic; `all_as_large`: also the causes of all other records of at least its size.
         Empty if none is known."""
-        there = [(output, unit) for output, unit in self._with_units() if output.topic == topic]
-        limit = max((_size_of(output) for output, _ in there if output.key == key), default=0)
-        found: Refused = {}
-        for output, unit in there:
+        topic_outputs = [
+            (output, cause)
+            for output, cause in self._outputs_with_causes()
+            if output.topic == topic
+        ]
+        limit = max(
+            (_size_of(output) for output, _ in topic_outputs if output.key == key), default=0
+        )
+        causes: Refused = {}
+        for output, cause in topic_outputs:
             if _size_of(output) >= limit and (all_as_large or output.key == key):
-                found.setdefault(_place_of(unit), {})[topic, output.key] = limit
-        return found
+                causes.setdefault(_place_of(cause), {})[topic, output.key] = limit
+        return causes
 
-    def _with_units(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
+    def _outputs_with_causes(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
         """Yield the outputs with their causes, except stale changelog records that are deleted."""
         ends = [*self._starts[1:], len(self._outputs)]
-        for unit, start, end in zip(self._units, self._starts, ends, strict=True):
-            yield from ((output, unit) for output in self._outputs[start:end])
-        for name, number in self._added_by.items():
+        for cause, start, end in zip(self._causes, self._starts, ends, strict=True):
+            yield from ((output, cause) for output in self._outputs[start:end])
+        for name, number in self._cause_of_added.items():
             if name in self._added:
-                yield self._added[name], self._units[number]
+                yield self._added[name], self._causes[number]
 
     def _check_size(self, output: Output) -> None:
         """Raise `TooLarge` for a record that is larger than its topic takes."""
-        limits = self._refused.get(_place_of(self._units[-1])) if self._units else None
+        limits = self._refused.get(_place_of(self._causes[-1])) if self._causes else None
         if limits is None:
             return
         limit = limits.get((output.topic, output.key))
@@ -154,10 +160,12 @@ class Batch:
     def let_go(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
         """Drop the events held at a key, and name them in a dead letter."""
         if held := self.held(number, key):
-            self.name_events(number, key, held, failure)
+            self.dead_letter_events(number, key, held, failure)
         self.keep(number, key, ())
 
-    def name_events(self, number: int, key: str, events: Held, failure: tuple[Reason, str]) -> None:
+    def dead_letter_events(
+        self, number: int, key: str, events: Held, failure: tuple[Reason, str]
+    ) -> None:
         """Add one dead letter that names these events of a trigger."""
         letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
         self.dead_letter(letter, failure[0])
@@ -183,34 +191,36 @@ class Batch:
     def match(self, key: str, event: HeldEvent, until: int | None) -> None:
         """Send an event to a trigger through the trigger topic (BUS-13). `until` as in
         `TriggerTopicRecord`; None: not known."""
-        known = records.NEVER if until is None else until
-        headers = records.headers_of(event, self._sensor.generation, known)
+        until_or_never = records.NEVER if until is None else until
+        headers = records.headers_of(event, self._sensor.generation, until_or_never)
         topic = self._sensor.trigger_topic
         self._append(Output(topic, key.encode(), event.document, headers))
         self.counts.matched += 1
 
-    def keep(self, number: int, key: str, after: Held) -> None:
+    def keep(self, number: int, key: str, held_now: Held) -> None:
         """Hold these events, and no others, at a key. Raises `TooLarge` without changing
         anything."""
-        before = self.held(number, key)
-        kept, known = ({event.offset for event in held} for held in (after, before))
+        previously_held = self.held(number, key)
+        offsets_after, offsets_before = (
+            {event.offset for event in held_events} for held_events in (held_now, previously_held)
+        )
         if self._refused:
-            for event in after:
-                if event.offset not in known:
+            for event in held_now:
+                if event.offset not in offsets_before:
                     self._check_size(self._held_record(number, key, event))
-        self._changed.setdefault(number, {})[key] = after
-        for event in before:
-            if event.offset not in kept:
+        self._changed.setdefault(number, {})[key] = held_now
+        for event in previously_held:
+            if event.offset not in offsets_after:
                 self._remove(number, records.changelog_key(key, event.offset))
-        for event in after:
-            if event.offset not in known:
+        for event in held_now:
+            if event.offset not in offsets_before:
                 self._add(number, key, event)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
         """Hold an event from now on."""
         name = number, records.changelog_key(key, event.offset)
         self._added[name] = self._held_record(number, key, event)
-        self._added_by[name] = len(self._units) - 1
+        self._cause_of_added[name] = len(self._causes) - 1
 
     def _held_record(self, number: int, key: str, event: HeldEvent) -> Output:
         """Return the changelog record that holds an event."""
@@ -269,11 +279,11 @@ class Batch:
         return records.commit_metadata(needed, due, self.taken.get(number))
 
 
-def _place_of(unit: Record | tuple[Partition, str]) -> Place:
+def _place_of(cause: Record | tuple[Partition, str]) -> Place:
     """Return the place that identifies a cause."""
-    if isinstance(unit, tuple):
-        return unit
-    return Partition(unit.topic(), unit.partition()), unit.offset()
+    if isinstance(cause, tuple):
+        return cause
+    return Partition(cause.topic(), cause.partition()), cause.offset()
 
 
 def _size_of(output: Output) -> int:

@@ -30,20 +30,20 @@ from knafka.ports.transactions import Partition, TransactionalLog
 from knafka.sensor.queues import FOR_EVER, LAST, Arrival, Bounds, Queue
 from knafka.sensor.stalls import Stalls
 
-KAFKAS_GRACE: Final = 20
+KAFKA_GRACE: Final = 20
 """Milliseconds by which the clocks of Kafka's nodes may differ, where Kafka sets the time."""
-SENDERS_GRACE: Final = 2_000
+SENDER_GRACE: Final = 2_000
 """Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
 ASK_INTERVAL: Final = 5
 """Milliseconds between two requests to Kafka at least."""
 UNANSWERED_INTERVAL: Final = 250
 """`ASK_INTERVAL` while a partition doesn't answer, as the request takes longer then."""
-QUEUED_RECORDS: Final = 50_000
+MAX_QUEUED_RECORDS: Final = 50_000
 """Number of records in all queues above which partitions with more than their share are paused,
 which discards prefetched records; at most twice as many are queued."""
-QUEUED_BYTES: Final = 64 * 1024 * 1024
-"""`QUEUED_RECORDS` in bytes of their values."""
-AHEAD_RECORDS: Final = 10_000
+MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
+"""`MAX_QUEUED_RECORDS` in bytes of their values."""
+MAX_AHEAD_RECORDS: Final = 10_000
 """Most events that a process routes ahead of the time up to which everything was read; they wait at
 the readers of the trigger topic."""
 
@@ -63,7 +63,7 @@ class BusPartitions:
         self._latest: deque[tuple[int, int]] = deque()
         """Rising latest times of events that were read, each with our clock's time of the
         reading."""
-        self._latest_a_grace_ago = 0
+        self._latest_before_grace = 0
         """The latest time of the events read a grace period ago."""
         self._ends: Mapping[int, int | None] = {}
         self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
@@ -92,7 +92,7 @@ class BusPartitions:
         """Milliseconds by which an event may be older than one that was read before it."""
         if self._declared is not None:
             return self._declared
-        return KAFKAS_GRACE if self.is_log_time else SENDERS_GRACE
+        return KAFKA_GRACE if self.is_log_time else SENDER_GRACE
 
     @property
     def stalled(self) -> frozenset[int]:
@@ -129,17 +129,17 @@ class BusPartitions:
 
     # What was read
 
-    def read(self, record: Record, at: int, now: int) -> tuple[int, bool]:
-        """Note that a record with the time `at` was read. Returns the time before which no record
+    def read(self, record: Record, time: int, now: int) -> tuple[int, bool]:
+        """Note that a record with the time `time` was read. Returns the time before which no record
         of its partition is missing, and whether others of its partition are queued."""
         own_queue = self._queues[record.partition()]
         own_queue.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
         self.is_log_time, self._has_read = is_log_time, True
-        if not self._latest or at > self._latest[-1][0]:
-            self._latest.append((at, now))
-        reached = at if self.is_in_order else at - self.grace
-        own_queue.seen = reached if own_queue.seen is None else max(own_queue.seen, reached)
+        if not self._latest or time > self._latest[-1][0]:
+            self._latest.append((time, now))
+        read_until = time if self.is_in_order else time - self.grace
+        own_queue.seen = read_until if own_queue.seen is None else max(own_queue.seen, read_until)
         return own_queue.seen, bool(own_queue.queue)
 
     def reached(self, number: int, end: int) -> None:
@@ -188,7 +188,7 @@ class BusPartitions:
     @property
     def has_next(self) -> bool:
         """Whether a queued event may be routed now."""
-        if not self.queued or (self.is_in_order and self._is_full):
+        if not self.queued or (self.is_in_order and self._is_ahead_limit_reached):
             return False
         bounds = self._bounds()
         return any(
@@ -197,7 +197,7 @@ class BusPartitions:
         )
 
     @property
-    def waits_for(self) -> int | None:
+    def first_blocked(self) -> int | None:
         """The time of the first queued event that can't be routed before more is known; None: there
         is none."""
         return self.first if self.queued and not (self._ends and self.has_next) else None
@@ -206,17 +206,19 @@ class BusPartitions:
     def first_ahead(self) -> int | None:
         """The time of the first event that was routed ahead, once no more may be routed ahead; None
         otherwise."""
-        return self._routed_ahead[0] if self._routed_ahead and self._is_full else None
+        return (
+            self._routed_ahead[0] if self._routed_ahead and self._is_ahead_limit_reached else None
+        )
 
     @property
-    def next_look(self) -> int:
+    def next_check_time(self) -> int:
         """Time (our clock) from which more is known about the latest records."""
         return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
-    def _is_full(self) -> bool:
+    def _is_ahead_limit_reached(self) -> bool:
         """Whether no more events may be routed ahead."""
-        return len(self._routed_ahead) >= AHEAD_RECORDS
+        return len(self._routed_ahead) >= MAX_AHEAD_RECORDS
 
     def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
         """Dequeue and yield the next events, at most `limit`, each with a time: every event before
@@ -225,8 +227,8 @@ class BusPartitions:
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._bounds()
-        elsewhere = self._minimum(None)
-        before = None if in_order else self.routed_until
+        elsewhere = self._lowest_time(None)
+        routed_before = None if in_order else self.routed_until
         heads = [(queue.queue[0].place, queue) for queue in self._queues.values() if queue.queue]
         heapify(heads)
         while heads:
@@ -235,7 +237,7 @@ class BusPartitions:
             until = None if elsewhere is None else min(elsewhere, bound)
             queue, following = own_queue.queue, heads[0][0] if heads else LAST
             while place < following:
-                if limit <= 0 or place.at >= bound or (in_order and self._is_full):
+                if limit <= 0 or place.at >= bound or (in_order and self._is_ahead_limit_reached):
                     return
                 arrival = queue.popleft()
                 own_queue.bytes -= arrival.size
@@ -244,7 +246,7 @@ class BusPartitions:
                 limit -= 1
                 if in_order and (until is None or place.at >= until):
                     self._routed_ahead.append(place.at)
-                yield arrival, until if in_order else before
+                yield arrival, until if in_order else routed_before
                 if not queue:
                     break
                 place = queue[0].place
@@ -266,32 +268,32 @@ class BusPartitions:
     def read_until(self) -> int | None:
         """The time before which everything of the bus was read here or routed by others; None: that
         isn't known."""
-        return self._minimum(self._read_until)
+        return self._lowest_time(self._read_until)
 
     @property
     def routed_until(self) -> int | None:
         """The time before which everything of the bus is in the trigger topic, once all routed
         events are committed; None: that isn't known."""
-        return self._minimum(self.routed)
+        return self._lowest_time(self.routed)
 
-    def _minimum(self, own: Callable[[int], int | None] | None) -> int | None:
-        """Return the lowest time over all partitions; `own` returns that of an own partition. With
-        `own` None: over the partitions of others, `FOR_EVER` if there are none. None: a time isn't
-        known."""
+    def _lowest_time(self, until_of_own: Callable[[int], int | None] | None) -> int | None:
+        """Return the lowest time over all partitions; `until_of_own` returns that of an own
+        partition. With `until_of_own` None: over the partitions of others, `FOR_EVER` if there are
+        none. None: a time isn't known."""
         if not self._ends:
             return None
-        least = FOR_EVER if own is None else None
+        lowest = FOR_EVER if until_of_own is None else None
         for number in (self._ends.keys() | self._queues.keys()) - self.stalled:
             if number not in self._queues:
                 until = self._others_routed_until.get(number)
-            elif own is not None:
-                until = own(number)
+            elif until_of_own is not None:
+                until = until_of_own(number)
             else:
                 continue
             if until is None:
                 return None
-            least = until if least is None else min(least, until)
-        return least
+            lowest = until if lowest is None else min(lowest, until)
+        return lowest
 
     def _read_until(self, number: int) -> int | None:
         """Return the time before which everything of an own partition was read."""
@@ -320,8 +322,8 @@ class BusPartitions:
     def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
         """Ask Kafka for ends and commits, unless everything before `needed_until` was read and that
         was known at `since`, or it was asked just before. Raises `LogError`."""
-        known = self.read_until if self._asked_at is not None else None
-        if known is not None and known > needed_until and self.ended_at >= since:
+        read_until = self.read_until if self._asked_at is not None else None
+        if read_until is not None and read_until > needed_until and self.ended_at >= since:
             return
         interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
         if self._asked_at is not None and now - self._asked_at < interval:
@@ -337,7 +339,7 @@ class BusPartitions:
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for commit in committed.values():
-                self._note_sender_times(records.routed_in(commit.metadata))
+                self._note_sender_times(records.parse_routed(commit.metadata))
             for number in ends.keys() - self._queues.keys():
                 self._note_commit(number, committed.get(number), ends[number])
         self._note_reached_ends(now)
@@ -354,16 +356,16 @@ class BusPartitions:
     def _is_reached(self, end: tuple[int, int | None]) -> bool:
         """Whether a partition was read or routed up to this end."""
         number, offset = end
-        own = self._queues.get(number)
-        position = self._other_positions.get(number, 0) if own is None else own.next
+        own_queue = self._queues.get(number)
+        position = self._other_positions.get(number, 0) if own_queue is None else own_queue.next
         return number in self.stalled or (offset is not None and position >= offset)
 
     def _earliest_new_time(self, now: int) -> int:
         """Return the earliest time that a record appended from now on may have: it is after the
         records read a grace period ago, and at most a grace period before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
-            self._latest_a_grace_ago = self._latest.popleft()[0] + 1
-        return max(self._latest_a_grace_ago, now - max(self.grace, SENDERS_GRACE))
+            self._latest_before_grace = self._latest.popleft()[0] + 1
+        return max(self._latest_before_grace, now - max(self.grace, SENDER_GRACE))
 
     def _note_commit(
         self, number: int, committed: OffsetAndMetadata | None, end: int | None
@@ -371,14 +373,16 @@ class BusPartitions:
         """Note another process's commit for a partition, read after the partition's end."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
-        routed = Routed() if committed is None else records.routed_in(committed.metadata)
+        routed = Routed() if committed is None else records.parse_routed(committed.metadata)
         until = routed.until
         if end is not None and offset >= end:
             at_end = self._asked_until
             until = at_end if until is None else max(at_end, until)
-        before = self._others_routed_until.get(number)
+        previous_until = self._others_routed_until.get(number)
         if until is not None:
-            self._others_routed_until[number] = until if before is None else max(before, until)
+            self._others_routed_until[number] = (
+                until if previous_until is None else max(previous_until, until)
+            )
 
     def _note_sender_times(self, routed: Routed) -> None:
         """Note from another process's commit that senders set the times, if no record was read here
@@ -400,15 +404,20 @@ class BusPartitions:
     def balance(self) -> None:
         """Pause partitions that are read far ahead while much is queued, and resume them later. The
         partition that was read least far goes on, as the others wait for it."""
-        share, least = max(1, len(self._queues)), self._bounds().first
-        is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
-        is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
+        share, lowest = max(1, len(self._queues)), self._bounds().first
+        is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
+        is_little = (
+            2 * self.queued < MAX_QUEUED_RECORDS and 2 * self.queued_bytes < MAX_QUEUED_BYTES
+        )
         pausing, resuming = list[int](), list[int]()
         for number, queue in self._queues.items():
             is_ahead = (
-                len(queue.queue) * share > QUEUED_RECORDS or queue.bytes * share > QUEUED_BYTES
+                len(queue.queue) * share > MAX_QUEUED_RECORDS
+                or queue.bytes * share > MAX_QUEUED_BYTES
             )
-            is_least = not self._is_full and (self._read_until(number) or 0) <= least
+            is_least = (
+                not self._is_ahead_limit_reached and (self._read_until(number) or 0) <= lowest
+            )
             if is_much and is_ahead and not is_least and not queue.is_paused:
                 pausing.append(number)
             elif queue.is_paused and (is_little or is_least):

@@ -74,14 +74,14 @@ class SensorDrain:
         """Return the counts since the last request, and the report of held events if it is new."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
-        now, before = self.processor.counts, self._reported
+        counts, reported = self.processor.counts, self._reported
         holding, self._holding = self._holding, None
         return DrainProgress(
-            read=now.read - before.read,
-            delivered=now.fired.total() - before.fired.total(),
-            dead_lettered=now.dead_letters.total() - before.dead_letters.total(),
-            dead_letters=dict(now.dead_letters - before.dead_letters),
-            late=now.late.total() - before.late.total(),
+            read=counts.read - reported.read,
+            delivered=counts.fired.total() - reported.fired.total(),
+            dead_lettered=counts.dead_letters.total() - reported.dead_letters.total(),
+            dead_letters=dict(counts.dead_letters - reported.dead_letters),
+            late=counts.late.total() - reported.late.total(),
             partitions=self.processor.partitions,
             slot=self.slot,
             holding=holding,
@@ -110,7 +110,7 @@ class SensorDrain:
         """Run the processor until idle or stopped; returns which."""
         self._active_at = time.monotonic()
         processor = self.processor = self._open_processor(self.slot)
-        had: tuple[int, ...] = ()
+        previous_partitions: tuple[int, ...] = ()
         try:
             processor.check_topics()
             while not self._stopping:
@@ -118,9 +118,9 @@ class SensorDrain:
                     return Ended.IDLE
                 if processor.step(round(self._now() * 1000), PATIENCE):
                     self._active_at = time.monotonic()
-                if not set(had) <= set(has := processor.partitions):
+                if not set(previous_partitions) <= set(current_partitions := processor.partitions):
                     self.shrunk_at = self._loop.time()
-                had = has
+                previous_partitions = current_partitions
                 if time.monotonic() >= self._report_at:
                     self._update_holding(processor)
             return Ended.STOPPED
@@ -133,8 +133,8 @@ class SensorDrain:
         report after it."""
         began = time.monotonic()
         self._holding = processor.holding()
-        took = time.monotonic() - began
-        self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * took)
+        duration = time.monotonic() - began
+        self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * duration)
 
     def _is_idle(self, processor: Processor) -> bool:
         """Whether there has been nothing to do for long enough."""
@@ -142,5 +142,5 @@ class SensorDrain:
             return False
         if processor.due is not None and processor.due / 1000 <= self._now() + SOON:
             return False
-        at_least = self.idle if processor.partitions else max(self.idle, JOIN_PATIENCE)
-        return time.monotonic() - self._active_at >= at_least
+        required_idle = self.idle if processor.partitions else max(self.idle, JOIN_PATIENCE)
+        return time.monotonic() - self._active_at >= required_idle

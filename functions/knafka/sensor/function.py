@@ -83,8 +83,8 @@ class SensorSide(LeasedSide):
         renewal = None
         if service_url is not None:
             # The process that answers has a slot of its own, or none.
-            what = {"sensor": self._digest, "slot": None}
-            renewal = OwnService(service_url, what, self._subscriber)
+            drained_sensor = {"sensor": self._digest, "slot": None}
+            renewal = OwnService(service_url, drained_sensor, self._subscriber)
         super().__init__(DrainLease(self._new_drain, renewal))
 
     def _new_drain(self) -> SensorDrain:
@@ -115,8 +115,8 @@ class SensorSide(LeasedSide):
     def refusal(self, request: DrainRequest) -> str:
         """Return why a request for a drain is refused, as it names another Sensor; empty if it
         isn't refused."""
-        other = request.shard is not None or request.egress is not None
-        if other or request.sensor not in (None, self._digest):
+        names_other_kind = request.shard is not None or request.egress is not None
+        if names_other_kind or request.sensor not in (None, self._digest):
             return "this process has another Sensor, or another version of it"
         return ""
 

@@ -37,7 +37,7 @@ def give_up(
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())
     batch.give_up((topic, number, offset), draft, failure, trigger)
-    reason, told = failure
+    reason, failure_text = failure
     if reason is Reason.INTERNAL_ERROR:
         log.error(
             "the event at %d of %s/%d is given up for an error of our own",
@@ -46,21 +46,25 @@ def give_up(
         )
     elif reason is Reason.UNDECODABLE:
         batch.counts.undecodable += 1
-        log.error("the record at %d of %s/%d is no event: %s", offset, topic, number, told)
+        log.error("the record at %d of %s/%d is no event: %s", offset, topic, number, failure_text)
     else:
-        log.error("the event at %d of %s/%d is dead-lettered: %s", offset, topic, number, told)
+        log.error(
+            "the event at %d of %s/%d is dead-lettered: %s", offset, topic, number, failure_text
+        )
 
 
-def fire_or_name(number: int, key: str, firing: Firing, batch: Batch) -> None:
+def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> None:
     """Fire, or name the events in a dead letter if no action can be written (KN-DLV-09); `number`
     is the key's partition of the trigger topic."""
     try:
         batch.fire(key, firing, f"t{number}.{firing.last.offset}")
     except Exception as error:
         failure = letters.failure_of(error)
-        batch.name_events(number, key, firing.events, failure)
-        count, told = len(firing.events), failure[1]
-        log.error("a firing of %.200s with %d events is dead-lettered: %s", key, count, told)
+        batch.dead_letter_events(number, key, firing.events, failure)
+        count, failure_text = len(firing.events), failure[1]
+        log.error(
+            "a firing of %.200s with %d events is dead-lettered: %s", key, count, failure_text
+        )
 
 
 def let_go(number: int, key: str, error: Exception, batch: Batch) -> None:

@@ -27,7 +27,7 @@ from knafka.core.times import taken_at, written_at
 from knafka.ports.log import Record, headers_of
 from knafka.sensor.batch import Batch
 from knafka.sensor.bus import BusPartitions
-from knafka.sensor.giving_up import fire_or_name, give_up, let_go
+from knafka.sensor.giving_up import fire_or_dead_letter, give_up, let_go
 from knafka.sensor.queues import Arrival
 from knafka.sensor.tracing import SensorTracing
 
@@ -70,8 +70,8 @@ class Handlers:
     def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
         """Take in an event of the bus, read at `read_at`: if no trigger holds it, it is handled at
         once, unless others of its partition wait."""
-        bus, at = self._bus, taken_at(record.timestamp(), now)
-        since, waits = bus.read(record, at, read_at)
+        bus, time = self._bus, taken_at(record.timestamp(), now)
+        since, others_wait = bus.read(record, time, read_at)
         headers: RecordHeaders | None = None
         try:
             headers = headers_of(record)
@@ -85,9 +85,9 @@ class Handlers:
             give_up(record, headers, error, batch)
             return
         size = len(record.value() or b"")
-        place = Place(at, record.partition(), record.offset())
+        place = Place(time, record.partition(), record.offset())
         arrival = Arrival(place, since, record, headers or [], envelope, routes, size)
-        if waits or not all(route.fires for route in routes):
+        if others_wait or not all(route.fires for route in routes):
             bus.enqueue(arrival)
         else:
             self.route(arrival, batch, None)
@@ -115,8 +115,8 @@ class Handlers:
             )
             try:
                 if route.fires:
-                    where = f"e{place.partition}.{place.offset}"
-                    batch.fire(route.key, Firing((event,)), where, record.key())
+                    event_place = f"e{place.partition}.{place.offset}"
+                    batch.fire(route.key, Firing((event,)), event_place, record.key())
                 else:
                     batch.match(route.key, event, until)
             except Exception as error:  # the event's other triggers still get it
@@ -131,60 +131,63 @@ class Handlers:
         offset, size = record.offset(), len(record.value() or b"")
         try:
             headers = headers_of(record)
-            found = records.read_trigger(record.key(), record.value(), headers, offset)
+            trigger_record = records.read_trigger(record.key(), record.value(), headers, offset)
         except LogError:
             raise
         except Exception as error:
             unread = Collected(record, None, headers, error)
             ordered.add(offset, BEFORE_ALL, records.NEVER, unread, size)
             return False
-        if found.generation > self._sensor.generation:
+        if trigger_record.generation > self._sensor.generation:
             raise NewerSensor(
-                f"the Sensor is at generation {found.generation} elsewhere, and here at"
+                f"the Sensor is at generation {trigger_record.generation} elsewhere, and here at"
                 f" {self._sensor.generation}; if there is none such, pass over what says so: "
                 "knafka sensor next and skip"
             )
-        event, at = found.event, written_at(found.event.at, now)
-        if at != event.at:
-            found = found._replace(event=event._replace(at=at))
-        collected, place = Collected(record, found, headers, None), Place(at, *event.origin)
-        if ordered.take_if_next(offset, place, found.until):
+        event, time = trigger_record.event, written_at(trigger_record.event.at, now)
+        if time != event.at:
+            trigger_record = trigger_record._replace(event=event._replace(at=time))
+        collected, place = (
+            Collected(record, trigger_record, headers, None),
+            Place(time, *event.origin),
+        )
+        if ordered.take_if_next(offset, place, trigger_record.until):
             self.reduce(collected, batch)
             return True
-        ordered.add(offset, place, found.until, collected, size)
+        ordered.add(offset, place, trigger_record.until, collected, size)
         return False
 
     def reduce(self, collected: Collected, batch: Batch) -> None:
         """Apply the next event to its trigger: add it to the held events, or fire (BUS-13)."""
-        record, found, headers, error = collected
+        record, trigger_record, headers, error = collected
         batch.begin(record)
-        if found is None:
+        if trigger_record is None:
             assert error is not None
             if not isinstance(error, InvalidEvent):
                 headers = letters.structured(record.value())
             give_up(record, headers, error, batch)
             return
-        rule = self._rules.get(records.trigger_of(found.key))
+        rule = self._rules.get(records.trigger_of(trigger_record.key))
         if rule is None:
             return  # the trigger was removed
-        number, key, event = record.partition(), found.key, found.event
+        number, key, event = record.partition(), trigger_record.key, trigger_record.event
         try:
-            if self._dedupe is not None and self._came_before(number, rule.name, event, batch):
+            if self._dedupe is not None and self._check_duplicate(number, rule.name, event, batch):
                 batch.counts.duplicates += 1
                 return
             try:
-                after = rules.step(rule, batch.held(number, key), event)
-            except Exception as failed:
+                rule_step = rules.step(rule, batch.held(number, key), event)
+            except Exception as failure:
                 # If it is this event's fault, this raises again.
-                after = rules.step(rule, (), event)
-                let_go(number, key, failed, batch)
-            follow(number, key, after, batch)
+                rule_step = rules.step(rule, (), event)
+                let_go(number, key, failure, batch)
+            follow(number, key, rule_step, batch)
         except LogError:
             raise
-        except Exception as failed:
-            give_up(record, letters.structured(record.value()), failed, batch)
+        except Exception as failure:
+            give_up(record, letters.structured(record.value()), failure, batch)
 
-    def _came_before(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
+    def _check_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
         """Whether the trigger had the same event within the declared time; if not, the event is
         marked."""
         assert self._dedupe is not None
@@ -196,8 +199,8 @@ class Handlers:
         return False
 
 
-def follow(number: int, key: str, after: RuleStep, batch: Batch) -> None:
+def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:
     """Apply a rule's step: hold its events at the key, and fire its firings."""
-    batch.keep(number, key, after.held)
-    for firing in after.firings:
-        fire_or_name(number, key, firing, batch)
+    batch.keep(number, key, rule_step.held)
+    for firing in rule_step.firings:
+        fire_or_dead_letter(number, key, firing, batch)

@@ -30,9 +30,9 @@ from knafka.sensor.watermark import Watermark
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
-SHORTEST_WAIT: Final = 0.005
+SHORTEST_CHECK_WAIT: Final = 0.005
 """Least time (seconds) between two checks of the records that wait for their turn."""
-LONGEST_WAIT: Final = 0.02
+LONGEST_CHECK_WAIT: Final = 0.02
 """Longest time (seconds) between two such checks."""
 HELD_BACK_RECORDS: Final = 50_000
 """Number of records of the trigger topic that may wait in a process for their turn. If more wait,
@@ -72,11 +72,11 @@ class Ordering:
         number = partition.number
         self._positions[partition] = position
         if partition.topic == self._sensor.topic:
-            self._bus.assigned(number, position, records.routed_in(metadata))
+            self._bus.assigned(number, position, records.parse_routed(metadata))
         else:
             self._watermark.forget()
             self._read_to[number] = position
-            self._taken[number] = records.taken_in(metadata)
+            self._taken[number] = records.parse_taken(metadata)
             self._ordered[number] = InOrder(self._taken[number])
 
     def revoked(self, partition: Partition) -> None:
@@ -112,7 +112,7 @@ class Ordering:
     def first(self) -> int | None:
         """The time of the earliest event that waits for its turn; None if none waits."""
         times = [self._bus.first, *(order.first for order in self._ordered.values())]
-        return min((at for at in times if at is not None), default=None)
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def has_next(self) -> bool:
@@ -123,8 +123,12 @@ class Ordering:
         """Return the seconds until the next check of the records that wait; None if none waits."""
         if self.first is None:
             return None
-        seconds = (self._bus.next_look - now) / 1000
-        return min(max(SHORTEST_WAIT, seconds), LONGEST_WAIT) if seconds > 0 else LONGEST_WAIT
+        seconds = (self._bus.next_check_time - now) / 1000
+        return (
+            min(max(SHORTEST_CHECK_WAIT, seconds), LONGEST_CHECK_WAIT)
+            if seconds > 0
+            else LONGEST_CHECK_WAIT
+        )
 
     @property
     def grace(self) -> int:
@@ -144,7 +148,7 @@ class Ordering:
 
     def take_in(
         self,
-        found: Sequence[Record],
+        new_records: Sequence[Record],
         reached: Mapping[Partition, int],
         batch: Batch,
         now: int,
@@ -153,8 +157,8 @@ class Ordering:
         """Take in records that were read by `now`, the first at `first_at`, and the ends of
         partitions that were reached. Returns how many events were next in order and so handled."""
         bus, count = self._sensor.topic, 0
-        for record in found:
-            if record is not found[0]:
+        for record in new_records:
+            if record is not new_records[0]:
                 first_at = now
             if record.topic() == bus:
                 self._handlers.take_in(record, batch, now, first_at)
@@ -176,19 +180,23 @@ class Ordering:
         `due` at a time; then by a request made at `since` or later. Call it only while every routed
         event is committed."""
         bus, ordered = self._bus, self._ordered
-        held_back = [at for order in ordered.values() if (at := order.first) is not None]
-        times = [*held_back, bus.waits_for, bus.first_ahead, due]
+        waiting_times = [at for order in ordered.values() if (at := order.first) is not None]
+        times = [*waiting_times, bus.first_blocked, bus.first_ahead, due]
         for at in sorted(time for time in times if time is not None):
-            after = since if at == due else 0
-            if (known := bus.read_until) is None or known <= at or bus.ended_at < after:
-                bus.refresh(now, at, after)
+            asked_since = since if at == due else 0
+            if (
+                (known_until := bus.read_until) is None
+                or known_until <= at
+                or bus.ended_at < asked_since
+            ):
+                bus.refresh(now, at, asked_since)
                 break
         bus.forget_ahead()
-        if held_back or due is not None:
-            known = self._watermark.update(bus.routed_until, bus.ended_at, self._read_to)
-            if known is not None:
+        if waiting_times or due is not None:
+            known_until = self._watermark.update(bus.routed_until, bus.ended_at, self._read_to)
+            if known_until is not None:
                 for order in ordered.values():
-                    order.note_read_until(known)
+                    order.note_read_until(known_until)
 
     def route(self, batch: Batch) -> int:
         """Route the events that are next on the bus to the trigger topic; returns how many."""
@@ -201,9 +209,9 @@ class Ordering:
     def reduce(self, batch: Batch) -> int:
         """Apply the events that are next in order to their triggers; returns how many."""
         count, share = 0, max(1, len(self._ordered))
-        room = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
+        limits = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
         for number, ordered in self._ordered.items():
-            for collected, late in ordered.take(BATCH - count, *room):
+            for collected, late in ordered.take(BATCH - count, *limits):
                 self._handlers.reduce(collected, batch)
                 count += 1
                 batch.taken.setdefault(number, None)
@@ -232,11 +240,11 @@ class Ordering:
                     until = self._bus.routed(number)
                     batch.routed[number] = Routed(until, not self._bus.is_log_time)
                 continue
-            ordered, read = self._ordered[number], self._read_to[number]
-            position = ordered.position(read)
+            ordered, next_offset = self._ordered[number], self._read_to[number]
+            position = ordered.position(next_offset)
             if position != committed or number in batch.taken or partition in batch.positions:
                 batch.positions[partition] = position
-                batch.taken[number] = ordered.taken(read)
+                batch.taken[number] = ordered.taken(next_offset)
 
     def committed(self, batch: Batch) -> None:
         """Note that the batch was committed, with its offsets."""
@@ -249,8 +257,8 @@ class Ordering:
         """Go back to the committed offsets: everything after them is read again."""
         self._bus.go_back(self._positions)
         self._watermark.forget()  # it was valid for the old positions only
-        for number, taken in self._taken.items():
-            self._ordered[number] = InOrder(taken)
+        for number, committed_taken in self._taken.items():
+            self._ordered[number] = InOrder(committed_taken)
             self._read_to[number] = self._positions[Partition(self._sensor.trigger_topic, number)]
 
     def balance(self) -> None:

@@ -49,7 +49,7 @@ from knafka.tracing.spans import Tracer
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
-GATHERING: Final = 0.02
+GATHERING_SECONDS: Final = 0.02
 """Seconds for which one transaction gathers records, at most `BATCH` of them (BUS-23, BUS-S9)."""
 
 
@@ -95,11 +95,11 @@ class Processor:
         self._log = open_log(self)
         router = Router(sensor, self._handle_failure)
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
-        self._first_at = 0
+        self._first_read_at = 0
         """The time (ms) at which the first record of the last read arrived."""
-        self._found_at = 0
+        self._last_found_at = 0
         """The time (ms) of the last read that returned records or handled events."""
-        self._known_until: int | None = None
+        self._all_read_until: int | None = None
         """The time (ms) before which every event was read, while no record has come since; None: it
         has to be asked for."""
 
@@ -122,65 +122,72 @@ class Processor:
         if missing:
             raise MissingTopics(missing)
 
-    def step(self, now: int, patience: float = GATHERING) -> int:
+    def step(self, now: int, patience: float = GATHERING_SECONDS) -> int:
         """Handle the records that come within `patience` seconds, and the timers due at `now` (ms
         since the Unix epoch). Returns how much was done, 0 if the drain may count as idle: records,
         and keys whose timers ran out if more of them wait. Raises `LogError` if the log can't be
         used any more."""
-        self._now = self._first_at = now
+        self._now = self._first_read_at = now
         began = time.monotonic()
-        found, reached = self._read(self._patience(now, patience))
+        new_records, reached = self._read(self._patience(now, patience))
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
         ordering = self._ordering
-        handled = ordering.take_in(found, reached, batch, self._now, self._first_at)
-        ordering.refresh(self._now, self._due(now), self._found_at)
+        handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
+        ordering.refresh(self._now, self._due(now), self._last_found_at)
         handled += ordering.route(batch) + ordering.reduce(batch)
-        if found or handled:
-            self._known_until, self._found_at = None, self._now
-        expired = 0 if found or handled else self._fire_expired(now, batch)
-        self._drop_marks(batch)
+        if new_records or handled:
+            self._all_read_until, self._last_found_at = None, self._now
+        expired = 0 if new_records or handled else self._fire_expired(now, batch)
+        self._drop_old_marks(batch)
         ordering.set_positions(batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
             self._now = now + round((time.monotonic() - began) * 1000)
-            ordering.refresh(self._now, self._due(now), self._found_at)
+            ordering.refresh(self._now, self._due(now), self._last_found_at)
         ordering.balance()
-        handled = max(len(found), handled)
-        return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
+        handled = max(len(new_records), handled)
+        return (
+            handled
+            + (expired if expired == BATCH else 0)
+            + batch.removed_stale
+            + batch.dropped_keys
+        )
 
     def _patience(self, now: int, patience: float) -> float:
         """Return the seconds to wait for a first record, at most `patience`."""
         if self._is_known(first := self._due(now)) or self._ordering.has_next:
             return 0
         if next(self._state.stale, None) is not None or self._state.is_full:
-            patience = min(patience, GATHERING)
+            patience = min(patience, GATHERING_SECONDS)
         elif (timer := self._state.first_timer) is not None:
             patience = min(patience, max(CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now) / 1000)
         if first is not None:
             patience = min(patience, CHECK_INTERVAL / 1000)
-        waits = self._ordering.patience(now)
-        return patience if waits is None else min(patience, waits)
+        ordering_patience = self._ordering.patience(now)
+        return patience if ordering_patience is None else min(patience, ordering_patience)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """Return new records and reached ends: the first record, and further ones within
-        `GATHERING` seconds."""
+        `GATHERING_SECONDS` seconds."""
         began = time.monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
         if not first:
             return first, reached
-        self._first_at += round((time.monotonic() - began) * 1000)
+        self._first_read_at += round((time.monotonic() - began) * 1000)
         self._moved.clear()
-        more = self._log.read(BATCH - 1, GATHERING)
+        following_records = self._log.read(BATCH - 1, GATHERING_SECONDS)
         # Records of partitions that were revoked meanwhile aren't ours; if such a partition was
         # assigned again, they are read again.
-        kept = [record for record in first if _partition_of(record) not in self._moved]
-        later = {*self._moved, *map(_partition_of, more)}
-        reached = {partition: end for partition, end in reached.items() if partition not in later}
-        return [*kept, *more], {**reached, **self._log.reached}
+        still_owned = [record for record in first if _partition_of(record) not in self._moved]
+        moved_or_read = {*self._moved, *map(_partition_of, following_records)}
+        reached = {
+            partition: end for partition, end in reached.items() if partition not in moved_or_read
+        }
+        return [*still_owned, *following_records], {**reached, **self._log.reached}
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -235,7 +242,7 @@ class Processor:
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         """Take over partitions; for those of the trigger topic, restore the held events from the
         changelog."""
-        self._known_until = None
+        self._all_read_until = None
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
         for partition, committed in partitions.items():
@@ -268,7 +275,9 @@ class Processor:
 
     def _is_known(self, time: int | None) -> bool:
         """Whether every event before this time was certainly read."""
-        return time is not None and self._known_until is not None and time <= self._known_until
+        return (
+            time is not None and self._all_read_until is not None and time <= self._all_read_until
+        )
 
     def _fire_expired(self, now: int, batch: Batch) -> int:
         """Handle the timers that are due, of at most `BATCH` keys; returns the number of keys. Call
@@ -276,25 +285,25 @@ class Processor:
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
-        known = self._ordering.known
+        known_until = self._ordering.known
         if (
             not self._is_known(first)
-            and known is not None
-            and self._ordering.asked_at >= self._found_at
+            and known_until is not None
+            and self._ordering.asked_at >= self._last_found_at
         ):
-            self._known_until = min(known, now - self._lateness)
-        if (until := self._known_until) is None or until < first:
+            self._all_read_until = min(known_until, now - self._lateness)
+        if (until := self._all_read_until) is None or until < first:
             return 0
         changed = 0
         for number, key in islice(self._state.changed_until(until), BATCH):
             rule = self._rules[records.trigger_of(key)]
             batch.begin((Partition(topic, number), key))
             try:
-                after = rules.expire(rule, batch.held(number, key), until)
+                rule_step = rules.expire(rule, batch.held(number, key), until)
             except Exception as error:
                 let_go(number, key, error, batch)
             else:
-                follow(number, key, after, batch)
+                follow(number, key, rule_step, batch)
                 self._ordering.expired(number, until)
             partition = Partition(topic, number)
             batch.positions.setdefault(partition, self._ordering.position(partition))
@@ -307,17 +316,17 @@ class Processor:
             return
         topic, sensor = self._sensor.trigger_topic, self._sensor
         limits = f"{sensor.max_held_keys} keys or {sensor.max_held_bytes} bytes"
-        told = f"the Sensor held more than {limits}, and these events were the oldest"
+        explanation = f"the Sensor held more than {limits}, and these events were the oldest"
         for number, key in self._state.excess(BATCH):
             partition = Partition(topic, number)
             batch.begin((partition, key))
-            batch.let_go(number, key, (Reason.STATE_FULL, told))
+            batch.let_go(number, key, (Reason.STATE_FULL, explanation))
             batch.positions.setdefault(partition, self._ordering.position(partition))
             batch.counts.let_go[records.trigger_of(key)] += 1
-            batch.let_go_keys += 1
-        log.warning("%s: they are dead-lettered", told)
+            batch.dropped_keys += 1
+        log.warning("%s: they are dead-lettered", explanation)
 
-    def _drop_marks(self, batch: Batch) -> None:
+    def _drop_old_marks(self, batch: Batch) -> None:
         """Drop marks that are older than the time within which duplicates are recognised."""
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
             return
@@ -349,7 +358,7 @@ class Processor:
                 self._refuse(error, batch)
             self._has_letters = self._has_letters and not error.unknown_topic
             self.counts.aborted += 1
-            self._known_until = None
+            self._all_read_until = None
             self._ordering.go_back()
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
@@ -357,7 +366,7 @@ class Processor:
             return
         self._ordering.committed(batch)
         self._refused.clear()
-        self._state.stale_gone(batch.tidied)
+        self._state.forget_stale(batch.removed_stale)
         for number, key, held in batch.changed:
             self._state.keep(number, key, held)
         if self._tracing is not None:
@@ -377,10 +386,13 @@ class Processor:
     def _refuse(self, error: RecordTooLarge, batch: Batch) -> None:
         """Leave out the causes of too large records the next time. Raises `error` if they were left
         out already, as the transaction would be aborted again and again."""
-        news = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
-        if all(limits.items() <= self._refused.get(at, {}).items() for at, limits in news.items()):
+        refused = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
+        if all(
+            limits.items() <= self._refused.get(cause_place, {}).items()
+            for cause_place, limits in refused.items()
+        ):
             raise error
-        for place, limits in news.items():
+        for place, limits in refused.items():
             self._refused[place] = {**self._refused.get(place, {}), **limits}
 
 

@@ -25,24 +25,24 @@ class Stalls:
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
-        self._standing: dict[int, tuple[int | None, int]] = {}
+        self._waiting_since: dict[int, tuple[int | None, int]] = {}
         """Up to which time each waited-for partition was read, and since when (ms)."""
         self._noted_at = 0
         self.partitions: frozenset[int] = frozenset()
         """Partitions that are no longer waited for."""
 
-    def note(self, now: int, wanted: int, untils: Mapping[int, int | None]) -> None:
-        """Note up to which times these partitions were read (ms; None: not known) while `wanted` is
-        waited for. Other partitions hold up nothing."""
-        standing = {} if now - self._noted_at > FORGET_AFTER else self._standing
+    def note(self, now: int, needed_until: int, untils: Mapping[int, int | None]) -> None:
+        """Note up to which times these partitions were read (ms; None: not known) while
+        `needed_until` is waited for. Other partitions hold up nothing."""
+        waiting_since = {} if now - self._noted_at > FORGET_AFTER else self._waiting_since
         self._noted_at = now
-        self._standing = {}
+        self._waiting_since = {}
         stalled = set[int]()
         for number, until in untils.items():
-            before, since = standing.get(number, (until, now))
-            if before != until or (until is not None and until > wanted):
+            previous_until, since = waiting_since.get(number, (until, now))
+            if previous_until != until or (until is not None and until > needed_until):
                 since = now
-            self._standing[number] = until, since
+            self._waiting_since[number] = until, since
             if now - since >= STALLED_AFTER:
                 stalled.add(number)
         for number in stalled - self.partitions:

@@ -13,7 +13,7 @@ from typing import Final
 
 from knafka.core.drain import Holding, Waiting
 from knafka.core.sensor import duplicates, records, rules
-from knafka.core.sensor.held import Held, HeldEvent, in_time
+from knafka.core.sensor.held import Held, HeldEvent, sort_by_time
 from knafka.core.sensor.rules import Rule
 from knafka.core.sensor.timers import Timers
 from knafka.core.times import written_at
@@ -62,14 +62,14 @@ class State:
         for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
             names = frozenset() if rule is None else rule.condition.names
-            kept = [event for event in events if event.dependency in names]
-            gone = (event for event in events if event.dependency not in names)
-            partition.stale += [records.changelog_key(key, event.offset) for event in gone]
-            if kept and duplicates.is_mark(key):
-                partition.marks[key] = tuple(kept)
-            elif kept:
-                partition.held[key] = in_time(kept)
-                partition.bytes += _bytes_of(kept)
+            counting_events = [event for event in events if event.dependency in names]
+            dropped = (event for event in events if event.dependency not in names)
+            partition.stale += [records.changelog_key(key, event.offset) for event in dropped]
+            if counting_events and duplicates.is_mark(key):
+                partition.marks[key] = tuple(counting_events)
+            elif counting_events:
+                partition.held[key] = sort_by_time(counting_events)
+                partition.bytes += _bytes_of(counting_events)
         by_age = sorted(partition.marks.items(), key=lambda mark: mark[1][0].at)
         partition.marks = OrderedDict(by_age)
         self._partitions[number] = partition
@@ -116,12 +116,12 @@ class State:
         """Yield partition and key of the oldest events, up to `limit` keys, that must be dropped to
         stay within the limits. Each key is yielded once, until `set_timers` or `keep`."""
         keys, size = self.keys, self.held_bytes
-        for part in self._partitions.values():
-            if part.since is None:
+        for each_partition in self._partitions.values():
+            if each_partition.since is None:
                 # Kept from now on only, as most partitions never hold that much.
-                part.since = Timers()
-                for key, held in part.held.items():
-                    part.since.set(key, held[0].at)
+                each_partition.since = Timers()
+                for key, held in each_partition.held.items():
+                    each_partition.since.set(key, held[0].at)
         while limit > 0 and (keys > self._max_keys or size > self._max_bytes):
             times = [
                 (first, number)
@@ -139,7 +139,7 @@ class State:
 
     def holding(self) -> Holding:
         """Report the events that each trigger holds; visits all held events."""
-        found: list[Waiting] = []
+        reports: list[Waiting] = []
         for number, partition in self._partitions.items():
             keys: Counter[str] = Counter()
             oldest: dict[str, tuple[int, str]] = {}
@@ -149,7 +149,7 @@ class State:
                 oldest[trigger] = min(since, oldest.get(trigger, since))
             for trigger, (since_at, key) in oldest.items():
                 correlation = records.correlation_of(key)
-                found.append(
+                reports.append(
                     Waiting(
                         trigger=trigger,
                         partition=number,
@@ -159,7 +159,7 @@ class State:
                         has=tuple(sorted({event.dependency for event in partition.held[key]})),
                     )
                 )
-        return Holding(partitions=tuple(self._partitions), triggers=tuple(found))
+        return Holding(partitions=tuple(self._partitions), triggers=tuple(reports))
 
     def keep(self, number: int, key: str, held: Held) -> None:
         """Hold these events, and no others, at a key."""
@@ -197,12 +197,12 @@ class State:
             for key in reversed(partition.stale):
                 yield number, key
 
-    def stale_gone(self, count: int) -> None:
+    def forget_stale(self, count: int) -> None:
         """Forget the first `count` stale records, as they were deleted."""
         for partition in self._partitions.values():
-            gone = min(count, len(partition.stale))
-            del partition.stale[len(partition.stale) - gone :]
-            count -= gone
+            deleted = min(count, len(partition.stale))
+            del partition.stale[len(partition.stale) - deleted :]
+            count -= deleted
 
     # Time
 
@@ -227,7 +227,7 @@ class State:
     def first_timer(self) -> int | None:
         """Return when (ms) held events change by themselves next; None: never."""
         times = (partition.timers.first for partition in self._partitions.values())
-        return min((at for at in times if at is not None), default=None)
+        return min((due_time for due_time in times if due_time is not None), default=None)
 
     def changed_until(self, time: int) -> Iterator[tuple[int, str]]:
         """Yield partition and key of held events that change by themselves before this time; each
@@ -240,19 +240,19 @@ class State:
     def due(self) -> int | None:
         """Return when (ms) the next firing is due that waits for no event; None: there is none."""
         times = (partition.due.first for partition in list(self._partitions.values()))
-        return min((at for at in times if at is not None), default=None)
+        return min((due_time for due_time in times if due_time is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
         """Return when (ms) the next firing of one partition is due without a further event, as if
         some of its keys held `changed`."""
         due = self._partitions[number].due
-        before = {key: due.of(key) for key in changed}
+        previous_times = {key: due.of(key) for key in changed}
         for key, held in changed.items():
             with suppress(Exception):  # `set_timers` says so
                 due.set(key, rules.due(self._rules[records.trigger_of(key)], held))
         first = due.first
-        for key, at in before.items():
-            due.set(key, at)
+        for key, due_time in previous_times.items():
+            due.set(key, due_time)
         return first
 
 
@@ -266,18 +266,22 @@ def _bytes_of(held: Iterable[HeldEvent]) -> int:
 
 def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
     """Read the held events from a partition's changelog."""
-    found: dict[str, dict[int, HeldEvent]] = {}
+    events_by_key: dict[str, dict[int, HeldEvent]] = {}
     for batch in changelog:
         for record in batch:
             try:
                 key, offset = records.read_changelog(record.key())
                 if record.value() is None:
-                    found.get(key, {}).pop(offset, None)
+                    events_by_key.get(key, {}).pop(offset, None)
                     continue
-                read = records.read_trigger(key.encode(), record.value(), record.headers(), offset)
+                trigger_record = records.read_trigger(
+                    key.encode(), record.value(), record.headers(), offset
+                )
             except Exception as error:  # also a SystemError, for a header's name that isn't UTF-8
                 log.error("a record of the changelog can't be read: %s", error)
             else:
-                event = read.event
-                found.setdefault(key, {})[offset] = event._replace(at=written_at(event.at, now))
-    return {key: list(events.values()) for key, events in found.items()}
+                event = trigger_record.event
+                events_by_key.setdefault(key, {})[offset] = event._replace(
+                    at=written_at(event.at, now)
+                )
+    return {key: list(events.values()) for key, events in events_by_key.items()}

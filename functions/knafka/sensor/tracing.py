@@ -36,8 +36,8 @@ class SensorTracing:
     def fire(self, key: str, identity: str, firing: Firing) -> Span | None:
         """Start the span of an action with this id; None if none of its events is sampled."""
         by_arrival = sorted(firing.events, key=lambda event: event.offset)
-        found = [decode(event.trace) for event in by_arrival if event.trace]
-        contexts = [context for context in found if context is not None]
+        decoded = [decode(event.trace) for event in by_arrival if event.trace]
+        contexts = [context for context in decoded if context is not None]
         if not contexts:
             return None
         attributes: dict[str, str | int | bool] = {
@@ -47,7 +47,7 @@ class SensorTracing:
             "knafka.sensor.trigger": records.trigger_of(key),
             "knafka.sensor.events": len(by_arrival),
         }
-        *others, last = contexts
+        *earlier_contexts, last = contexts
         span = self.tracer.start("fire", SpanKind.PRODUCER, last, attributes)
-        span.links = tuple(others)
+        span.links = tuple(earlier_contexts)
         return span

@@ -42,10 +42,10 @@ class SpanContext(NamedTuple):
 
 def decode(value: bytes | None) -> SpanContext | None:
     """Parse a `traceparent`; None if there is none, or one that W3C calls invalid."""
-    if value is None or (found := _parts(value)) is None:
+    if value is None or (match := _parts(value)) is None:
         return None
-    version, trace, span, flags, more = found.groups()
-    if version == b"ff" or (more and version == b"00"):
+    version, trace, span, flags, further_fields = match.groups()
+    if version == b"ff" or (further_fields and version == b"00"):
         return None
     trace_id, span_id = int(trace, 16), int(span, 16)
     if not trace_id or not span_id:

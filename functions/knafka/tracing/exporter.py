@@ -80,5 +80,5 @@ def _exporter(name: settings.Exporter) -> SpanExporter:
     return OTLPSpanExporter()
 
 
-def _context(of: context.SpanContext, *, is_remote: bool) -> SpanContext:
-    return SpanContext(of.trace_id, of.span_id, is_remote, _SAMPLED)
+def _context(span_context: context.SpanContext, *, is_remote: bool) -> SpanContext:
+    return SpanContext(span_context.trace_id, span_context.span_id, is_remote, _SAMPLED)

@@ -56,13 +56,13 @@ class TracingSettings:
 def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
     """Return the settings of tracing in an environment. Never raises: see
     `TracingSettings.problems`."""
-    given = {name: value.strip() for name, value in environment.items() if value.strip()}
-    if given.get(DISABLED, "").lower() == "true":
+    variables = {name: value.strip() for name, value in environment.items() if value.strip()}
+    if variables.get(DISABLED, "").lower() == "true":
         return TracingSettings()
     problems: list[str] = []
-    exporter = _exporter(given, problems)
+    exporter = _exporter(variables, problems)
     if exporter == "otlp":
-        protocol = given.get(OTLP_TRACES_PROTOCOL) or given.get(OTLP_PROTOCOL) or PROTOCOL
+        protocol = variables.get(OTLP_TRACES_PROTOCOL) or variables.get(OTLP_PROTOCOL) or PROTOCOL
         if protocol == GRPC:
             exporter = "otlp-grpc"
         elif protocol != PROTOCOL:
@@ -71,17 +71,17 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
                 f"{OTLP_PROTOCOL}: invalid value: {protocol:.80}: want {PROTOCOL} or {GRPC}, "
                 "so tracing is off"
             )
-    sampler = Sampler() if exporter is None else _sampler(given, problems)
+    sampler = Sampler() if exporter is None else _sampler(variables, problems)
     return TracingSettings(exporter, sampler, tuple(problems))
 
 
-def _exporter(given: Mapping[str, str], problems: list[str]) -> Exporter | None:
+def _exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | None:
     """Return the declared exporter; None: tracing is off. Problems are added to `problems`."""
-    named = given.get(EXPORTER, "").lower()
+    named = variables.get(EXPORTER, "").lower()
     if not named:
-        if given.get(OTLP_ENDPOINT) or given.get(OTLP_TRACES_ENDPOINT):
+        if variables.get(OTLP_ENDPOINT) or variables.get(OTLP_TRACES_ENDPOINT):
             return "otlp"
-        return "zipkin" if given.get(ZIPKIN_ENDPOINT) else None
+        return "zipkin" if variables.get(ZIPKIN_ENDPOINT) else None
     if named == "otlp":
         return "otlp"
     if named == "zipkin":
@@ -93,9 +93,9 @@ def _exporter(given: Mapping[str, str], problems: list[str]) -> Exporter | None:
     return None
 
 
-def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
+def _sampler(variables: Mapping[str, str], problems: list[str]) -> Sampler:
     """Return the declared sampler, or the default after a problem, which is added to `problems`."""
-    name = given.get(SAMPLER, DEFAULT_SAMPLER).lower()
+    name = variables.get(SAMPLER, DEFAULT_SAMPLER).lower()
     if name not in NAMES:
         problems.append(
             f"{SAMPLER}: invalid value: {name:.80}: want one of {', '.join(NAMES)}, so it is "
@@ -104,10 +104,11 @@ def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
         name = DEFAULT_SAMPLER
     follows_parent, rate = NAMES[name]
     if rate is None:
-        rate = rate_of(given.get(SAMPLER_ARG, "1"))
+        rate = rate_of(variables.get(SAMPLER_ARG, "1"))
         if rate is None:
             problems.append(
-                f"{SAMPLER_ARG}: invalid value: {given[SAMPLER_ARG]:.80}: want 0 to 1, so it is 1"
+                f"{SAMPLER_ARG}: invalid value: {variables[SAMPLER_ARG]:.80}: want 0 "
+                "to 1, so it is 1"
             )
             rate = 1.0
     return Sampler(rate, follows_parent)

@@ -77,8 +77,8 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
 def _insert_entry(text: str, mapping: yaml.MappingNode, entry: str) -> str:
     """Return the text with one more entry before the first one of a mapping."""
     first = mapping.value[0][0].start_mark
-    between = ", " if mapping.flow_style else "\n" + " " * first.column
-    return text[: first.index] + entry + between + text[first.index :]
+    separator = ", " if mapping.flow_style else "\n" + " " * first.column
+    return text[: first.index] + entry + separator + text[first.index :]
 
 
 def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:

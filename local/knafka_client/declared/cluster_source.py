@@ -80,17 +80,19 @@ def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
     try:
         contexts, current = kubernetes.config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         by_name = {context_entry["name"]: context_entry for context_entry in contexts}
-        chosen = current if context is None else by_name.get(context)
-        if chosen is None:
-            known = ", ".join(by_name) or "none"
-            raise ClusterError(f"there is no context {context}: there is {known} (--context)")
-        client = kubernetes.config.new_client_from_config(file, chosen["name"])  # type: ignore[no-untyped-call]
+        chosen_context = current if context is None else by_name.get(context)
+        if chosen_context is None:
+            known_contexts = ", ".join(by_name) or "none"
+            raise ClusterError(
+                f"there is no context {context}: there is {known_contexts} (--context)"
+            )
+        client = kubernetes.config.new_client_from_config(file, chosen_context["name"])  # type: ignore[no-untyped-call]
     except ConfigException as error:
         raise ClusterError(
             f"no cluster: {error}: name a file with --kubeconfig or KUBECONFIG, and one of its "
             "contexts (`kubectl config get-contexts`) with --context"
         ) from error
-    return client, chosen["context"].get("namespace") or DEFAULT_NAMESPACE
+    return client, chosen_context["context"].get("namespace") or DEFAULT_NAMESPACE
 
 
 class ClusterSource:
@@ -279,17 +281,19 @@ class ClusterSource:
         if answer is None:
             return None
         # Objects in a list lack apiVersion and kind.
-        about = {"apiVersion": api_version, "kind": kind}
-        return [{**about, **item} for item in answer.get("items") or ()]
+        type_fields = {"apiVersion": api_version, "kind": kind}
+        return [{**type_fields, **item} for item in answer.get("items") or ()]
 
     def _get(self, kind: Literal["ConfigMap", "Secret"], identity: Identity) -> Document | None:
         """Return a ConfigMap or Secret; None if it doesn't exist. Raises `ClusterError`."""
         core = self._system_core if identity.namespace == self._system_namespace else self._core
-        read = {
+        read_object = {
             "ConfigMap": core.read_namespaced_config_map,
             "Secret": core.read_namespaced_secret,
         }[kind]
-        return self._request(f"get {kind} {identity}", read, identity.name, identity.namespace)
+        return self._request(
+            f"get {kind} {identity}", read_object, identity.name, identity.namespace
+        )
 
     def _request(
         self, request_text: str, ask: Callable[..., Any], *arguments: str

@@ -65,8 +65,8 @@ class DeclaredView:
         if len(candidates) == 1:
             return candidates[0]
         problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
-        known = ", ".join(map(broker_name_of, self.ingresses))
-        raise UnknownObject(self._with_problems(f"{problem} there is {known or 'none'}"))
+        known_names = ", ".join(map(broker_name_of, self.ingresses))
+        raise UnknownObject(self._with_problems(f"{problem} there is {known_names or 'none'}"))
 
     def find_egress(self, trigger: str) -> Egress:
         """Return the Egress of the named Trigger, or else Subscription. Raises `UnknownObject`."""
@@ -78,9 +78,9 @@ class DeclaredView:
         egress = by_name.get(self._full_name(trigger)) or by_name.get(subscription)
         if egress is not None:
             return egress
-        known = ", ".join(by_name) or "none"
+        known_names = ", ".join(by_name) or "none"
         missing = subscription if prefixed else f"Trigger {self._full_name(trigger)}"
-        raise UnknownObject(self._with_problems(f"there is no {missing}: there is {known}"))
+        raise UnknownObject(self._with_problems(f"there is no {missing}: there is {known_names}"))
 
     def egresses_of(self, ingress: Ingress) -> Sequence[Egress]:
         """Return the Egress of each Trigger of a Broker."""

@@ -164,9 +164,9 @@ class KubernetesApi:
             redirect=False,  # a token goes to no other address
         )
         if not 200 <= answer.status < 300:
-            failed = ApiException(status=answer.status, reason=answer.reason)
-            failed.body = answer.data.decode(errors="replace")
-            raise failed
+            exception = ApiException(status=answer.status, reason=answer.reason)
+            exception.body = answer.data.decode(errors="replace")
+            raise exception
         return answer
 
 
@@ -184,8 +184,8 @@ def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
                 f"can't {request_text}: {_error_message(error)}: ask for a role that may {verb} "
                 f"{plural.lower()}, or name another --context"
             ) from error
-        other = Conflict if error.status == 409 else ClusterError
-        raise other(f"can't {request_text}: {_error_message(error)}") from error
+        error_class = Conflict if error.status == 409 else ClusterError
+        raise error_class(f"can't {request_text}: {_error_message(error)}") from error
     except (HTTPError, OSError, ValueError) as error:
         raise ClusterError(
             f"can't {request_text}: the API server does not answer ({error}): is the --context "

@@ -181,13 +181,13 @@ class Manifests:
         folders = {path if path.is_dir() else path.parent for path in self.paths}
         named_paths = set(self.paths)
 
-        def concerns_us(_: Change, path: str) -> bool:
+        def is_manifest_path(_: Change, path: str) -> bool:
             """Whether a changed path may be a manifest."""
             return Path(path) in named_paths or Path(path).suffix in SUFFIXES
 
         async for _ in awatch(
             *folders,
-            watch_filter=concerns_us,
+            watch_filter=is_manifest_path,
             recursive=False,
             debounce=400,
             step=50,

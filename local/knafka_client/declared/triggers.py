@@ -41,9 +41,9 @@ def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
     trigger, _ = declared.resources.get(identity, (None, None))
     if isinstance(trigger, Trigger):
         return trigger
-    known = [trigger.id for trigger in declared.of_type(Trigger)]
+    known_names = [trigger.id for trigger in declared.of_type(Trigger)]
     raise UnknownObject(
-        f"there is no {identity}: there is {', '.join(known) or 'no Trigger at all'}"
+        f"there is no {identity}: there is {', '.join(known_names) or 'no Trigger at all'}"
     )
 
 
@@ -61,11 +61,11 @@ def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequenc
     ]
     if triggers_of_broker:
         return triggers_of_broker
-    known = sorted(
+    known_brokers = sorted(
         {f"{trigger.metadata.namespace}/{trigger.spec.broker}" for trigger in declared_triggers}
     )
     raise UnknownObject(
-        f"no Trigger is of the Broker {broker}: there is {', '.join(known) or 'none'}"
+        f"no Trigger is of the Broker {broker}: there is {', '.join(known_brokers) or 'none'}"
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka.core import documents
-from knafka.core.contract import KEPT_FOR_EVER, Egress, Ingress, TopicSettings
+from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, Egress, Ingress, TopicSettings
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, KnafkaError
 
@@ -61,7 +61,7 @@ class SensorPlace(Model):
     group: str
     trigger_topic: str
     dead_letter_topic: str
-    dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
 
 
 class RunningState(Model):

@@ -30,12 +30,12 @@ def write_snapshot(installation: Installation, snapshot: Snapshot) -> None:
 
 async def keep_written(installation: Installation, snapshot: Callable[[], Snapshot]) -> None:
     """Keep the status file up to date until cancelled."""
-    written = None
+    last_written = None
     while True:
-        if (now := snapshot()) != written:
+        if (current := snapshot()) != last_written:
             with contextlib.suppress(OSError):  # a full disk is no reason to stop delivering
-                write_snapshot(installation, now)
-                written = now
+                write_snapshot(installation, current)
+                last_written = current
         await asyncio.sleep(STATUS_WRITE_INTERVAL)
 
 

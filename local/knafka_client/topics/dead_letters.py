@@ -236,17 +236,17 @@ async def read_overview(
     admin: LogAdmin, egress: Egress, tabled: TabledOffsets | None = None
 ) -> DeadLetterOverview:
     """Count a Trigger's dead letters that aren't in the tables. Raises `LogError`."""
-    letters_read = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
-    open_ = [letter_ for letter_ in letters_read if not letter_.replayed]
-    times = sorted(letter_.last_time for letter_ in open_)
+    dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
+    not_replayed = [letter_ for letter_ in dead_letters if not letter_.replayed]
+    times = sorted(letter_.last_time for letter_ in not_replayed)
     return DeadLetterOverview(
         owner_name(*dead_letter_key(egress)),
-        len(open_),
+        len(not_replayed),
         times[0] if times else "",
         times[-1] if times else "",
-        Counter(f"{letter_.reason} {letter_.code}".strip() for letter_ in open_),
-        len(letters_read) - len(open_),
-        len(letters_read) == MOST_RECORDS_READ,
+        Counter(f"{letter_.reason} {letter_.code}".strip() for letter_ in not_replayed),
+        len(dead_letters) - len(not_replayed),
+        len(dead_letters) == MOST_RECORDS_READ,
     )
 
 

@@ -68,7 +68,7 @@ async def choose_dead_letters(
     `fields` are further fields of a `StoredDeadLetter`, with the values that they must have. Raises
     `LogError`.
     """
-    chosen = []
+    choices = []
     for egress in egresses:
         records = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
         newest = {}
@@ -84,8 +84,8 @@ async def choose_dead_letters(
             obstacle = _obstacle(record, dead_letter)
             if not obstacle and replayed_at(record, sent) is not None:
                 obstacle = "sent again already, and it has not failed since"
-            chosen.append(ReplayChoice(egress, record, dead_letter, obstacle))
-    return chosen
+            choices.append(ReplayChoice(egress, record, dead_letter, obstacle))
+    return choices
 
 
 def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
@@ -97,20 +97,20 @@ def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
     return ""
 
 
-async def send_again(admin: LogAdmin, writer: LogWriter, chosen: Sequence[ReplayChoice]) -> str:
+async def send_again(admin: LogAdmin, writer: LogWriter, choices: Sequence[ReplayChoice]) -> str:
     """Append the chosen dead letters to their Triggers' replay topics, in order; returns the
     replay's id.
 
     Raises `ReplayNotSent`, and `LogError` if a topic can't be created.
     """
     replay = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    for choice in chosen:
+    for choice in choices:
         topic = await _ensure_replay_topic(admin, choice.egress)
         record = choice.record
-        marked = headers_for_replay(
+        headers = headers_for_replay(
             record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
         )
-        if error := await append(writer, topic, Draft(record.key(), marked, record.value())):
+        if error := await append(writer, topic, Draft(record.key(), headers, record.value())):
             raise ReplayNotSent(f"{choice.description} was not sent: {error}")
     return replay
 

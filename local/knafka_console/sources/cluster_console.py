@@ -261,8 +261,8 @@ class ClusterConsole:
         """
         async with self._lock:
             if self._stored is None or self._clock() - self._stored[0] >= OBJECTS_MAX_AGE:
-                listed = await self._list_objects()
-                self._stored = self._clock(), listed.without_foreign()
+                current_objects = await self._list_objects()
+                self._stored = self._clock(), current_objects.without_foreign()
             return self._stored[1]
 
     async def _list_objects(self) -> StoredObjects:
@@ -274,12 +274,12 @@ class ClusterConsole:
             TRIGGER_OBJECTS: "Trigger", SUBSCRIPTION_OBJECTS: "Subscription",
         }  # fmt: skip
         places = self._namespaces or (None,)
-        questions = [(kind, place) for kind in kinds for place in places]
+        requests = [(kind, place) for kind in kinds for place in places]
         answers = await asyncio.gather(
-            *(asyncio.to_thread(self._api.list, *question) for question in questions),
+            *(asyncio.to_thread(self._api.list, *request) for request in requests),
             return_exceptions=True,
         )
-        for (kind, place), answer in zip(questions, answers, strict=True):
+        for (kind, place), answer in zip(requests, answers, strict=True):
             if isinstance(answer, Unauthenticated):
                 raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
@@ -291,8 +291,10 @@ class ClusterConsole:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                typed = {"apiVersion": kind.version, "kind": kinds[kind]}
-                by_kind.setdefault(kind, []).extend({**typed, **item} for item in answer or ())
+                type_fields = {"apiVersion": kind.version, "kind": kinds[kind]}
+                by_kind.setdefault(kind, []).extend(
+                    {**type_fields, **item} for item in answer or ()
+                )
         return StoredObjects(
             [
                 document

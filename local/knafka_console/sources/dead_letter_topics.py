@@ -37,11 +37,11 @@ class DeadLetterTopics:
         """
         admin = self.connect(kafka)
         try:
-            own = await dead_letters.read_dead_letters(admin, egress, SHOWN_DEAD_LETTERS)
-            shared = await dead_letters.read_dead_letters(
+            own_letters = await dead_letters.read_dead_letters(admin, egress, SHOWN_DEAD_LETTERS)
+            broker_letters = await dead_letters.read_dead_letters(
                 admin, dead_letters.broker_dead_letter_egress(egress), SHOWN_DEAD_LETTERS
             )
-            return sorted([*own, *shared], key=lambda letter: letter.last_time)[
+            return sorted([*own_letters, *broker_letters], key=lambda letter: letter.last_time)[
                 -SHOWN_DEAD_LETTERS:
             ]
         finally:

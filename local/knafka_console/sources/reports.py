@@ -184,12 +184,12 @@ class ClusterReports:
                     f"made it, or somebody else ({error!s:.300})"
                 ) from error
             path = f"api/reports/{archive.namespace}/{archive.name}"
-            rendered = render_served(report, self._traces, path)
-        return ReportPage(rendered.html, rendered.policy)
+            served_page = render_served(report, self._traces, path)
+        return ReportPage(served_page.html, served_page.policy)
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
         """Return the replays of an archive, newest first, and whether the viewer may create one."""
-        may = await self._is_allowed("create", archive, REPLAY_OBJECTS)
+        may_create = await self._is_allowed("create", archive, REPLAY_OBJECTS)
         with contextlib.suppress(
             Forbidden
         ):  # a viewer may have the right to create but not to list
@@ -204,8 +204,8 @@ class ClusterReports:
                 if _archive_name_of(document) == archive.name
             ]
             replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
-            return ArchiveReplays(may=may, all=tuple(replays_of_archive))
-        return ArchiveReplays(may=may)
+            return ArchiveReplays(may=may_create, all=tuple(replays_of_archive))
+        return ArchiveReplays(may=may_create)
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create a DeadLetterReplay, at most once for each `creation.request`. Raises
@@ -235,10 +235,10 @@ class ClusterReports:
     ) -> bool:
         """Whether the viewer has a right to the archive, or to replays in its namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
-        may = asyncio.to_thread(
+        review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource
         )
-        return bool(await self._allowed(may))
+        return bool(await self._allowed(review))
 
 
 def _report_row(document: Document) -> ReportRow:

@@ -382,10 +382,10 @@ def _wait_seconds(text: str) -> float:
     return min(max(seconds, 0.0), LONGEST_STATE_WAIT) if seconds == seconds else 0.0
 
 
-def _page_answer(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+def _page_answer(page: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
     """Return an answer with a page and its policy."""
-    headers = {"Content-Security-Policy": made.policy}
-    return web.Response(text=made.html, status=status, content_type="text/html", headers=headers)
+    headers = {"Content-Security-Policy": page.policy}
+    return web.Response(text=page.html, status=status, content_type="text/html", headers=headers)
 
 
 def _json_answer(document: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

@@ -93,10 +93,10 @@ class SignIn:
 
     def source_of_request(self, request: web.Request) -> Source:
         """Return the source of the viewer who sent a request. Raises `NotSignedIn`."""
-        signed_in = viewer_of_request(request.headers, request.cookies)
-        if signed_in is None:
+        viewer = viewer_of_request(request.headers, request.cookies)
+        if viewer is None:
             raise NotSignedIn("sign in first")
-        return self._source_of(signed_in)
+        return self._source_of(viewer)
 
     async def _sign_in(self, request: web.Request) -> web.Response:
         """Check the token by reading the cluster's state, and set the cookies."""
@@ -104,12 +104,12 @@ class SignIn:
         if not is_secure and not self._plain_http:
             raise Forbidden(NEEDS_TLS)
         form = documents.parse_json(SignInForm, await request.text())
-        signed_in = _viewer_of_form(form)
-        await self._source_of(signed_in).state()  # raises if the cluster refuses
+        viewer = _viewer_of_form(form)
+        await self._source_of(viewer).state()  # raises if the cluster refuses
         response = web.Response(status=HTTPStatus.NO_CONTENT)
         for name, value, hidden in (
-            (TOKEN_COOKIE, signed_in.token, True),
-            (NAMESPACES_COOKIE, ".".join(signed_in.namespaces), True),
+            (TOKEN_COOKIE, viewer.token, True),
+            (NAMESPACES_COOKIE, ".".join(viewer.namespaces), True),
             (SESSION_COOKIE, "1", False),
         ):
             response.set_cookie(

@@ -36,8 +36,8 @@ from knafka_operator.archives.runs import (
     run_number,
     run_number_in,
     run_status_patch,
-    start_problem,
     timestamp,
+    why_not_started,
 )
 from knafka_operator.decisions.effects import (
     Apply,
@@ -91,7 +91,7 @@ class ObservedArchive(Observed, Generic[K]):
     """The current status, including what effects have written."""
     broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
-    broker_is_ours: bool = True
+    is_broker_ours: bool = True
     storage: KnafkaError | None = None
     """The problem with the storage; None: there is none."""
     group: str = ""
@@ -101,7 +101,7 @@ class ObservedArchive(Observed, Generic[K]):
     """The archive's Jobs and those of its operations, in the order of their runs."""
     next_operation: Operation | None = None
     """The oldest queued operation that may run now."""
-    operations_again: float = math.inf
+    next_operation_in: float = math.inf
     """Seconds until another queued operation may run."""
     unrecorded: frozenset[str] = frozenset()
     """Names of Jobs whose operation's status does not have their outcome yet."""
@@ -126,8 +126,8 @@ class ObservedArchive(Observed, Generic[K]):
         """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         match effect:
-            case WriteStatus(patch=news):
-                return replace(observed, status={**observed.status, **news})
+            case WriteStatus(patch=status_patch):
+                return replace(observed, status={**observed.status, **status_patch})
             case Apply(Step.APPLY_ACCOUNT):
                 return replace(observed, account_applied=True)
         return observed
@@ -145,25 +145,25 @@ class ArchiveDecision:
 
 def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
     """Decide an archive's status and effects, which are in the order of `ARCHIVE_ORDER`."""
-    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), observed.status
+    conditions, previous_status = ConditionSet(ARCHIVE_CONDITIONS), observed.status
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "run": max([before.get("run", 0), *map(run_number, observed.jobs)]),
-        "failures": before.get("failures", 0),
+        "run": max([previous_status.get("run", 0), *map(run_number, observed.jobs)]),
+        "failures": previous_status.get("failures", 0),
     }
 
     def decided(*effects: Effect, phase: str, again: float = RECHECK_SECONDS) -> ArchiveDecision:
-        running = next((object_name(each) for each in observed.jobs if not job_outcome(each)), "")
+        running = next((object_name(job) for job in observed.jobs if not job_outcome(job)), "")
         status.update(phase=phase, job=running)
-        some = () if observed.failure is not None else effects
-        return ArchiveDecision(some, conditions, status, again)
+        effects_to_run = () if observed.failure is not None else effects
+        return ArchiveDecision(effects_to_run, conditions, status, again)
 
     archive = observed.archive
     if isinstance(archive, InvalidDocument):
         conditions.fail(STORAGE_READY, archive)
     else:
         with conditions.step(BROKER_READY):
-            if not observed.broker_is_ours:
+            if not observed.is_broker_ours:
                 message = f'Broker "{archive.spec.broker}" is another implementation\'s'
                 raise NotReady("BrokerNotOurs", message)
             if observed.broker is None:  # Ready doesn't matter for dead letters
@@ -176,55 +176,67 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
                 raise observed.waiting
             if observed.waiting is None:
                 raise NotReady("Waiting", "what waits isn't known yet", transient=True)
-            status |= _waiting_status(observed.waiting, before, now)
+            status |= _waiting_status(observed.waiting, previous_status, now)
     _set_succeeded_condition(conditions, observed)
 
     # Finish existing Jobs, even if a condition above has failed.
     for each in observed.jobs:
-        name, going = object_name(each), "deletionTimestamp" in each["metadata"]
-        if not (ended := job_outcome(each)):
-            ending = (_delete_job(each),) if name in observed.unwanted and not going else ()
-            return decided(*ending, phase="Running", again=JOB_RECHECK_SECONDS)
-        if not is_recorded(each, before):
-            generation = observed.document["metadata"].get("generation", 0)
-            news = run_status_patch(each, ended, observed.pods.get(name), before, generation, now)
-            return decided(
-                WriteStatus(Step.RECORD_RUN, news), phase="Ending", again=JOB_RECHECK_SECONDS
+        name, is_being_deleted = object_name(each), "deletionTimestamp" in each["metadata"]
+        if not (outcome := job_outcome(each)):
+            ending = (
+                (_delete_job(each),) if name in observed.unwanted and not is_being_deleted else ()
             )
-        effects = () if going or name in observed.unrecorded else (_delete_job(each),)
+            return decided(*ending, phase="Running", again=JOB_RECHECK_SECONDS)
+        if not is_recorded(each, previous_status):
+            generation = observed.document["metadata"].get("generation", 0)
+            status_patch = run_status_patch(
+                each, outcome, observed.pods.get(name), previous_status, generation, now
+            )
+            return decided(
+                WriteStatus(Step.RECORD_RUN, status_patch),
+                phase="Ending",
+                again=JOB_RECHECK_SECONDS,
+            )
+        effects = () if is_being_deleted or name in observed.unrecorded else (_delete_job(each),)
         return decided(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
 
     idle = "Failing" if status["failures"] else "Idle"
-    mine = lease_holder(observed.document)
-    held = observed.lease is not None and observed.lease["spec"].get("holderIdentity") == mine
-    releasing = (_release_lease(observed.lease, settings),) if held and observed.lease else ()
+    own_holder = lease_holder(observed.document)
+    is_lease_held = (
+        observed.lease is not None and observed.lease["spec"].get("holderIdentity") == own_holder
+    )
+    release_effects = (
+        (_release_lease(observed.lease, settings),) if is_lease_held and observed.lease else ()
+    )
     if isinstance(archive, InvalidDocument) or not conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
-        return decided(*releasing, phase=idle)
+        return decided(*release_effects, phase=idle)
     assert observed.broker is not None
-    wanted, report, again = _due_run(archive, {**before, **status}, now)
-    operation, again = observed.next_operation, min(again, observed.operations_again)
-    if operation is not None and wanted and not _last_run_was_own(before):
+    is_run_due, report, again = _due_run(archive, {**previous_status, **status}, now)
+    operation, again = observed.next_operation, min(again, observed.next_operation_in)
+    if operation is not None and is_run_due and not _is_last_run_own(previous_status):
         operation = None
-    if not wanted and operation is None:
-        return decided(*releasing, phase=idle, again=again)
+    if not is_run_due and operation is None:
+        return decided(*release_effects, phase=idle, again=again)
 
-    of = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
-    taking = manifests.lease_manifest(of, mine, now, settings)
+    storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
+    lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
     if observed.lease is None:
-        return decided(Create(Step.TAKE_LEASE, taking), phase="Queued", again=JOB_RECHECK_SECONDS)
-    if not held:
+        return decided(Create(Step.TAKE_LEASE, lease), phase="Queued", again=JOB_RECHECK_SECONDS)
+    if not is_lease_held:
         if not observed.holder_is_gone:
             return decided(phase="Queued", again=JOB_RECHECK_SECONDS)
         version = observed.lease["metadata"].get("resourceVersion")
-        taking = {**taking, "metadata": {**taking["metadata"], "resourceVersion": version}}
+        lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
         return decided(
-            Apply(Step.REPLACE_LEASE, (taking,)), phase="Queued", again=JOB_RECHECK_SECONDS
+            Apply(Step.REPLACE_LEASE, (lease,)), phase="Queued", again=JOB_RECHECK_SECONDS
         )
     if archive.spec.executors and not observed.account_applied:
-        applying = Apply(Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL)
-        return decided(applying, phase="Queued", again=JOB_RECHECK_SECONDS)
+        apply_account = Apply(
+            Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL
+        )
+        return decided(apply_account, phase="Queued", again=JOB_RECHECK_SECONDS)
     servers = observed.broker.defaults.kafka.bootstrap_servers
     secret, run = observed.broker.secret, status["run"] + 1
     job = manifests.job_manifest(
@@ -238,8 +250,8 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
         address=observed.address,
         operation=operation,
     )
-    creating = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
-    return decided(creating, phase="Queued", again=JOB_RECHECK_SECONDS)
+    create_job = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
+    return decided(create_job, phase="Queued", again=JOB_RECHECK_SECONDS)
 
 
 def _delete_job(job: Mapping[str, Any]) -> Delete:
@@ -255,8 +267,10 @@ def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
 # When.
 
 
-def _waiting_status(waiting: int, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
-    since = (before.get("waitingSince") or timestamp(now)) if waiting else ""
+def _waiting_status(
+    waiting: int, previous_status: Mapping[str, Any], now: datetime
+) -> Mapping[str, Any]:
+    since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 
 
@@ -265,16 +279,16 @@ def _due_run(
 ) -> tuple[bool, bool, float]:
     """Return whether a run is due, whether it includes a report, and the seconds until that may
     change."""
-    rules, again = archive.spec.compaction, RECHECK_SECONDS
+    rules, seconds = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
-    many = waiting >= rules.number
-    old = False
+    is_many = waiting >= rules.number
+    is_old = False
     if waiting:
         since = parse_timestamp(status["waitingSince"])
-        left = rules.age - (now - since).total_seconds()
-        old, again = left <= 0, min(again, max(1.0, left))
-    asked = archive.metadata.annotations.get(RUN_ANNOTATION, "")
-    requested = bool(asked) and asked != status.get("requested", "")
+        seconds_left = rules.age - (now - since).total_seconds()
+        is_old, seconds = seconds_left <= 0, min(seconds, max(1.0, seconds_left))
+    run_annotation = archive.metadata.annotations.get(RUN_ANNOTATION, "")
+    requested = bool(run_annotation) and run_annotation != status.get("requested", "")
     # Without any dead letters a report would be empty.
     has_any = bool(status.get("archived") or waiting)
     report = archive.spec.report is not None and has_any
@@ -282,23 +296,23 @@ def _due_run(
     retry = _next_retry_time(archive, status)
     if retry is not None and now < retry and not requested:
         return False, False, min(RECHECK_SECONDS, max(1.0, (retry - now).total_seconds()))
-    wanted = many or old or scheduled or requested
-    return wanted, report and (scheduled or requested), again
+    is_due = is_many or is_old or scheduled or requested
+    return is_due, report and (scheduled or requested), seconds
 
 
-def _last_run_was_own(status: Mapping[str, Any]) -> bool:
+def _is_last_run_own(status: Mapping[str, Any]) -> bool:
     """Whether the last Job was the archive's own, and not an operation's."""
-    own, other = (
-        run_number_in((status.get(each) or {}).get("job", ""))
-        for each in ("lastRun", "lastOperation")
+    own_run, operation_run = (
+        run_number_in((status.get(status_key) or {}).get("job", ""))
+        for status_key in ("lastRun", "lastOperation")
     )
-    return own > other
+    return own_run > operation_run
 
 
 def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
     assert archive.spec.report is not None
-    made = (status.get("report") or {}).get("made")
-    since = made or status.get("firstRun") or status["waitingSince"]
+    last_made = (status.get("report") or {}).get("made")
+    since = last_made or status.get("firstRun") or status["waitingSince"]
     zone = ZoneInfo(archive.spec.report.time_zone)
     moments = CronSim(archive.spec.report.schedule, parse_timestamp(since).astimezone(zone))
     return next(moments, datetime.max.replace(tzinfo=zone))
@@ -332,10 +346,10 @@ def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive
     with conditions.step(SUCCEEDED):
         if observed.failure is not None:
             raise observed.failure
-        for each in observed.jobs:
-            pod = observed.pods.get(object_name(each))
-            if not job_outcome(each) and pod is not None and (why := start_problem(pod)):
-                message = f"Job {object_name(each)} doesn't start: {why:.500}"
+        for job in observed.jobs:
+            pod = observed.pods.get(object_name(job))
+            if not job_outcome(job) and pod is not None and (problem := why_not_started(pod)):
+                message = f"Job {object_name(job)} doesn't start: {problem:.500}"
                 raise NotReady("JobNotStarted", message)
         if observed.status.get("failures", 0):
             times = observed.status["failures"]

@@ -129,11 +129,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         """
         record = self.ensure_record(document)
         jobs = await self._jobs(document)
-        for each in jobs:
-            if "deletionTimestamp" not in each["metadata"]:
-                await self.cluster.delete(BATCH, "Job", *Identity.of(each))
-        if jobs and (left := await self._jobs(document)):
-            message = f"Job {left[0]['metadata']['name']} is being ended"
+        for job in jobs:
+            if "deletionTimestamp" not in job["metadata"]:
+                await self.cluster.delete(BATCH, "Job", *Identity.of(job))
+        if jobs and (remaining_jobs := await self._jobs(document)):
+            message = f"Job {remaining_jobs[0]['metadata']['name']} is being ended"
             raise NotReady("Waiting", message, transient=True)
         if (lease := await self._stored_lease(document)) is not None:
             if lease["spec"].get("holderIdentity") == deciding.lease_holder(document):
@@ -178,17 +178,19 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         if state is None:
             stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
         storage, uid = await self._storage_problem(archive)
-        mine = (
+        tables_identity = (
             archive.metadata.uid,
             manifests.storage_root(broker.namespace, archive.spec.storage),
             uid,
         )
-        group = names.archive_group(broker.namespace, archive.metadata.name, *mine, broker.name)
+        group = names.archive_group(
+            broker.namespace, archive.metadata.name, *tables_identity, broker.name
+        )
         observed = replace(
             observed,
             broker=state,
             stored_broker=stored,
-            broker_is_ours=stored is None or self.is_our_broker(stored),
+            is_broker_ours=stored is None or self.is_our_broker(stored),
             storage=storage,
             group=group,
         )
@@ -197,7 +199,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _with_operations(self, observed: Observed) -> Observed:
         """Add the operation that runs next. Raises `ClusterError`."""
         operation, again = await self.operations.next_operation(Identity.of(observed.document))
-        return replace(observed, next_operation=operation, operations_again=again)
+        return replace(observed, next_operation=operation, next_operation_in=again)
 
     async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
         """Add the number of waiting dead letters."""
@@ -236,9 +238,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
                 )
                 return NotReady("ClaimNotShared", message), ""
             return None, str(claim["metadata"].get("uid", ""))
-        why = addresses.refusal_of_url(storage.endpoint)
-        if why is not None and not self.settings.local_addresses:
-            return NotReady("EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {why}"), ""
+        refusal = addresses.refusal_of_url(storage.endpoint)
+        if refusal is not None and not self.settings.local_addresses:
+            return NotReady(
+                "EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {refusal}"
+            ), ""
         return await self._credentials_problem(storage, namespace), ""
 
     async def _credentials_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
@@ -257,20 +261,23 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         """Add Jobs, their pods, and the Lease of the tables. Raises `ClusterError`."""
         document = observed.document
         jobs = await self._jobs(document)
-        pods, judged = await last_pods(self.cluster, jobs), await self.operations.job_verdicts(jobs)
+        pods, verdicts = (
+            await last_pods(self.cluster, jobs),
+            await self.operations.job_verdicts(jobs),
+        )
         lease = await self._stored_lease(document)
         record.at_rest = not jobs and lease is None
-        gone = lease is not None and await self._holder_is_gone(
+        holder_is_gone = lease is not None and await self._holder_is_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )
         observed = replace(
             observed,
             jobs=tuple(jobs),
             pods=pods,
-            unrecorded=judged.unrecorded,
-            unwanted=judged.unwanted,
+            unrecorded=verdicts.unrecorded,
+            unwanted=verdicts.unwanted,
             lease=lease,
-            holder_is_gone=gone,
+            holder_is_gone=holder_is_gone,
             address=await self._broker_address(observed),
         )
         return await self._with_operations(observed)
@@ -294,11 +301,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         storage = (document.get("spec") or {}).get("storage") or {}
         namespace = document["metadata"]["namespace"]
         try:
-            of = manifests.storage_root(namespace, parse(Storage, storage))
+            storage_root = manifests.storage_root(namespace, parse(Storage, storage))
         except InvalidDocument:
             return None
-        leases = COORDINATION, "Lease", self.settings.namespace
-        return await self.cluster.get(*leases, names.archive_lease(namespace, of))
+        lease_location = COORDINATION, "Lease", self.settings.namespace
+        return await self.cluster.get(*lease_location, names.archive_lease(namespace, storage_root))
 
     async def _holder_is_gone(self, holder: str) -> bool:
         """Whether a Lease's holder is no archive, or a deleted one whose Jobs are gone."""
@@ -306,8 +313,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         name, _, uid = rest.rpartition("/")
         if not (namespace and name and uid):
             return True  # none of ours, or nobody
-        there = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
-        if there is not None and there["metadata"].get("uid") == uid:
+        archive = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
+        if archive is not None and archive["metadata"].get("uid") == uid:
             return False
         return not await self.cluster.list(BATCH, "Job", {ARCHIVE_LABEL: uid}, namespace)
 

@@ -102,17 +102,17 @@ def job_manifest(
     at `address`, the Broker's.
     """
     spec, metadata = archive.spec, archive.metadata
-    words = _common_options(archive, group, bootstrap_servers, secret)
+    options = _common_options(archive, group, bootstrap_servers, secret)
     labels = _labels(archive)
     if operation is None:
         arguments: Sequence[str] = [
-            *_archive_arguments(archive, words),
+            *_archive_arguments(archive, options),
             *(_report_options(archive, address, settings) if report else ()),
         ]
         # The value of the archive's annotation that requested this run, to record that it is done.
         annotations = {RUN_ANNOTATION: metadata.annotations.get(RUN_ANNOTATION, "")}
     else:
-        arguments = operation_arguments(operation, words)
+        arguments = operation_arguments(operation, options)
         labels = {**labels, OPERATION_LABEL: operation.metadata.uid}
         annotations = {OPERATION_ANNOTATION: f"{operation.kind}/{operation.metadata.name}"}
     return {
@@ -156,57 +156,57 @@ def _common_options(
 ) -> Mapping[str, str]:
     """Return the options that every run gets, by name."""
     spec = archive.spec
-    words = {
+    options = {
         "tables": tables_location(spec.storage),
         "broker": f"{archive.metadata.namespace}/{spec.broker}",
         "bootstrap-servers": bootstrap_servers,
         "group": group,
         "keep-hours": f"{spec.compaction.keep / 3600:g}",
     }
-    return words if secret is None else {**words, "secret": services.SECRET_PATH}
+    return options if secret is None else {**options, "secret": services.SECRET_PATH}
 
 
-def _archive_arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence[str]:
-    spec, more = archive.spec, dict[str, str]()
+def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -> Sequence[str]:
+    spec, retention_options = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
-        if (kept := getattr(spec.retention, name)) is not None:
-            more[f"{name}-hours"] = f"{kept / 3600:g}"
-    return ["archive", *_options({**words, **more})]
+        if (retention := getattr(spec.retention, name)) is not None:
+            retention_options[f"{name}-hours"] = f"{retention / 3600:g}"
+    return ["archive", *_options({**options, **retention_options})]
 
 
 def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
     """Return the options of a report: the days that it covers, and where it is announced and
     shown."""
-    words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
-    if (declared := archive.spec.report) is not None:
-        words["days"] = str(declared.days)
-        if declared.announce and _ADDRESS(address):
-            words |= {"announce": address, "console-url": settings.console_url}
-    return ["--report", *_options({key: value for key, value in words.items() if value})]
+    options = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
+    if (report := archive.spec.report) is not None:
+        options["days"] = str(report.days)
+        if report.announce and _ADDRESS(address):
+            options |= {"announce": address, "console-url": settings.console_url}
+    return ["--report", *_options({key: value for key, value in options.items() if value})]
 
 
-def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Sequence[str]:
+def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Sequence[str]:
     """Return the arguments of `knafka_jobs.pod` for a replay or a purge. Each retry gets the same
     arguments. Their `until` excludes failures that are newer than the operation.
     """
     spec, metadata = operation.spec, operation.metadata
-    asked = spec.select.model_dump(mode="json", exclude_defaults=True)
+    selection = spec.select.model_dump(mode="json", exclude_defaults=True)
     # The API server cuts a creation time to whole seconds.
     created = datetime.fromisoformat(metadata.creation_timestamp) + timedelta(seconds=1)
-    asked["until"] = min(asked.get("until", created.isoformat()), created.isoformat())
-    more = {"select": services.compact_json(asked)}
+    selection["until"] = min(selection.get("until", created.isoformat()), created.isoformat())
+    operation_options = {"select": services.compact_json(selection)}
     flags = ["--dry-run"] if spec.dry_run else []
     if not isinstance(operation, Replay):
         flags += ["--unresolved"] if operation.spec.unresolved else []
-        return ["purge", *_options({**words, **more}), *flags]
-    more |= {"replay-id": metadata.uid, "by": operation.id}
+        return ["purge", *_options({**options, **operation_options}), *flags]
+    operation_options |= {"replay-id": metadata.uid, "by": operation.id}
     if operation.spec.rate is not None:
-        more["rate"] = f"{operation.spec.rate:g}"
-    return ["replay", *_options({**words, **more}), *flags]
+        operation_options["rate"] = f"{operation.spec.rate:g}"
+    return ["replay", *_options({**options, **operation_options}), *flags]
 
 
-def _options(words: Mapping[str, str]) -> Sequence[str]:
-    return [f"--{key}={value}" for key, value in words.items()]
+def _options(options: Mapping[str, str]) -> Sequence[str]:
+    return [f"--{key}={value}" for key, value in options.items()]
 
 
 def _pod_spec(
@@ -262,29 +262,29 @@ def _pod_spec(
 
 def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
     spec = archive.spec
-    of_spark = s3_settings(spec.storage.endpoint, spec.storage.region)
-    found = {"KNAFKA_EXECUTORS": str(spec.executors)}
+    spark_settings = s3_settings(spec.storage.endpoint, spec.storage.region)
+    variables = {"KNAFKA_EXECUTORS": str(spec.executors)}
     if templates := settings.naming.others:
-        found[NAME_TEMPLATES] = "\n".join(templates)
-    if of_spark:
-        found["KNAFKA_SPARK"] = services.compact_json(of_spark)
+        variables[NAME_TEMPLATES] = "\n".join(templates)
+    if spark_settings:
+        variables["KNAFKA_SPARK"] = services.compact_json(spark_settings)
     if spec.executors:
-        found["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
-        found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
-        found["KNAFKA_EXECUTOR_TEMPLATE"] = services.compact_json(
+        variables["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
+        variables["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
+        variables["KNAFKA_EXECUTOR_TEMPLATE"] = services.compact_json(
             executor_template(archive, settings)
         )
-    return [*services.env_variables(found)]
+    return [*services.env_variables(variables)]
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
     """Return Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are
     addressed by path instead of by host name."""
-    found = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
+    s3_options = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
     # Requests are signed for a region; other stores usually accept AWS's first one.
     if region or endpoint:
-        found["endpoint.region"] = region or DEFAULT_REGION
-    return {f"spark.hadoop.fs.s3a.{key}": value for key, value in found.items()}
+        s3_options["endpoint.region"] = region or DEFAULT_REGION
+    return {f"spark.hadoop.fs.s3a.{key}": value for key, value in s3_options.items()}
 
 
 def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifest:
@@ -391,9 +391,9 @@ def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
 def _resources(archive: DeadLetterArchive) -> Manifest:
     """Return the container's resources. Without a request for memory the limit is requested, as for
     executors, since the Java heap takes all of it."""
-    given = archive.spec.resources
-    memory = {"memory": given.limits["memory"]}
-    return {"requests": {**memory, **given.requests}, "limits": dict(given.limits)}
+    declared = archive.spec.resources
+    memory = {"memory": declared.limits["memory"]}
+    return {"requests": {**memory, **declared.requests}, "limits": dict(declared.limits)}
 
 
 def _credentials(storage: Storage) -> list[Manifest]:

@@ -32,16 +32,16 @@ _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
 
 def _checked_url(text: str) -> str:
-    found = _URL(text)
-    if found is None or found[1] not in SCHEMES or ".." in found[3].split("/"):
-        wanted = ", ".join(f"{each}://" for each in SCHEMES)
-        raise problem(f"invalid value: {text:.200}: want one of {wanted} with a bucket and a path")
+    matched = _URL(text)
+    if matched is None or matched[1] not in SCHEMES or ".." in matched[3].split("/"):
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise problem(f"invalid value: {text:.200}: want one of {schemes} with a bucket and a path")
     return text.rstrip("/")
 
 
 def _checked_path(text: str) -> str:
     parts = text.strip("/").split("/")
-    if any(_PART(each) is None or each in (".", "..") for each in parts):
+    if any(_PART(part) is None or part in (".", "..") for part in parts):
         raise problem(f"invalid value: {text:.200}: want a folder below the claim, such as orders")
     return "/".join(parts)
 
@@ -80,17 +80,17 @@ class Storage(Declared):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.claim is None) == (self.url is None):
-            found = "none" if self.claim is None else "both"
-            raise problem(f"expected exactly one, got {found}", "claim", "url")
+            count_text = "none" if self.claim is None else "both"
+            raise problem(f"expected exactly one, got {count_text}", "claim", "url")
         for name in ("endpoint", "region", "credentials"):
             if self.claim is not None and getattr(self, name):
                 raise problem("a claim needs none", name)
         if self.endpoint and not re.fullmatch(r"https?://[^\s/?#@]+/?", self.endpoint):
-            wanted = "want http:// or https://, a host and maybe a port"
-            raise problem(f"invalid value: {self.endpoint:.200}: {wanted}", "endpoint")
+            requirement = "want http:// or https://, a host and maybe a port"
+            raise problem(f"invalid value: {self.endpoint:.200}: {requirement}", "endpoint")
         if self.region and not re.fullmatch(r"[A-Za-z0-9_-]{1,50}", self.region):
-            wanted = "want a name such as eu-central-1"
-            raise problem(f"invalid value: {self.region:.200}: {wanted}", "region")
+            requirement = "want a name such as eu-central-1"
+            raise problem(f"invalid value: {self.region:.200}: {requirement}", "region")
         return self
 
 
@@ -151,8 +151,8 @@ class Resources(Declared):
     def _are_quantities(cls, amounts: dict[str, Any]) -> dict[str, Any]:
         for name, amount in amounts.items():
             if _QUANTITY(str(amount)) is None:
-                wanted = "want a quantity, such as 500m or 2Gi"
-                raise problem(f"invalid value: {amount!s:.80}: {wanted}", name)
+                requirement = "want a quantity, such as 500m or 2Gi"
+                raise problem(f"invalid value: {amount!s:.80}: {requirement}", name)
         return amounts
 
     @model_validator(mode="after")

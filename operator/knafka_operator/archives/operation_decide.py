@@ -26,10 +26,10 @@ from knafka_operator.archives.runs import (
     object_name,
     parse_timestamp,
     run_report,
-    start_problem,
     start_time,
     terminated_state,
     timestamp,
+    why_not_started,
 )
 from knafka_operator.decisions.effects import Delete, Effect, ObjectName
 from knafka_operator.decisions.observed import Observed
@@ -104,8 +104,8 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
     """Decide an operation's status, and whether to delete it now."""
     if is_finished(observed.status):
         ended = observed.status.get("completionTime") or timestamp(now)
-        kept = _decision_after_end(observed, ended, now)
-        return replace(kept, effects=()) if observed.deleted else kept
+        decision = _decision_after_end(observed, ended, now)
+        return replace(decision, effects=()) if observed.deleted else decision
     conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
@@ -117,8 +117,8 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
 
     def decided(phase: str, message: str = "") -> OperationDecision:
         status.update(phase=phase, message=message)
-        before = observed.status.get("conditions") or ()
-        status["conditions"] = conditions.merged_into(before, timestamp(now))
+        previous_conditions = observed.status.get("conditions") or ()
+        status["conditions"] = conditions.merged_into(previous_conditions, timestamp(now))
         if phase not in FINISHED:
             return OperationDecision(status, RECHECK_SECONDS)
         status["completionTime"] = timestamp(now)
@@ -140,22 +140,22 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         conditions.set_true(ARCHIVE_READY)
         if not (ended := job_outcome(job)):
             status["job"] = name
-            unstarted = start_problem(pod) if pod is not None else ""
+            unstarted = why_not_started(pod) if pod is not None else ""
             message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
             waits("JobNotStarted" if message else "Running", message or f"Job {name} runs")
             return decided("Running", message)
         if observed.status.get("lastJob") == name:
             continue
         status["lastJob"] = name
-        found = run_report(terminated_state(pod).get("message") or "")
+        report = run_report(terminated_state(pod).get("message") or "")
         if ended == "Complete":
             conditions.set_true(JOB_SUCCEEDED)
-            status |= _counts_of_job(operation, found)
+            status |= _counts_of_job(operation, report)
             return decided("Succeeded")
         status["attempts"] += 1
         status["lastFailure"] = {
             "time": timestamp(now),
-            "message": failure_message(job, pod, found),
+            "message": failure_message(job, pod, report),
         }
         break
     failure = status.get("lastFailure") or observed.status.get("lastFailure") or {}
@@ -193,10 +193,12 @@ def is_queued(document: Mapping[str, Any]) -> bool:
 
 def retry_at(status: Mapping[str, Any]) -> datetime | None:
     """Return the time before which a failed operation isn't retried; None: it hasn't failed."""
-    attempts, last = status.get("attempts", 0), status.get("lastFailure") or {}
-    if not attempts or not last.get("time"):
+    attempts, last_failure = status.get("attempts", 0), status.get("lastFailure") or {}
+    if not attempts or not last_failure.get("time"):
         return None
-    return parse_timestamp(last["time"]) + timedelta(seconds=FIRST_RETRY * 2.0 ** (attempts - 1))
+    return parse_timestamp(last_failure["time"]) + timedelta(
+        seconds=FIRST_RETRY * 2.0 ** (attempts - 1)
+    )
 
 
 def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
@@ -216,7 +218,7 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
     status = archive.get("status") or {}
     # The conditions that every Job needs; the archive's own last Job may have failed.
     needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
-    if not all(is_condition_true(status, each) for each in needed):
+    if not all(is_condition_true(status, condition_type) for condition_type in needed):
         message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
         raise NotReady("ArchiveNotReady", message, transient=True)
 
@@ -224,27 +226,25 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
 def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
     """Return a sentence for users about what a queued operation waits for."""
     archive = (observed.archive or {}).get("status") or {}
-    told = "its turn comes next"
+    message = "its turn comes next"
     if job := archive.get("job"):
-        told = f"Job {job} of its archive runs"
+        message = f"Job {job} of its archive runs"
     elif archive.get("phase") == QUEUED:
-        told = "the tables of its archive are in use"
-    again = retry_at(status)
-    if again is None:
-        return told
+        message = "the tables of its archive are in use"
+    retry_time = retry_at(status)
+    if retry_time is None:
+        return message
     times = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
-    return f"{times}; the next begins after {timestamp(again)}"
+    return f"{times}; the next begins after {timestamp(retry_time)}"
 
 
-def _counts_of_job(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the status fields with the counts that a Job reported."""
     fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
-    counts = {
-        name: found[each] for each, name in fields.items() if isinstance(found.get(each), int)
-    }
-    if isinstance(triggers := found.get("triggers"), Mapping):
+    counts = {name: report[key] for key, name in fields.items() if isinstance(report.get(key), int)}
+    if isinstance(triggers := report.get("triggers"), Mapping):
         counts["triggers"] = dict(triggers)
-    if isinstance(events := found.get("events"), list):
+    if isinstance(events := report.get("events"), list):
         counts["events"] = events
     return counts
 
@@ -260,7 +260,9 @@ def _decision_after_end(
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
-    left = (parse_timestamp(ended) + timedelta(seconds=seconds) - now).total_seconds()
-    of = ObjectName(KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"])
-    deleting = (Delete(Step.DELETE_OPERATION, (of,)),)
-    return OperationDecision({}, max(1.0, left), () if left > 0 else deleting)
+    seconds_left = (parse_timestamp(ended) + timedelta(seconds=seconds) - now).total_seconds()
+    operation_name = ObjectName(
+        KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"]
+    )
+    deleting = (Delete(Step.DELETE_OPERATION, (operation_name,)),)
+    return OperationDecision({}, max(1.0, seconds_left), () if seconds_left > 0 else deleting)

@@ -32,12 +32,12 @@ MAX_SELECT: Final = 50_000
 def _utc_moment(text: str) -> str:
     """Normalise an ISO 8601 time to UTC; a time without a zone is UTC, as the jobs read it."""
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         raise problem(
             f"invalid value: {text:.80}: want a time such as 2026-01-31T12:00:00Z"
         ) from None
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
 Moment: TypeAlias = Annotated[str, AfterValidator(_utc_moment)]
@@ -62,7 +62,7 @@ class Select(Declared):
     """Bounds of the time of the last failure: `since` is included, `until` is not."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Select:
+    def _check_selection_size(self) -> Select:
         if len(self.model_dump_json()) > MAX_SELECT:
             raise problem(f"is longer than {MAX_SELECT} characters: make several")
         return self

@@ -93,8 +93,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         if deciding.is_finished(document.get("status") or {}):
             self._records.pop(uid, None)
         elif uid not in self._records:
-            made, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
-            turn = made, OPERATIONS.index(kind), uid
+            created_at, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
+            turn = created_at, OPERATIONS.index(kind), uid
             self._records[uid] = _OperationRecord(key_of(document), archive_of(document), turn)
         return self._records.get(uid)
 
@@ -137,30 +137,39 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         Raises `ClusterError`.
         """
         again = math.inf
-        its = (each for each in self._records.items() if each[1].archive == archive)
-        for uid, record in sorted(its, key=lambda each: each[1].turn):
+        operations_of_archive = (
+            uid_and_record
+            for uid_and_record in self._records.items()
+            if uid_and_record[1].archive == archive
+        )
+        for uid, record in sorted(
+            operations_of_archive, key=lambda uid_and_record: uid_and_record[1].turn
+        ):
             document = await self.cluster.get(KNAFKA, *record.key)
             if document is None or document["metadata"].get("uid") != uid:
                 continue
             if not deciding.is_queued(document):
                 continue
-            at = deciding.retry_at(document["status"])
-            if at is not None and (left := (at - self.now()).total_seconds()) > 0:
-                again = min(again, left)
+            retry_time = deciding.retry_at(document["status"])
+            if (
+                retry_time is not None
+                and (seconds_left := (retry_time - self.now()).total_seconds()) > 0
+            ):
+                again = min(again, seconds_left)
                 continue
-            found = _parse_or_error(document)
-            if not isinstance(found, InvalidDocument):
-                return found, again
+            operation = _parse_or_error(document)
+            if not isinstance(operation, InvalidDocument):
+                return operation, again
         return None, again
 
     async def job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
         """Find an archive's Jobs with an outcome that their operation hasn't recorded, and Jobs
         whose operation is gone. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
-        for each in jobs:
-            if not (uid := operation_uid(each)):
+        for job in jobs:
+            if not (uid := operation_uid(job)):
                 continue
-            metadata = each["metadata"]
+            metadata = job["metadata"]
             kind, _, name = (
                 (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "").partition("/")
             )
@@ -172,9 +181,9 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
                 or document["metadata"].get("uid") != uid
                 or "deletionTimestamp" in document["metadata"]
             ):
-                unwanted.add(object_name(each))
-            elif not deciding.has_outcome_of(object_name(each), document.get("status") or {}):
-                unrecorded.add(object_name(each))
+                unwanted.add(object_name(job))
+            elif not deciding.has_outcome_of(object_name(job), document.get("status") or {}):
+                unrecorded.add(object_name(job))
         return JobVerdicts(frozenset(unrecorded), frozenset(unwanted))
 
     # Reconciling.
@@ -217,11 +226,11 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         Raises `NotReady` while a pod of the Job still exists, and `ClusterError`.
         """
         jobs = await self._jobs(document)
-        for each in jobs:
-            if "deletionTimestamp" not in each["metadata"] and not job_outcome(each):
-                await self.cluster.delete(BATCH, "Job", *Identity.of(each))
-        if jobs and (left := await self._jobs(document)):
-            message = f"Job {object_name(left[0])} is being ended"
+        for job in jobs:
+            if "deletionTimestamp" not in job["metadata"] and not job_outcome(job):
+                await self.cluster.delete(BATCH, "Job", *Identity.of(job))
+        if jobs and (remaining_jobs := await self._jobs(document)):
+            message = f"Job {object_name(remaining_jobs[0])} is being ended"
             raise NotReady("Waiting", message, transient=True)
 
     async def _observe(
@@ -259,15 +268,15 @@ def _parse_or_error(document: Document) -> Operation | InvalidDocument:
 async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
     """Return the Jobs whose label has this UID, in the order of their runs. Raises
     `ClusterError`."""
-    found = await cluster.list(BATCH, "Job", {label: uid}, namespace)
-    return sorted(found, key=run_number)
+    jobs = await cluster.list(BATCH, "Job", {label: uid}, namespace)
+    return sorted(jobs, key=run_number)
 
 
 async def last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
     """Return the newest pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
     pods = {}
-    for each in jobs:
-        name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
-        if found := await cluster.list(CORE, "Pod", {JOB_NAME: name}, namespace):
-            pods[name] = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+    for job in jobs:
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        if job_pods := await cluster.list(CORE, "Pod", {JOB_NAME: name}, namespace):
+            pods[name] = max(job_pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
     return pods

@@ -18,11 +18,11 @@ def run_report(text: str) -> Mapping[str, Any]:
     """Parse a container's termination message: the JSON report of a run, or, if it isn't JSON,
     `{"error": LAST LINE}`."""
     try:
-        found = json.loads(text)
+        report = json.loads(text)
     except ValueError:
-        found = None
-    if isinstance(found, Mapping):
-        return found
+        report = None
+    if isinstance(report, Mapping):
+        return report
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return {"error": lines[-1][:1000]} if lines else {}
 
@@ -30,8 +30,12 @@ def run_report(text: str) -> Mapping[str, Any]:
 def job_outcome(job: Mapping[str, Any]) -> str:
     """Return how a Job ended, `Complete` or `Failed`; empty while it or its pods run."""
     conditions = (job.get("status") or {}).get("conditions") or ()
-    found = (each["type"] for each in conditions if each.get("status") == "True")
-    return next((each for each in found if each in ("Complete", "Failed")), "")
+    true_conditions = (
+        condition["type"] for condition in conditions if condition.get("status") == "True"
+    )
+    return next(
+        (condition for condition in true_conditions if condition in ("Complete", "Failed")), ""
+    )
 
 
 def run_number(job: Mapping[str, Any]) -> int:
@@ -63,9 +67,9 @@ def is_recorded(job: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
 
 def run_status_patch(
     job: Mapping[str, Any],
-    ended: str,
+    outcome: str,
     pod: Mapping[str, Any] | None,
-    before: Mapping[str, Any],
+    previous_status: Mapping[str, Any],
     generation: int,
     now: datetime,
 ) -> Mapping[str, Any]:
@@ -74,7 +78,7 @@ def run_status_patch(
     `previous_status` is the archive's status, `generation` its declared generation.
     """
     found = run_report(terminated_state(pod).get("message") or "")
-    succeeded = ended == "Complete"
+    succeeded = outcome == "Complete"
     run = {
         "job": object_name(job),
         "outcome": "Succeeded" if succeeded else "Failed",
@@ -83,37 +87,47 @@ def run_status_patch(
         **{each: found[each] for each in ("records", "missed", "purged") if each in found},
     }
     annotations = job["metadata"].get("annotations") or {}
-    patch: dict[str, Any] = {"run": max(before.get("run", 0), run_number(job))}
+    patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
     if succeeded:
         records = found.get("records", 0)
         patch |= {
-            "archived": before.get("archived", 0) + (records if isinstance(records, int) else 0),
+            "archived": previous_status.get("archived", 0)
+            + (records if isinstance(records, int) else 0),
             # Dead letters that wait now have arrived during the run.
             "waitingSince": run["started"],
-            "firstRun": before.get("firstRun") or run["started"],
+            "firstRun": previous_status.get("firstRun") or run["started"],
         }
     if operation_uid(job):  # the operation's status counts its failures
         if succeeded:
             patch["failures"] = 0  # an operation's Job also compacts
-        of = {**run, "of": annotations.get(OPERATION_ANNOTATION, "")}
-        return {**patch, "lastOperation": _replacing_patch(before.get("lastOperation"), of)}
+        operation_run = {**run, "of": annotations.get(OPERATION_ANNOTATION, "")}
+        return {
+            **patch,
+            "lastOperation": _replacing_patch(previous_status.get("lastOperation"), operation_run),
+        }
     run["generation"] = generation
-    if asked := annotations.get(RUN_ANNOTATION):
-        patch["requested"] = asked
+    if run_annotation := annotations.get(RUN_ANNOTATION):
+        patch["requested"] = run_annotation
     if not succeeded:
         run["message"] = failure_message(job, pod, found)
-        last = _replacing_patch(before.get("lastRun"), run)
-        return {**patch, "lastRun": last, "failures": before.get("failures", 0) + 1}
+        last = _replacing_patch(previous_status.get("lastRun"), run)
+        return {**patch, "lastRun": last, "failures": previous_status.get("failures", 0) + 1}
     patch["failures"] = 0
     if isinstance(report := found.get("report"), Mapping):
-        plain = {key: value for key, value in report.items() if isinstance(value, int | str)}
-        patch["report"] = _replacing_patch(before.get("report"), {"made": run["started"], **plain})
-    return {**patch, "lastRun": _replacing_patch(before.get("lastRun"), run)}
+        simple_values = {
+            key: value for key, value in report.items() if isinstance(value, int | str)
+        }
+        patch["report"] = _replacing_patch(
+            previous_status.get("report"), {"made": run["started"], **simple_values}
+        )
+    return {**patch, "lastRun": _replacing_patch(previous_status.get("lastRun"), run)}
 
 
-def _replacing_patch(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
+def _replacing_patch(
+    previous: Mapping[str, Any] | None, replacement: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return a merge patch by which `replacement` replaces all of `previous`."""
-    return {**dict.fromkeys(before or ()), **now}
+    return {**dict.fromkeys(previous or ()), **replacement}
 
 
 def start_time(job: Mapping[str, Any]) -> str:
@@ -125,29 +139,32 @@ def start_time(job: Mapping[str, Any]) -> str:
 def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the `terminated` state of a pod's container; empty if it hasn't ended."""
     statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
-    found: Mapping[str, Any] = (
-        next((each.get("state") or {} for each in statuses), {}).get("terminated") or {}
+    terminated: Mapping[str, Any] = (
+        next((container_status.get("state") or {} for container_status in statuses), {}).get(
+            "terminated"
+        )
+        or {}
     )
-    return found
+    return terminated
 
 
 def failure_message(
-    job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]
+    job: Mapping[str, Any], pod: Mapping[str, Any] | None, report: Mapping[str, Any]
 ) -> str:
     """Return why a Job failed, from its report, its container's state, or its conditions."""
-    if error := found.get("error"):
+    if error := report.get("error"):
         return str(error)[:1000]
     reason = terminated_state(pod).get("reason")
     if reason not in (None, "Error", "Completed"):
         return f"its container ended: {reason}"
     conditions = (job.get("status") or {}).get("conditions") or ()
     failed: Mapping[str, Any] = next(
-        (each for each in conditions if each.get("type") == "Failed"), {}
+        (condition for condition in conditions if condition.get("type") == "Failed"), {}
     )
     return " ".join(filter(None, (failed.get("reason"), failed.get("message")))) or "it failed"
 
 
-def start_problem(pod: Mapping[str, Any]) -> str:
+def why_not_started(pod: Mapping[str, Any]) -> str:
     """Return why a pod doesn't start; empty if it has started or no problem is reported."""
     status = pod.get("status") or {}
     for each in status.get("containerStatuses") or ():

@@ -48,49 +48,60 @@ class UncompactedDeadLetters:
     """Counts dead letters that archives haven't compacted; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._looks: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
+        self._ends_by_kafka: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
 
     async def waiting(
-        self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: UncompactedCounts
+        self,
+        kafka: KafkaCluster,
+        namespace: str,
+        broker: str,
+        group: str,
+        uncompacted: UncompactedCounts,
     ) -> int:
         """Return the number of a Broker's dead letters that an archive's group has not compacted.
         Raises `LogError`."""
-        if known.group != group:
-            known.group = group
-            known.forget()
+        if uncompacted.group != group:
+            uncompacted.group = group
+            uncompacted.forget()
         ends = {
-            topic: each
-            for topic, each in (await self._ends(kafka)).items()
+            topic: positions
+            for topic, positions in (await self._ends(kafka)).items()
             if names.is_dead_letter_topic(topic, namespace, broker)
         }
-        for topic in known.counted.keys() - ends.keys():
-            del known.counted[topic]
-        asked = [
+        for topic in uncompacted.counted.keys() - ends.keys():
+            del uncompacted.counted[topic]
+        topics_to_count = [
             topic
-            for topic, each in ends.items()
-            if any(each.values()) and known.counted.get(topic, (None, 0))[0] != each
+            for topic, positions in ends.items()
+            if any(positions.values()) and uncompacted.counted.get(topic, (None, 0))[0] != positions
         ]
-        for first in range(0, len(asked), GROUP_LAGS_AT_ONCE):
-            some = asked[first : first + GROUP_LAGS_AT_ONCE]
-            found = await asyncio.gather(*(_group_lag(kafka.topics, group, each) for each in some))
-            known.counted |= {
-                topic: (ends[topic], lag) for topic, lag in zip(some, found, strict=True)
+        for first in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
+            batch = topics_to_count[first : first + GROUP_LAGS_AT_ONCE]
+            lags = await asyncio.gather(
+                *(_group_lag(kafka.topics, group, positions) for positions in batch)
+            )
+            uncompacted.counted |= {
+                topic: (ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)
             }
-        return sum(lag for _, lag in known.counted.values())
+        return sum(lag for _, lag in uncompacted.counted.values())
 
     async def _ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
-        look = self._looks.setdefault(kafka, _TopicEnds())
-        async with look.lock:
+        topic_ends = self._ends_by_kafka.setdefault(kafka, _TopicEnds())
+        async with topic_ends.lock:
             now = asyncio.get_running_loop().time()
-            if now - look.at >= ENDS_MAX_AGE:
-                there = [
-                    each
-                    for each in await kafka.topics.topics()
-                    if each.startswith(names.DEAD_LETTERS)
+            if now - topic_ends.at >= ENDS_MAX_AGE:
+                dead_letter_topics = [
+                    topic
+                    for topic in await kafka.topics.topics()
+                    if topic.startswith(names.DEAD_LETTERS)
                 ]
-                look.ends = await kafka.topics.end_offsets_of_all(there) if there else {}
-                look.at = now
-        return look.ends
+                topic_ends.ends = (
+                    await kafka.topics.end_offsets_of_all(dead_letter_topics)
+                    if dead_letter_topics
+                    else {}
+                )
+                topic_ends.at = now
+        return topic_ends.ends
 
 
 async def _group_lag(topics: LogAdmin, group: str, topic: str) -> int:

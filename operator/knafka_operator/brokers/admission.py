@@ -75,9 +75,9 @@ def defaulted_broker(
     default_sink_namespace(spec, namespace)
     metadata = mapping_at(document, "metadata")
     annotations = mapping_at(metadata, "annotations")
-    given = annotations_of(old).get(BROKER_CLASS) if old else default_class
-    if BROKER_CLASS not in annotations and given:
-        metadata["annotations"] = {**annotations, BROKER_CLASS: given}
+    class_to_set = annotations_of(old).get(BROKER_CLASS) if old else default_class
+    if BROKER_CLASS not in annotations and class_to_set:
+        metadata["annotations"] = {**annotations, BROKER_CLASS: class_to_set}
     return {**document, "metadata": metadata, "spec": spec}
 
 
@@ -99,14 +99,25 @@ def class_warnings(document: Document, classes: Set[str]) -> list[str]:
     misspelt; else an empty list. All mutating webhooks have run by now, so no implementation serves
     a Broker without a class.
     """
-    ours = " or ".join(sorted(classes - {""}))
-    given, path = annotations_of(document).get(BROKER_CLASS, ""), annotation_path(BROKER_CLASS)
-    anew = "A class never changes: delete the Broker and make it anew"
-    if not given.strip():
-        return [f"{path} is not set, so nobody serves this Broker: Knafka's are {ours}. {anew}"]
-    known = {each.casefold() for each in classes}
-    if get_close_matches(given.strip().casefold(), known, n=1, cutoff=CLASS_SIMILARITY):
-        return [f"{path}: {given:.80} is no class of Knafka's, which are {ours}. {anew}"]
+    knafka_classes = " or ".join(sorted(classes - {""}))
+    declared_class, path = (
+        annotations_of(document).get(BROKER_CLASS, ""),
+        annotation_path(BROKER_CLASS),
+    )
+    remedy = "A class never changes: delete the Broker and make it anew"
+    if not declared_class.strip():
+        return [
+            f"{path} is not set, so nobody serves this Broker: Knafka's are "
+            f"{knafka_classes}. {remedy}"
+        ]
+    folded_classes = {knafka_class.casefold() for knafka_class in classes}
+    if get_close_matches(
+        declared_class.strip().casefold(), folded_classes, n=1, cutoff=CLASS_SIMILARITY
+    ):
+        return [
+            f"{path}: {declared_class:.80} is no class of Knafka's, which are "
+            f"{knafka_classes}. {remedy}"
+        ]
     return []
 
 
@@ -123,17 +134,19 @@ def _broker_problems(document: Document) -> Iterator[Problem]:
             f"want a topic's name, at most {MAX_LENGTH} of A-Z, a-z, 0-9, '.', '_' and '-'",
             annotation_key(EXTERNAL_TOPIC),
         )
-    elif topic is not None and (why := reserved_reason(topic)) is not None:
+    elif topic is not None and (reason := reserved_reason(topic)) is not None:
         # A condition reports whether any other topic is allowed, as the list of allowed topics may
         # change.
-        yield Problem(f"invalid value: {topic}", why, annotation_key(EXTERNAL_TOPIC))
+        yield Problem(f"invalid value: {topic}", reason, annotation_key(EXTERNAL_TOPIC))
 
 
 def _immutable_broker_changes(old: Document, new: Document) -> Iterator[Problem]:
     if diff := changed_values(_immutable_broker_fields(old), _immutable_broker_fields(new)):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
-    was, is_ = (annotations_of(each).get(BROKER_CLASS, "") for each in (old, new))
-    if diff := changed_values({BROKER_CLASS: was}, {BROKER_CLASS: is_}):
+    old_class, new_class = (
+        annotations_of(document).get(BROKER_CLASS, "") for document in (old, new)
+    )
+    if diff := changed_values({BROKER_CLASS: old_class}, {BROKER_CLASS: new_class}):
         yield Problem(_IMMUTABLE_ANNOTATIONS, diff, "annotations")
 
 

@@ -156,14 +156,14 @@ class BrokerDecision:
 
 def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
     """Decide a Broker's conditions, status and next effects, which keep `BROKER_ORDER`."""
-    before = observed.document.get("status") or {}
+    previous_status = observed.document.get("status") or {}
     conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(observed.failed)
     annotations = observed.annotations
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
-        "address": before.get("address"),
+        "address": previous_status.get("address"),
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
     }
@@ -211,21 +211,25 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
     receiver = receiver_contract(broker, connection, settings)
     recorded = {RECEIVER_CONTRACT: receiver.contract_topic}
     topic: ObservedTopic | None = None
-    found: TopicDescription | None = None
+    existing_topic: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
         topic = value_or_raise(observed.topic)
         assert topic is not None
         trusts = settings.trusts_statuses
-        if making := topic.effects(annotations, settings.maxima, recorded, may_be_used=trusts):
-            needed.run_first(*making)
-        found = topic.existing
-        assert found is not None
-        annotations.update(topic_annotations(topic.desired, found, connection.defaults))
-        conditions.set(as_declared_condition(topic.desired, found))
-    if topic is None or found is None:
+        if creating_effects := topic.effects(
+            annotations, settings.maxima, recorded, accepts_records=trusts
+        ):
+            needed.run_first(*creating_effects)
+        existing_topic = topic.existing
+        assert existing_topic is not None
+        annotations.update(topic_annotations(topic.desired, existing_topic, connection.defaults))
+        conditions.set(as_declared_condition(topic.desired, existing_topic))
+    if topic is None or existing_topic is None:
         return decision()
 
-    ingress = desired.broker_ingress(broker, topic.desired, found.config, connection.defaults)
+    ingress = desired.broker_ingress(
+        broker, topic.desired, existing_topic.config, connection.defaults
+    )
     ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, broker))
     service = Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
     with conditions.step(CONTRACT_UPDATED):
@@ -271,7 +275,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
             https = error
     if isinstance(https, NotReady):
         unaddressed = https
-    answered = observed.revision in (annotations.get(PROBED), observed.probed)
+    has_answered = observed.revision in (annotations.get(PROBED), observed.probed)
     probed = url
     if direct:
         with conditions.step(DATA_PLANE_AVAILABLE):
@@ -282,18 +286,21 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
             return decision(topic)
         probed = direct_url(broker, settings) + ingress.path
         # Once the Service has answered a probe, and then also while the receiver is replaced.
-        if answered or (before.get("address") or {}).get("url") == probed:
+        if has_answered or (previous_status.get("address") or {}).get("url") == probed:
             url = probed
     http = http_address(url, ingress.audience)
     addresses = encryption.addresses(http, ingress.path, https)
     status["address"] = addresses[-1] if addresses else None
-    status.update(addresses_status(addresses, before) | senders.policies_status(broker, before))
+    status.update(
+        addresses_status(addresses, previous_status)
+        | senders.policies_status(broker, previous_status)
+    )
     if (encrypted := encryption.encrypted_condition(https)) is not None:
         conditions.set(encrypted)
     if (policies := senders.policies_condition(broker)) is not None:
         conditions.set(policies)
     with conditions.step(PROBE_SUCCEEDED):
-        if not answered:
+        if not has_answered:
             needed.run_first(Probe(probed, observed.revision))
         annotations[PROBED] = observed.revision
     return decision(topic)

@@ -31,8 +31,8 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
     empty: there is none. Raises `InvalidDocument` with the ConfigMap's name.
     """
     entries = _entries(defaults)
-    of_namespace = _mapping(_mapping(entries.get("namespaceDefaults")).get(namespace))
-    for entry in (of_namespace, _mapping(entries.get("clusterDefault"))):
+    namespace_entry = _mapping(_mapping(entries.get("namespaceDefaults")).get(namespace))
+    for entry in (namespace_entry, _mapping(entries.get("clusterDefault"))):
         if isinstance(class_ := entry.get("brokerClass"), str) and class_:
             return class_
     return ""
@@ -73,16 +73,16 @@ def _location(defaults: ConfigMap) -> str:
 def _class_entry(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:
     """Return the default entry of a class, looked up as upstream does: the namespace's, else the
     cluster's."""
-    of_namespace = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
-    if of_namespace.get("brokerClass") == class_:
-        if _CONFIG_FIELDS & of_namespace.keys():
-            return of_namespace
-    elif found := _mapping(_mapping(of_namespace.get("brokerClasses")).get(class_)):
-        return found
-    of_cluster = _mapping(defaults.get("clusterDefault"))
-    if of_cluster.get("brokerClass") == class_:
-        return of_cluster
-    return _mapping(_mapping(of_cluster.get("brokerClasses")).get(class_)) or of_cluster
+    namespace_entry = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
+    if namespace_entry.get("brokerClass") == class_:
+        if _CONFIG_FIELDS & namespace_entry.keys():
+            return namespace_entry
+    elif class_entry := _mapping(_mapping(namespace_entry.get("brokerClasses")).get(class_)):
+        return class_entry
+    cluster_entry = _mapping(defaults.get("clusterDefault"))
+    if cluster_entry.get("brokerClass") == class_:
+        return cluster_entry
+    return _mapping(_mapping(cluster_entry.get("brokerClasses")).get(class_)) or cluster_entry
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

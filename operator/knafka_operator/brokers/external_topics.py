@@ -32,7 +32,7 @@ _RESERVED: Final = {
 }
 """Reserved prefixes of topics, with a description of the topics."""
 
-_OF_SENSOR = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
+_SENSOR_TOPIC = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
 """Matches names of the form that `names.sensor_topic` builds."""
 _LEGAL_PATTERN = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
 _LEGAL_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
@@ -46,9 +46,9 @@ def reserved_reason(topic: str) -> str | None:
     """Return why no Broker may use a topic of this name, even if a pattern allows it; None: it
     isn't reserved. Brokers' and KafkaChannels' own topics are reserved.
     """
-    for prefix, are in _RESERVED.items():
+    for prefix, description in _RESERVED.items():
         if topic.startswith(prefix):
-            return f"topics whose names begin with {prefix} {are}"
+            return f"topics whose names begin with {prefix} {description}"
     return None
 
 
@@ -65,19 +65,21 @@ def external_topic_refusal(
     `of_sensors` has all names that Sensors have claimed; `of_brokers` has the topics that other
     Brokers have claimed.
     """
-    is_sensors = topic in of_sensors and _OF_SENSOR(topic) is not None
-    why = "it is a Sensor's" if is_sensors else reserved_reason(topic)
-    if why is None and topic in of_brokers:
-        why = "it is another Broker's own"
-    if why is not None:
-        return f"external topic {topic:.300} is not allowed: {why}"
-    patterns = [each.strip() for each in re.split(r"[,\n]", allowed) if each.strip()]
+    is_sensors = topic in of_sensors and _SENSOR_TOPIC(topic) is not None
+    reason = "it is a Sensor's" if is_sensors else reserved_reason(topic)
+    if reason is None and topic in of_brokers:
+        reason = "it is another Broker's own"
+    if reason is not None:
+        return f"external topic {topic:.300} is not allowed: {reason}"
+    patterns = [
+        pattern_text.strip() for pattern_text in re.split(r"[,\n]", allowed) if pattern_text.strip()
+    ]
     unusable = []
     for pattern in patterns:
-        if (why := _pattern_problem(pattern)) is not None:
-            unusable.append(f"{pattern:.300} ({why})")
+        if (reason := _pattern_problem(pattern)) is not None:
+            unusable.append(f"{pattern:.300} ({reason})")
         elif _matches(pattern, topic, namespace):
-            if "*" not in pattern or _OF_SENSOR(topic) is None:
+            if "*" not in pattern or _SENSOR_TOPIC(topic) is None:
                 return None
             unusable.append(f"{pattern:.300} (a name like those of Sensors' topics wants no '*')")
     return (

@@ -91,10 +91,10 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         self._own = TopicOwnership(self.cluster, self.states)
 
     @property
-    def with_topic(self) -> Mapping[Identity, BrokerState]:
+    def states_with_topic(self) -> Mapping[Identity, BrokerState]:
         """The state of every Broker that has its topic."""
         records = self.states.brokers.items()
-        return {identity: each.state for identity, each in records if each.state is not None}
+        return {identity: record.state for identity, record in records if record.state is not None}
 
     def is_ours(self, document: Document) -> bool:
         """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
@@ -112,8 +112,10 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         Its annotations are removed last, so that a failed attempt is repeated. Raises
         `KnafkaError`.
         """
-        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
-        if not ours:
+        knafka_annotations = [
+            each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)
+        ]
+        if not knafka_annotations:
             return
         broker, identity = parse(Broker, document), Identity.of(document)
         record = self.states.ensure_broker(document)
@@ -129,7 +131,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             await kafka.topics.delete_topic(names.contract_topic(*identity))
         self.drop(document)
         patch: dict[str, Any] = {
-            "annotations": dict.fromkeys(ours),
+            "annotations": dict.fromkeys(knafka_annotations),
             "address": None,
             "conditions": [],
         }
@@ -149,12 +151,12 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
             await self._withdraw_entry(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
-        own = self._is_own(topic, document)
-        if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
+        is_own_topic = self._is_own(topic, document)
+        if topic is not None and is_own_topic and EXTERNAL_TOPIC not in metadata.annotations:
             topics = (await self._kafka_of(broker)).topics
-            known, of = annotations.get(TOPIC_ID), Identity.of(document)
-            claimed = await self._own.is_claimed(of, topic)
-            if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
+            recorded_id, identity = annotations.get(TOPIC_ID), Identity.of(document)
+            claimed = await self._own.is_claimed(identity, topic)
+            if await topic_to_delete(topics, topic, recorded_id, claimed=claimed) is not None:
                 for group in groups:
                     # A dispatcher that hasn't left the group would commit its old offset, which
                     # Kafka applies to a topic recreated under the same name: events would be
@@ -205,8 +207,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         """Claim the topic in a Broker's status if it is the Broker's own and nobody's yet; returns
         the Broker's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
-        own = self._is_own(topic, document)
-        if topic is not None and own and topic not in self.states.topics:
+        is_own_topic = self._is_own(topic, document)
+        if topic is not None and is_own_topic and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
 
@@ -263,25 +265,27 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         """
         identity = Identity.of(document)
         declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
-        used = {topic_in_status(document), record.state and record.state.topic.name}
-        asked = {each for each in used if each and not self._is_own(each, document)} | (
-            {declared} if declared is not None and names.is_topic(declared) else set()
-        )
-        if not asked:
+        used_topics = {topic_in_status(document), record.state and record.state.topic.name}
+        topics_to_check = {
+            topic for topic in used_topics if topic and not self._is_own(topic, document)
+        } | ({declared} if declared is not None and names.is_topic(declared) else set())
+        if not topics_to_check:
             return None, None
         # Not the Broker's own ConfigMap: that is the user's, as the annotation is.
-        base = await self._config_map(*self._installation)
-        allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
-        where = f"ConfigMap {self._installation}, the installation's own"
+        installation_config = await self._config_map(*self._installation)
+        allowed = (
+            "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
+        )
+        allowed_by = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
         # The states of Brokers include the Sensors of every bus.
-        others = (
+        other_owners = (
             self.states.sensor_uid_by_name,
             desired.NamesOfOthers(self.states.topics, record.uid),
         )
         refusals = {
-            each: external_topic_refusal(each, namespace, allowed, where, *others)
-            for each in sorted(asked)
+            topic: external_topic_refusal(topic, namespace, allowed, allowed_by, *other_owners)
+            for topic in sorted(topics_to_check)
         }
         refused = refusals.get(declared or "")
         return refused, refused or next(filter(None, refusals.values()), None)
@@ -299,10 +303,10 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             connection, record.kafka = await self._connect(broker)
         except EXPECTED as error:
             connection = error
-        sink, declared = None, broker.spec.delivery.dead_letter_sink
-        if declared is not None:
+        sink, sink_reference = None, broker.spec.delivery.dead_letter_sink
+        if sink_reference is not None:
             namespace = broker.metadata.namespace
-            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
+            sink = await observe_sink(self.cluster, sink_reference, namespace, self.settings)
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, broker.metadata.namespace
         )
@@ -325,11 +329,13 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
         """Return the configuration and client of a Broker's Kafka: its ConfigMap, with the
         installation's for what that leaves out. Raises `EXPECTED`."""
-        base = await self._config_map(*self._installation)
+        installation_config = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
-        own = None if reference is None else await self._config_map(*reference)
-        credentials.check_config_map_reference(reference, own, broker, self._installation)
-        configured = credentials.merged_configuration(reference, own, base, self._installation)
+        broker_config = None if reference is None else await self._config_map(*reference)
+        credentials.check_config_map_reference(reference, broker_config, broker, self._installation)
+        configured = credentials.merged_configuration(
+            reference, broker_config, installation_config, self._installation
+        )
         credentials.check_secret(configured, broker, self.settings)
         secret = None
         if configured.secret is not None:
@@ -338,13 +344,15 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
                 raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
         servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
         defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
-        of = defaults.kafka.bootstrap_servers
+        bootstrap_servers = defaults.kafka.bootstrap_servers
         if secret is None:
-            return BrokerConnection(configured.config, defaults), self.kafkas.cluster_at(of, None)
+            return BrokerConnection(configured.config, defaults), self.kafkas.cluster_at(
+                bootstrap_servers, None
+            )
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decoded_secret(secret), self.settings)
-        kafka = self.kafkas.cluster_at(of, decoded_secret(secret), is_own=is_own)
+        kafka = self.kafkas.cluster_at(bootstrap_servers, decoded_secret(secret), is_own=is_own)
         mount = credentials.secret_mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
@@ -367,33 +375,37 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         ):
             return None
         assert record.kafka is not None
-        taken = desired.NamesOfOthers(self.states.topics, record.uid)
+        names_of_others = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            await self._own.claim_if_proved(observed.document, record, taken)
-            wanted = desired.broker_topic(
+            await self._own.claim_if_proved(observed.document, record, names_of_others)
+            desired_topic = desired.broker_topic(
                 observed.broker,
                 observed.connection.config,
                 observed.connection.defaults,
-                taken,
+                names_of_others,
                 self.states.naming,
             )
-            if not wanted.external:
-                self.states.claim_topic(record, wanted.name)
-            found = await record.kafka.topics.describe_topic(wanted.name)
+            if not desired_topic.external:
+                self.states.claim_topic(record, desired_topic.name)
+            existing_topic = await record.kafka.topics.describe_topic(desired_topic.name)
             disputed = not self.settings.trusts_statuses
             if (
                 disputed
-                and found is not None
+                and existing_topic is not None
                 and status_annotations(observed.document).get(TOPIC_ID) == ""
             ):
                 identity = Identity.of(observed.document)
-                disputed = await has_records(record.kafka.topics, wanted.name) or (
-                    await self._own.is_claimed(identity, wanted.name)
+                disputed = await has_records(record.kafka.topics, desired_topic.name) or (
+                    await self._own.is_claimed(identity, desired_topic.name)
                 )
         except EXPECTED as error:
             return error
-        others = 0 if found else partitions_of_others(self.states, Identity.of(observed.document))
-        return ObservedTopic(wanted, found, others, disputed)
+        partitions_of_other_brokers = (
+            0
+            if existing_topic
+            else partitions_of_others(self.states, Identity.of(observed.document))
+        )
+        return ObservedTopic(desired_topic, existing_topic, partitions_of_other_brokers, disputed)
 
     async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
         """Add the Broker's entry in its receiver's contract (decision 0024), and whether every
@@ -432,13 +444,13 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         return Identity(self.settings.namespace, self.settings.config)
 
     async def _config_map(self, namespace: str, name: str) -> ConfigMap | None:
-        found = await self.cluster.get(CORE, "ConfigMap", namespace, name)
-        return None if found is None else parse(ConfigMap, found)
+        stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
+        return None if stored is None else parse(ConfigMap, stored)
 
-    async def _stop_receiver(self, why: str, document: Document, record: BrokerRecord) -> None:
+    async def _stop_receiver(self, reason: str, document: Document, record: BrokerRecord) -> None:
         """Delete a Broker's receiver, so that no event is accepted; raises `ClusterError`."""
         broker = resource_of(document)
-        record.stopped, record.state = why, None
+        record.stopped, record.state = reason, None
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
 
 

@@ -142,31 +142,35 @@ def _channel_problems(document: Document) -> Iterator[Problem]:
 def _subscription_problems(
     document: Document, autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
-    for each in schema_problems(Subscription, {**document, "status": None}):
-        if each.message == "missing field(s)":
-            yield replace(each, details=_MISSING.get(each.path, ""))
-        elif each.path == "spec.channel.namespace":
-            message, _, wanted = each.message.partition(": want ")
+    for problem in schema_problems(Subscription, {**document, "status": None}):
+        if problem.message == "missing field(s)":
+            yield replace(problem, details=_MISSING.get(problem.path, ""))
+        elif problem.path == "spec.channel.namespace":
+            message, _, requirement = problem.message.partition(": want ")
             yield replace(
-                each, message=message, details=f"want {wanted}" if wanted else each.details
+                problem,
+                message=message,
+                details=f"want {requirement}" if requirement else problem.details,
             )
         else:
-            yield each
+            yield problem
     yield from delivery_annotation_problems(annotations_of(document), autoscaling, maxima)
 
 
 def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (_immutable_channel_fields(each) for each in (old, new))
+    old_fields, new_fields = (_immutable_channel_fields(each) for each in (old, new))
     may_change = {each.path for each in schema_problems(KafkaChannel, {**old, "status": None})}
     # As upstream: channels from before the field existed may get a retention. The same retention
     # may also be written in another form.
-    before, after = (_retention_seconds(each[_RETENTION]) for each in (was, is_))
-    if not mapping_at(old, "spec").get("retentionDuration") or before == after:
+    old_retention, new_retention = (
+        _retention_seconds(each[_RETENTION]) for each in (old_fields, new_fields)
+    )
+    if not mapping_at(old, "spec").get("retentionDuration") or old_retention == new_retention:
         may_change.add(_RETENTION)
     for path in may_change:
-        was.pop(path, None)
-        is_.pop(path, None)
-    if diff := changed_values(was, is_):
+        old_fields.pop(path, None)
+        new_fields.pop(path, None)
+    if diff := changed_values(old_fields, new_fields):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
 
 
@@ -184,9 +188,9 @@ def _retention_seconds(retention: object) -> float | None:
 
 
 def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (_immutable_subscription_fields(each) for each in (old, new))
+    old_fields, new_fields = (_immutable_subscription_fields(document) for document in (old, new))
     # A Subscription without a channel never worked, and may be corrected.
-    if was and (diff := changed_values(was, is_)):
+    if old_fields and (diff := changed_values(old_fields, new_fields)):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
 
 

@@ -171,15 +171,15 @@ class ChannelDecision:
 
 def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
     """Decide a KafkaChannel's conditions, status and next effects, which keep `CHANNEL_ORDER`."""
-    before = observed.document.get("status") or {}
+    previous_status = observed.document.get("status") or {}
     conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(observed.failed)
-    if (handled := _subscriptions_handled_condition(observed.handling)) is not None:
-        conditions.set(handled)
+    if (handled_condition := _subscriptions_handled_condition(observed.handling)) is not None:
+        conditions.set(handled_condition)
     annotations = observed.annotations
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
-        "address": before.get("address"),
+        "address": previous_status.get("address"),
         "deadLetterSinkUri": None,
         "deadLetterSinkCACerts": None,
         "subscribers": list(observed.subscribers),
@@ -219,29 +219,32 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
         return decision()
 
     topic: ObservedTopic | None = None
-    found: TopicDescription | None = None
+    existing_topic: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
         topic = value_or_raise(observed.topic)
         assert topic is not None
         recorded = {RECEIVERS: " ".join(_receivers_with_current(annotations, connection))}
-        if making := topic.effects(annotations, settings.maxima, recorded):
-            needed.run_first(*making)
-        found = topic.existing
-        assert found is not None
-        annotations.update(topic_annotations(topic.desired, found, connection.defaults))
-        conditions.set(as_declared_condition(topic.desired, found))
-    if topic is None or found is None:
+        if creating_effects := topic.effects(annotations, settings.maxima, recorded):
+            needed.run_first(*creating_effects)
+        existing_topic = topic.existing
+        assert existing_topic is not None
+        annotations.update(topic_annotations(topic.desired, existing_topic, connection.defaults))
+        conditions.set(as_declared_condition(topic.desired, existing_topic))
+    if topic is None or existing_topic is None:
         return decision()
 
     receiver = receiver_services.channels_receiver_name(_secret_name(connection))
-    service, whose = Identity(settings.namespace, receiver), receiver_contract(connection, settings)
-    contract = receivers.contract_topic(whose, connection.defaults)
+    service, contract_spec = (
+        Identity(settings.namespace, receiver),
+        receiver_contract(connection, settings),
+    )
+    contract = receivers.contract_topic(contract_spec, connection.defaults)
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct_channel(channel, settings)
         if observed.revision is None:
             manifest = receiver_services.channels_receiver_service(
-                whose,
+                contract_spec,
                 connection.secret,
                 settings,
                 oidc=senders.is_on,
@@ -252,22 +255,26 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
         return decision(topic)
     hosts = routes.channel_hosts(broker, settings)
     ingress = desired.broker_ingress(
-        broker, topic.desired, found.config, connection.defaults, hosts
+        broker, topic.desired, existing_topic.config, connection.defaults, hosts
     )
     ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, channel))
-    awaiting = AwaitReceivers(service, contract.name, ingress.path)
+    await_receivers = AwaitReceivers(service, contract.name, ingress.path)
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in receivers_of(annotations):
-            more = " ".join(_receivers_with_current(annotations, connection))
-            needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: more}))
+            receiver_names = " ".join(_receivers_with_current(annotations, connection))
+            needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: receiver_names}))
         if observed.ingress != ingress:
-            needed.run_first(WriteIngress(service, contract, ingress.path, ingress), awaiting)
+            needed.run_first(
+                WriteIngress(service, contract, ingress.path, ingress), await_receivers
+            )
         if not observed.accepted:
-            needed.run_first(awaiting)
-        annotations[receivers.ACCEPTED] = receivers.entry_digest(whose.contract_topic, ingress)
+            needed.run_first(await_receivers)
+        annotations[receivers.ACCEPTED] = receivers.entry_digest(
+            contract_spec.contract_topic, ingress
+        )
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
-    gateway, leads_to = (
+    gateway, route_host = (
         observed.gateway,
         services.service_host(receiver, settings.namespace, settings),
     )
@@ -279,23 +286,23 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
         if not observed.direct_served:
             return decision(topic)
     with conditions.step(PROBE_SUCCEEDED):
-        answered = annotations.get(PROBED), observed.probed
+        answered_addresses = annotations.get(PROBED), observed.probed
         if direct:
-            leads_to = channels_direct_host(receiver, settings)
+            route_host = channels_direct_host(receiver, settings)
         elif gateway is not None:
-            leads_to = gateway.host
-        path = f"http://{leads_to}{ingress.path}"
+            route_host = gateway.host
+        path = f"http://{route_host}{ingress.path}"
         url = path if gateway is None else f"http://{hosts[-1]}"  # KN-CHN-11
         probed = path if direct else url
-        if direct and probed not in answered:
+        if direct and probed not in answered_addresses:
             needed.run_first(ProbeDirect(probed, probed))
-        if gateway is not None and observed.routed != leads_to:
+        if gateway is not None and observed.routed != route_host:
             manifests = (
                 routes.route_manifest(broker, receiver, gateway, settings),
-                routes.external_name_service(broker, leads_to),
+                routes.external_name_service(broker, route_host),
             )
             needed.run_first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
-        if probed not in answered:
+        if probed not in answered_addresses:
             needed.run_first(Probe(probed, probed))
         annotations[PROBED] = probed
         if isinstance(observed.https, NotReady):
@@ -304,7 +311,8 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
         addresses = encryption.addresses(http, ingress.path, observed.https)
         status["address"] = addresses[-1] if addresses else None
         status.update(
-            addresses_status(addresses, before) | senders.policies_status(channel, before)
+            addresses_status(addresses, previous_status)
+            | senders.policies_status(channel, previous_status)
         )
         if (encrypted := encryption.encrypted_condition(observed.https)) is not None:
             conditions.set(encrypted)
@@ -312,8 +320,10 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
             conditions.set(policies)
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
-            if others := tuple(each for each in receivers_of(annotations) if each != receiver):
-                needed.run_first(LeaveReceivers(others, receiver))
+            if other_receivers := tuple(
+                name for name in receivers_of(annotations) if name != receiver
+            ):
+                needed.run_first(LeaveReceivers(other_receivers, receiver))
     return decision(topic)
 
 
@@ -333,13 +343,15 @@ def _receivers_with_current(
 def channel_topic(
     channel: KafkaChannel,
     defaults: Defaults,
-    taken: Container[str] = frozenset(),
+    names_of_others: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
     """Return a channel's desired topic (KN-CHN-10, CHN-24); `names_of_others` has the names of
     other channels' topics. Raises `NameTaken`."""
     spec = channel.spec
-    name = desired.kept_or_new_name(NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, taken, naming)
+    name = desired.kept_or_new_name(
+        NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, names_of_others, naming
+    )
     replication = min(spec.replication_factor, defaults.max_replication)
     retention = {"retention.ms": str(int(spec.retention_duration * 1000))}
     config = {**LOG_TIME, **defaults.topic_config, **retention}
@@ -365,7 +377,7 @@ def _secret_name(connection: ChannelConnection) -> str | None:
 
 
 def conditions_beside_rival(
-    status: Mapping[str, Any], rival: str, at: str
+    status: Mapping[str, Any], rival: str, timestamp: str
 ) -> list[dict[str, Any]] | None:
     """Return the conditions of a channel that another implementation serves, with Knafka's
     informational one added. None: the other implementation has written none.
@@ -374,14 +386,16 @@ def conditions_beside_rival(
     """
     conditions = [each for each in status.get("conditions") or () if isinstance(each, Mapping)]
     types = {each.get("type") for each in conditions}
-    ours = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
-    if READY not in types or not types - ours:
+    own_types = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
+    if READY not in types or not types - own_types:
         return None
     message = _rival_message(rival)
-    mine = Condition(SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", message, Severity.INFO)
-    theirs = [dict(each) for each in conditions if each.get("type") != SERVED_BY_KNAFKA]
-    shown = merged_conditions(conditions, [mine], at)
-    return theirs + [each for each in shown if each["type"] == SERVED_BY_KNAFKA]
+    own_condition = Condition(
+        SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", message, Severity.INFO
+    )
+    their_conditions = [dict(each) for each in conditions if each.get("type") != SERVED_BY_KNAFKA]
+    merged = merged_conditions(conditions, [own_condition], timestamp)
+    return their_conditions + [each for each in merged if each["type"] == SERVED_BY_KNAFKA]
 
 
 def _subscriptions_handled_condition(handling: Handling) -> Condition | None:

@@ -57,24 +57,24 @@ class ListedEntries:
 
 def read_entries(channel: Document) -> ListedEntries:
     """Parse a KafkaChannel's entries; of two with the same UID the later generation counts."""
-    found, problems = dict[str, Document](), dict[str, str]()
-    for each in _listed(channel):
-        uid = str(each.get("uid") or "")
+    valid, problems = dict[str, Document](), dict[str, str]()
+    for entry in _listed(channel):
+        uid = str(entry.get("uid") or "")
         if _UID(uid) is None:
             problems[uid] = (
                 f"invalid value: {uid:.80}: uid: want a-z, 0-9 or '-', at most 63, as it names the "
                 "consumer group"
             )
-        elif uid not in found or _generation(each) >= _generation(found[uid]):
-            found[uid] = each
-    return ListedEntries(found, problems)
+        elif uid not in valid or _generation(entry) >= _generation(valid[uid]):
+            valid[uid] = entry
+    return ListedEntries(valid, problems)
 
 
 def _listed(channel: Document) -> list[Document]:
     listed = (channel.get("spec") or {}).get("subscribers")
     if not isinstance(listed, list | tuple):
         return []
-    return [each for each in listed if isinstance(each, Mapping)]
+    return [entry for entry in listed if isinstance(entry, Mapping)]
 
 
 def _generation(entry: Document) -> int:
@@ -85,9 +85,9 @@ def _generation(entry: Document) -> int:
 def entry_name(channel: Identity, uid: str) -> str:
     """Return the name of an entry's Subscription, if no stored Subscription has its UID. It is
     unique, since a UID has no dots."""
-    whole = f"{channel.name}.{uid}"
-    if len(whole) <= MAX_NAME:
-        return whole
+    full_name = f"{channel.name}.{uid}"
+    if len(full_name) <= MAX_NAME:
+        return full_name
     return f"{hashlib.sha256(channel.name.encode()).hexdigest()[:10]}.{uid}"
 
 
@@ -104,19 +104,23 @@ def as_subscription(
         "name": name,
         "uid": uid,
         "generation": 0 if entry is None else _generation(entry),
-        "annotations": {key: each for key, each in annotations.items() if not _is_large(key)},
+        "annotations": {key: value for key, value in annotations.items() if not _is_large(key)},
         "finalizers": [FINALIZER],  # the Subscription is deleted like any other
         ENTRY: identity.name,
         SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
     if entry is None:
         metadata["deletionTimestamp"] = "now"
-    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": KAFKA_CHANNEL, "name": identity.name}
+    channel_reference = {
+        "apiVersion": KAFKA_CHANNEL_VERSIONS[0],
+        "kind": KAFKA_CHANNEL,
+        "name": identity.name,
+    }
     return {
         "apiVersion": MESSAGING,
         "kind": CHANNELS.trigger,
         "metadata": metadata,
-        "spec": {"channel": of, **_destinations(entry or {})},
+        "spec": {"channel": channel_reference, **_destinations(entry or {})},
         "status": _entry_status(channel, uid, stored),
     }
 
@@ -132,9 +136,9 @@ def _is_large(annotation: str) -> bool:
 
 
 def _destinations(entry: Document) -> dict[str, Any]:
-    def at(which: str) -> dict[str, Any]:
+    def at(prefix: str) -> dict[str, Any]:
         keys = {"uri": "Uri", "CACerts": "CACerts", "audience": "Audience"}
-        return {key: entry[which + end] for key, end in keys.items() if entry.get(which + end)}
+        return {key: entry[prefix + end] for key, end in keys.items() if entry.get(prefix + end)}
 
     subscriber, reply = at("subscriber"), at("reply")
     if "uri" not in subscriber and "uri" in reply:
@@ -152,10 +156,10 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
     )
     status: dict[str, Any] = {"annotations": annotations}
     reported = ((channel.get("status") or {}).get("subscribers")) or ()
-    for each in reported:
-        if isinstance(each, Mapping) and each.get("uid") == uid:
-            ready = {"type": "Ready", "status": each.get("ready", "Unknown")}
-            status["observedGeneration"] = each.get("observedGeneration")
+    for subscriber in reported:
+        if isinstance(subscriber, Mapping) and subscriber.get("uid") == uid:
+            ready = {"type": "Ready", "status": subscriber.get("ready", "Unknown")}
+            status["observedGeneration"] = subscriber.get("observedGeneration")
             status["conditions"] = [ready]
     return status
 
@@ -163,11 +167,11 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
 def with_promise(subscription: Document, channel: Document) -> Document:
     """Return a stored Subscription that Knafka handles, with the annotations that it was promised
     as an entry."""
-    before = promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
-    if before is None:
+    promised = promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
+    if promised is None:
         return subscription
     status = subscription.get("status") or {}
-    annotations = {**before, **(status.get("annotations") or {})}
+    annotations = {**promised, **(status.get("annotations") or {})}
     return {**subscription, "status": {**status, "annotations": annotations}}
 
 
@@ -177,12 +181,12 @@ def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
     if text is None:
         return None
     try:
-        kept = json.loads(text)
+        promise = json.loads(text)
     except ValueError:
-        kept = {}
-    if not isinstance(kept, Mapping):
-        kept = {}
-    strings = {str(key): each for key, each in kept.items() if isinstance(each, str)}
+        promise = {}
+    if not isinstance(promise, Mapping):
+        promise = {}
+    strings = {str(key): value for key, value in promise.items() if isinstance(value, str)}
     return {**strings, GROUP_STATUS: entry_group(Identity.of(channel), uid)}
 
 
@@ -203,11 +207,13 @@ def promise_annotation(
     """Return the annotation of the channel's status that keeps an entry's promised annotations;
     empty if it is up to date. `annotations` are the changed ones of the entry's status.
     """
-    before = promised_annotations(channel, uid)
-    if before is None and not annotations.get(GROUP_STATUS):
+    previous = promised_annotations(channel, uid)
+    if previous is None and not annotations.get(GROUP_STATUS):
         return {}
-    kept = {key: each for key, each in {**(before or {}), **annotations}.items() if key in _KEPT}
-    text = json.dumps({key: each for key, each in sorted(kept.items()) if each is not None})
+    promise = {
+        key: value for key, value in {**(previous or {}), **annotations}.items() if key in _KEPT
+    }
+    text = json.dumps({key: value for key, value in sorted(promise.items()) if value is not None})
     return {} if _annotations(channel).get(PROMISE + uid) == text else {PROMISE + uid: text}
 
 
@@ -219,7 +225,7 @@ def is_promised(channel: Document, uid: str) -> bool:
 def promised_uids(channel: Document) -> set[str]:
     """Return the UIDs of the entries that were promised a consumer group."""
     keys = _annotations(channel)
-    return {each.removeprefix(PROMISE) for each in keys if each.startswith(PROMISE)}
+    return {key.removeprefix(PROMISE) for key in keys if key.startswith(PROMISE)}
 
 
 def entry_group(channel: Identity, uid: str) -> str:
@@ -237,17 +243,17 @@ def own_uids(channel: Document) -> set[str]:
 
 
 def merged_subscribers(
-    listed: Iterable[Any], ours: Iterable[str], wanted: Mapping[str, Document]
+    listed: Iterable[Any], ours: Iterable[str], desired: Mapping[str, Document]
 ) -> list[Document]:
     """Merge Knafka's entries into `spec.subscribers`; others' entries stay as they are.
 
     `ours` are the UIDs of entries that Knafka may change, `desired` the desired entries by UID.
     """
-    left, mine, result = dict(wanted), {*ours, *wanted}, list[Any]()
-    for each in listed:
-        uid = each.get("uid") if isinstance(each, Mapping) else None
-        if uid not in mine:
-            result.append(each)
-        elif uid in left:
-            result.append(left.pop(uid))
-    return [*result, *(left[uid] for uid in sorted(left))]
+    remaining, own, result = dict(desired), {*ours, *desired}, list[Any]()
+    for entry in listed:
+        uid = entry.get("uid") if isinstance(entry, Mapping) else None
+        if uid not in own:
+            result.append(entry)
+        elif uid in remaining:
+            result.append(remaining.pop(uid))
+    return [*result, *(remaining[uid] for uid in sorted(remaining))]

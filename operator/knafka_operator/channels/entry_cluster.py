@@ -4,7 +4,7 @@ ones.
     stored Subscription, Knafka handles Subscriptions        -> itself
     stored Subscription, Knative Eventing handles them -> its entry, once it exists entry without a
     Subscription                             -> a Subscription named after its UID missing entry ->
-    nothing is delivered missing for `MISSING_ENTRY_KEPT`, no Subscription has its UID -> a
+    nothing is delivered missing for `MISSING_ENTRY_SECONDS`, no Subscription has its UID -> a
     Subscription under deletion
 
 All callers of this `Cluster` see Subscriptions only, which are delivered, moved and deleted in one
@@ -31,7 +31,7 @@ from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 
-MISSING_ENTRY_KEPT: Final = 300.0
+MISSING_ENTRY_SECONDS: Final = 300.0
 """Seconds for which a missing entry keeps its consumer group."""
 
 
@@ -87,20 +87,20 @@ class ClusterWithEntries:
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
         """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
         identity = Identity.of(channel)
-        before = self._channels.pop(identity, None)
-        had = self._read.pop(identity, _NONE)
+        previous = self._channels.pop(identity, None)
+        previous_entries = self._read.pop(identity, _NONE)
         if not gone:
             self._channels[identity] = channel
-            if before is not None and _outline(before) == _outline(channel):
-                self._read[identity] = had
+            if previous is not None and _outline(previous) == _outline(channel):
+                self._read[identity] = previous_entries
                 return ()
             self._read[identity] = entries.read_entries(channel)
-        now = _NONE if gone else self._read[identity]
-        uids = set() if gone else now.valid.keys() | entries.promised_uids(channel)
+        current_entries = _NONE if gone else self._read[identity]
+        uids = set() if gone else current_entries.valid.keys() | entries.promised_uids(channel)
         changed = {
             name
             for uid, name in self._names.get(identity, {}).items()
-            if had.valid.get(uid) != now.valid.get(uid)
+            if previous_entries.valid.get(uid) != current_entries.valid.get(uid)
         }
         for uid in self._names.get(identity, {}).keys() | uids:
             changed |= self._assign_name(identity, uid, uid in uids)
@@ -109,47 +109,56 @@ class ClusterWithEntries:
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
         """Note a stored Subscription's change; returns the changed Subscriptions."""
         identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
-        before = self._subscriptions.pop((identity.namespace, uid), None)
+        previous = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:
             self._subscriptions[identity.namespace, uid] = subscription
-        named = CHANNELS.broker_of(subscription)
-        if (gone or before is None) and (channel := self._channels.get(named)) is not None:
-            if uid in self._read[named].valid or entries.is_promised(channel, uid):
-                return {identity} | self._assign_name(named, uid, True)
+        channel_identity = CHANNELS.broker_of(subscription)
+        if (gone or previous is None) and (
+            channel := self._channels.get(channel_identity)
+        ) is not None:
+            if uid in self._read[channel_identity].valid or entries.is_promised(channel, uid):
+                return {identity} | self._assign_name(channel_identity, uid, True)
         return {identity}
 
     def on_handling(self, seen: bool | None) -> Collection[Identity]:
         """Record whether Knative Eventing is installed (None: not known); returns the changed
         Subscriptions."""
-        before, self.handling.seen = self.handling.handler, seen
-        if self.handling.handler is before:
+        previous_handler, self.handling.seen = self.handling.handler, seen
+        if self.handling.handler is previous_handler:
             return ()
-        changed = {Identity.of(each) for each in self._subscriptions.values()}
-        for who, channel in self._channels.items():
-            for uid in self._read[who].valid.keys() | entries.promised_uids(channel):
-                changed |= self._assign_name(who, uid, True)
+        changed = {Identity.of(subscription) for subscription in self._subscriptions.values()}
+        for channel_identity, channel in self._channels.items():
+            for uid in self._read[channel_identity].valid.keys() | entries.promised_uids(channel):
+                changed |= self._assign_name(channel_identity, uid, True)
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, there: bool) -> set[Identity]:
         """Assign an entry its Subscription name, or with `there` False remove that; returns the
         names whose Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
-        before, now = names.pop(uid, None), self._name_for(channel, uid) if there else None
-        changed = {each for each in (before, now) if each is not None}
-        place = None if now is None else EntryPlace(channel, uid, uid in self._read[channel].valid)
-        if before is not None:
-            if before == now and self._places[before] == place:
+        previous_name, current_name = (
+            names.pop(uid, None),
+            self._name_for(channel, uid) if there else None,
+        )
+        changed = {name for name in (previous_name, current_name) if name is not None}
+        place = (
+            None
+            if current_name is None
+            else EntryPlace(channel, uid, uid in self._read[channel].valid)
+        )
+        if previous_name is not None:
+            if previous_name == current_name and self._places[previous_name] == place:
                 changed = set()
-            del self._places[before]
-            if now not in (None, before):
-                self._leaving[key] = before
-        if now is None or place is None:
+            del self._places[previous_name]
+            if current_name not in (None, previous_name):
+                self._leaving[key] = previous_name
+        if current_name is None or place is None:
             self._missing.pop(key, None)
             self._leaving.pop(key, None)
             if not names:
                 del self._names[channel]
             return changed
-        names[uid], self._places[now] = now, place
+        names[uid], self._places[current_name] = current_name, place
         if place.listed:
             self._missing.pop(key, None)
         else:
@@ -177,21 +186,25 @@ class ClusterWithEntries:
 
     def _stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
         if place is not None:
-            found = self._subscriptions.get((identity.namespace, place.uid))
-            return found if found is not None and Identity.of(found) == identity else None
-        named = (each for each in self._subscriptions.values() if Identity.of(each) == identity)
-        return next(named, None)
+            subscription = self._subscriptions.get((identity.namespace, place.uid))
+            return (
+                subscription
+                if subscription is not None and Identity.of(subscription) == identity
+                else None
+            )
+        same_name = (each for each in self._subscriptions.values() if Identity.of(each) == identity)
+        return next(same_name, None)
 
     def _effective_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None
     ) -> Document | None:
         place, handler = self._places.get(identity), self.handling.handler
-        ours = stored is not None and is_of_kafka_channel(stored)
+        is_of_kafka_channel_kind = stored is not None and is_of_kafka_channel(stored)
         if place is None or channel is None:
-            return None if ours and handler is Handler.EVENTING else stored
+            return None if is_of_kafka_channel_kind and handler is Handler.EVENTING else stored
         if stored is not None and stored["metadata"].get("uid") != place.uid:
             return stored  # another object took the name
-        if ours and handler is not Handler.EVENTING:
+        if is_of_kafka_channel_kind and handler is not Handler.EVENTING:
             assert stored is not None
             return entries.with_promise(stored, channel)
         entry = self._entries_of(place.channel, channel).valid.get(place.uid)
@@ -199,32 +212,36 @@ class ClusterWithEntries:
             return entries.as_subscription(channel, place.uid, identity.name, entry, stored)
         if stored is None and self._is_missing_too_long(place):
             return entries.as_subscription(channel, place.uid, identity.name, None, None)
-        return None if ours or stored is None else stored
+        return None if is_of_kafka_channel_kind or stored is None else stored
 
     def _entries_of(self, identity: Identity, channel: Document) -> entries.ListedEntries:
-        heard = self._channels.get(identity)
-        if heard is not None and _listed(heard) == _listed(channel):
+        watched_channel = self._channels.get(identity)
+        if watched_channel is not None and _listed(watched_channel) == _listed(channel):
             return self._read[identity]
         return entries.read_entries(channel)
 
     def _is_missing_too_long(self, place: EntryPlace) -> bool:
         since = self._missing.get((place.channel, place.uid))
-        return since is not None and self._now() - since >= MISSING_ENTRY_KEPT
+        return since is not None and self._now() - since >= MISSING_ENTRY_SECONDS
 
     def requeue_after(self, identity: Identity) -> float | None:
         """Return the seconds until a missing entry counts as deleted, at least 1; None: it isn't
         missing."""
         place = self._places.get(identity)
         since = None if place is None else self._missing.get((place.channel, place.uid))
-        return None if since is None else max(since + MISSING_ENTRY_KEPT - self._now(), 1.0)
+        return None if since is None else max(since + MISSING_ENTRY_SECONDS - self._now(), 1.0)
 
     def release_name(self, identity: Identity) -> Collection[Identity]:
         """Record that nothing is delivered under this name any more; returns the Subscriptions that
         waited for that."""
-        waited = [each for each, name in self._leaving.items() if name == identity]
-        for each in waited:
-            del self._leaving[each]
-        return [self._names.get(channel, {}).get(uid, identity) for channel, uid in waited]
+        released_entries = [
+            entry_key for entry_key, name in self._leaving.items() if name == identity
+        ]
+        for entry_key in released_entries:
+            del self._leaving[entry_key]
+        return [
+            self._names.get(channel, {}).get(uid, identity) for channel, uid in released_entries
+        ]
 
     async def stored(self, identity: Identity) -> Document | None:
         """Return the stored Subscription of this name, regardless of its entry."""
@@ -234,25 +251,25 @@ class ClusterWithEntries:
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """Return an object as `Cluster.get` does; a Subscription may come from an entry."""
-        found = await self._inner.get(api_version, kind, namespace, name)
+        stored = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
-            return found
+            return stored
         identity = Identity(namespace, name)
         place = self._places.get(identity)
-        if self.handling.handler is None and (place is not None or found is not None):
+        if self.handling.handler is None and (place is not None or stored is not None):
             raise ClusterError(
                 f"can't reconcile {kind} {identity}: it isn't known yet whether Knative Eventing "
                 "is here"
             )
         if place is None:
-            return self._effective_subscription(identity, found, None)
-        if (before := self._leaving.get((place.channel, place.uid))) is not None:
+            return self._effective_subscription(identity, stored, None)
+        if (previous_name := self._leaving.get((place.channel, place.uid))) is not None:
             raise ClusterError(
-                f"can't reconcile {kind} {identity}: it is delivered as {before} still"
+                f"can't reconcile {kind} {identity}: it is delivered as {previous_name} still"
             )
-        of = CHANNELS.broker_version, CHANNELS.broker
+        channel_kind = CHANNELS.broker_version, CHANNELS.broker
         return self._effective_subscription(
-            identity, found, await self._inner.get(*of, *place.channel)
+            identity, stored, await self._inner.get(*channel_kind, *place.channel)
         )
 
     async def list(
@@ -263,19 +280,21 @@ class ClusterWithEntries:
         namespace: str | None = None,
     ) -> list[Document]:
         """Return objects as `Cluster.list` does; Subscriptions include entries."""
-        found = await self._inner.list(api_version, kind, labels, namespace)
+        stored = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
-            return found
+            return stored
         # Use a separate instance: listing must not count as a watch event, or a later one would be
         # no change.
-        listed = ClusterWithEntries(self._inner, self.handling, self._now)
-        for each in found:
-            listed.on_subscription(each, gone=False)
-        of = CHANNELS.broker_version, CHANNELS.broker
-        for each in await self._inner.list(*of, namespace=namespace):
-            listed.on_channel(each, gone=False)
-        all_ = {Identity.of(each) for each in found} | listed._places.keys()
-        return [each for each in map(listed.known, sorted(all_)) if each is not None]
+        snapshot = ClusterWithEntries(self._inner, self.handling, self._now)
+        for document in stored:
+            snapshot.on_subscription(document, gone=False)
+        channel_kind = CHANNELS.broker_version, CHANNELS.broker
+        for document in await self._inner.list(*channel_kind, namespace=namespace):
+            snapshot.on_channel(document, gone=False)
+        identities = {Identity.of(document) for document in stored} | snapshot._places.keys()
+        return [
+            document for document in map(snapshot.known, sorted(identities)) if document is not None
+        ]
 
     async def write_status(self, document: Document, status: Document) -> None:
         """Write a status as `Cluster.write_status` does; an entry's goes to its channel's
@@ -285,11 +304,11 @@ class ClusterWithEntries:
             return
         metadata = document["metadata"]
         channel = Identity(metadata["namespace"], metadata[ENTRY])
-        of = CHANNELS.broker_version, CHANNELS.broker
-        stored = await self._inner.get(*of, *channel)
+        channel_kind = CHANNELS.broker_version, CHANNELS.broker
+        stored = await self._inner.get(*channel_kind, *channel)
         if stored is not None:
-            before = (document.get("status") or {}).get("annotations") or {}
-            annotations = {**before, **(status.get("annotations") or {})}
+            previous_annotations = (document.get("status") or {}).get("annotations") or {}
+            annotations = {**previous_annotations, **(status.get("annotations") or {})}
             if values := entries.promise_annotation(stored, metadata["uid"], annotations):
                 await self._write(channel, values)
 

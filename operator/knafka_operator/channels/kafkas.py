@@ -38,17 +38,19 @@ class ChannelKafkas:
         """Return the configuration and client of a channel's Kafka, as configured now. Raises
         `NotReady` and `InvalidDocument`."""
         installation = Identity(self.settings.namespace, self.settings.channel_config)
-        found = await self.cluster.get(CORE, "ConfigMap", *installation)
-        base = None if found is None else parse(ConfigMap, found)
+        stored_config = await self.cluster.get(CORE, "ConfigMap", *installation)
+        installation_config = None if stored_config is None else parse(ConfigMap, stored_config)
         annotations = document["metadata"].get("annotations") or {}
-        named = annotations.get(KAFKA_SECRET)
-        of = credentials.channel_secret(named, base, self.settings.namespace)
+        secret_name = annotations.get(KAFKA_SECRET)
+        secret_identity = credentials.channel_secret(
+            secret_name, installation_config, self.settings.namespace
+        )
         secret = None
-        if of is not None:
-            there = await self.cluster.get(CORE, "Secret", *of)
-            secret = credentials.check_channel_secret(named, there, of)
+        if secret_identity is not None:
+            stored_secret = await self.cluster.get(CORE, "Secret", *secret_identity)
+            secret = credentials.check_channel_secret(secret_name, stored_secret, secret_identity)
         values = None if secret is None else dict(decoded_secret(secret))
-        config = credentials.channel_config(named, values, base, installation)
+        config = credentials.channel_config(secret_name, values, installation_config, installation)
         servers = config.data[desired.BOOTSTRAP_SERVERS]
         defaults = desired.defaults_with_config(
             config, Defaults(kafka=Kafka(bootstrap_servers=servers))
@@ -76,21 +78,21 @@ class ChannelKafkas:
         changed. `before` is the last known one. Raises `NotReady` and `InvalidDocument`.
         """
         annotations = (document.get("status") or {}).get("annotations") or {}
-        servers, found = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
+        servers, candidates = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
         failure: KnafkaError | None = None
         try:
-            found.append((await self.connect(document))[1])
+            candidates.append((await self.connect(document))[1])
         except (NotReady, InvalidDocument) as error:
             failure = error
         if before is not None:
-            found.append(before)
+            candidates.append(before)
         for name in receivers_of(annotations):
             with suppress(NotReady, InvalidDocument):
-                if (of := await self.kafka_of_receiver(name)) is not None:
-                    found.append(of[0])
-        there = [each for each in found if servers in (None, each.bootstrap_servers)]
-        if there:
-            return there[0]
+                if (receiver_kafka := await self.kafka_of_receiver(name)) is not None:
+                    candidates.append(receiver_kafka[0])
+        matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
+        if matching:
+            return matching[0]
         if servers is not None:  # without credentials it may still succeed
             return self.kafkas.cluster_at(servers, None)
         assert failure is not None

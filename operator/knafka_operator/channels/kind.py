@@ -64,7 +64,7 @@ from knafka_operator.records.state import BrokerRecord, BrokerState, States, top
 from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
 
-RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
+RIVAL_SERVICE: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 """A Service that exists where eventing-kafka-broker is installed; that serves every channel then,
 except those whose finalizer it has removed."""
 
@@ -101,10 +101,10 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return await self.connections.kafka_of(document, None)
 
     @property
-    def with_topic(self) -> Mapping[Identity, BrokerState]:
+    def states_with_topic(self) -> Mapping[Identity, BrokerState]:
         """The state of every channel that has its topic."""
         records = self.states.brokers.items()
-        return {identity: each.state for identity, each in records if each.state is not None}
+        return {identity: record.state for identity, record in records if record.state is not None}
 
     def is_ours(self, document: Document) -> bool:
         """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). A
@@ -116,16 +116,18 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return self.settings.trusts_statuses or not claimed
 
     async def needs_finalizer(self, document: Document) -> bool:
-        return await self._rival(document) is None
+        return await self._rival_name(document) is None
 
-    async def _rival(self, document: Document) -> str | None:
+    async def _rival_name(self, document: Document) -> str | None:
         """Return the name of another implementation that may serve this channel. None: no other is
         installed, or the channel is ours, as its topic's id is recorded and the other one's
         finalizer is gone."""
         claimed = CHANNELS.peers_finalizer in finalizers_of(document)
         if status_annotations(document).get(TOPIC_ID) and not claimed:
             return None
-        return None if await self.cluster.get(*RIVAL) is None else "/".join(RIVAL[1:])
+        return (
+            None if await self.cluster.get(*RIVAL_SERVICE) is None else "/".join(RIVAL_SERVICE[1:])
+        )
 
     async def leave(self, document: Document) -> None:
         """Leave a channel to the other implementation that has claimed it: delete its dispatchers
@@ -138,7 +140,9 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """
         if not deciding.receivers_of(status_annotations(document)):
             return
-        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
+        knafka_annotations = [
+            each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)
+        ]
         identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
         record = self.states.ensure_broker(document)
         record.state = None  # else a Subscription that is just being reconciled would drain again
@@ -154,7 +158,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
             await kafka.topics.delete_topic(contract)
         self.drop(document)
         patch: dict[str, Any] = {
-            "annotations": dict.fromkeys(ours),
+            "annotations": dict.fromkeys(knafka_annotations),
             "address": None,
             "addresses": None,
             "subscribers": [],
@@ -166,14 +170,14 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """Point a channel's host at the other implementation's receiver, so that events are
         accepted before that one's controller acts; delete the host if none is installed."""
         await self._delete_route(channel)
-        of = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
-        there = await self.cluster.get(*of)
-        if there is None or not services.is_owned(there, channel):
+        location = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
+        existing_service = await self.cluster.get(*location)
+        if existing_service is None or not services.is_owned(existing_service, channel):
             return
-        if await self.cluster.get(*RIVAL) is None:
-            await self.cluster.delete(*of)
+        if await self.cluster.get(*RIVAL_SERVICE) is None:
+            await self.cluster.delete(*location)
             return
-        *_, namespace, name = RIVAL
+        *_, namespace, name = RIVAL_SERVICE
         host = services.service_host(name, namespace, self.settings)
         await self.cluster.apply(routes.external_name_service(channel, host))
 
@@ -184,7 +188,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """
         record, identity = self.states.ensure_broker(document), Identity.of(document)
         annotations = (document.get("status") or {}).get("annotations") or {}
-        topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
+        topic, recorded_id = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         for name in deciding.receivers_of(annotations):
             await self.leave_receiver(document, name)
@@ -192,25 +196,28 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         await self._delete_route(channel)
         await self.shards.delete(channel)
         if topic is not None and self._is_own(topic, document):
-            own = topic
+            own_topic = topic
             kafka = await self.connections.kafka_of(document, record.kafka)
             # Two channels have the same topic name only if the installation's name template allows
             # it.
-            claimed = self.states.topics.get(own, record.uid) != record.uid
-            if await topic_to_delete(kafka.topics, own, known, claimed=claimed) is not None:
+            claimed = self.states.topics.get(own_topic, record.uid) != record.uid
+            if (
+                await topic_to_delete(kafka.topics, own_topic, recorded_id, claimed=claimed)
+                is not None
+            ):
                 for group in groups:
                     await kafka.topics.delete_group(group)
-                await kafka.topics.delete_topic(own)
-        parts = identity.namespace, CHANNELS.own_name(identity.name)
+                await kafka.topics.delete_topic(own_topic)
+        broker_name = identity.namespace, CHANNELS.own_name(identity.name)
         if topic is not None:  # else no dispatcher was ever started
             kafka = await self.connections.kafka_of(document, record.kafka)
-            await delete_broker_dead_letters(kafka.topics, *parts)
+            await delete_broker_dead_letters(kafka.topics, *broker_name)
         if record.has_contract:
             kafka = await self.connections.kafka_of(document, record.kafka)
             for number in record.shards:
-                shard = names.shard_group(*parts, number)
+                shard = names.shard_group(*broker_name, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
-            await kafka.topics.delete_topic(names.contract_topic(*parts))
+            await kafka.topics.delete_topic(names.contract_topic(*broker_name))
         self.drop(document)
 
     async def remember_kafka(self, document: Document) -> None:
@@ -228,8 +235,8 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
         returns the channel's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
-        own = topic is not None and self._is_own(topic, document)
-        if topic is not None and own and topic not in self.states.topics:
+        is_own_topic = topic is not None and self._is_own(topic, document)
+        if topic is not None and is_own_topic and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
 
@@ -252,15 +259,15 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     ) -> Mapping[str, Any]:
         """Return the status of the last decision; also update the record for the Subscriptions."""
         if observed.rival is not None and (
-            shown := deciding.conditions_beside_rival(
+            conditions := deciding.conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
             )
         ):
-            return {"conditions": shown}
-        waiting = self.shards.services_of(Identity.of(observed.document))
+            return {"conditions": conditions}
+        services_with_turns = self.shards.services_of(Identity.of(observed.document))
         if isinstance(observed.connection, ChannelConnection):
-            waiting.append(self._service(_receiver_name(observed.connection)))
-        self.states.rolls.add_condition(decision.conditions, *waiting)
+            services_with_turns.append(self._service(_receiver_name(observed.connection)))
+        self.states.rolls.add_condition(decision.conditions, *services_with_turns)
         status = super().status_of(observed, decision, record)
         _update_state(observed, decision, record, status["conditions"])
         return status
@@ -297,7 +304,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
             namespace = channel.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
             observed = replace(observed, dead_letter_sink=sink)
-        if (rival := await self._rival(document)) is not None:
+        if (rival := await self._rival_name(document)) is not None:
             return replace(observed, rival=rival)
         try:
             connection, record.kafka = await self.connections.connect(document)
@@ -329,8 +336,8 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
-        of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
-        return routes.gateway_of(await self.cluster.get(*of))
+        location = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
+        return routes.gateway_of(await self.cluster.get(*location))
 
     async def _observe_topic(
         self,
@@ -348,22 +355,22 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         assert record.kafka is not None
         names_of_others = desired.NamesOfOthers(self.states.topics, record.uid)
         try:
-            wanted = deciding.channel_topic(
+            desired_topic = deciding.channel_topic(
                 channel, connection.defaults, names_of_others, self.states.naming
             )
-            self.states.claim_topic(record, wanted.name)
+            self.states.claim_topic(record, desired_topic.name)
             topics = record.kafka.topics
-            found = await topics.describe_topic(wanted.name)
+            existing_topic = await topics.describe_topic(desired_topic.name)
             channel_identity = Identity(channel.metadata.namespace, channel.metadata.name)
             partitions_elsewhere = (
-                0 if found else partitions_of_others(self.states, channel_identity)
+                0 if existing_topic else partitions_of_others(self.states, channel_identity)
             )
             annotations = (document.get("status") or {}).get("annotations") or {}
-            asked = found is not None and annotations.get(TOPIC_ID) == ""
-            disputed = not asked or await has_records(topics, wanted.name)
+            id_unrecorded = existing_topic is not None and annotations.get(TOPIC_ID) == ""
+            disputed = not id_unrecorded or await has_records(topics, desired_topic.name)
         except EXPECTED as error:
             return error
-        return ObservedTopic(wanted, found, partitions_elsewhere, disputed)
+        return ObservedTopic(desired_topic, existing_topic, partitions_elsewhere, disputed)
 
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)
@@ -376,10 +383,10 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     async def _delete_route(self, channel: Broker) -> None:
         """Delete the channel's Ingress, which is in the operator's namespace. Kubernetes deletes
         the Service, which the channel owns."""
-        of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
-        there = await self.cluster.get(*of)
-        if there is not None and services.is_owned(there, channel):
-            await self.cluster.delete(*of)
+        location = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
+        ingress = await self.cluster.get(*location)
+        if ingress is not None and services.is_owned(ingress, channel):
+            await self.cluster.delete(*location)
 
     # Effects.
 
@@ -398,22 +405,25 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         Raises `EXPECTED`.
         """
         service = self._service(receiver)
-        known = self.receivers.records.get(service)
+        receiver_record = self.receivers.records.get(service)
         try:
-            of = await self.connections.kafka_of_receiver(receiver)
+            kafka_and_topic = await self.connections.kafka_of_receiver(receiver)
         except (NotReady, InvalidDocument):
-            if known is None:
+            if receiver_record is None:
                 raise
-            of = None
-        if of is None and known is not None:
-            of = known.contract.kafka, known.contract.topic
-        if of is None:
+            kafka_and_topic = None
+        if kafka_and_topic is None and receiver_record is not None:
+            kafka_and_topic = receiver_record.contract.kafka, receiver_record.contract.topic
+        if kafka_and_topic is None:
             return  # the receiver doesn't exist
-        left, path = await self.receivers.receiver_at(service, *of), f"/{Identity.of(document)}"
-        if path in left.contract.records:
-            await left.write(path, None)
-        await self.receivers.wait_until_read(left, path)
-        left.written.pop(path, None)
+        receiver_left, path = (
+            await self.receivers.receiver_at(service, *kafka_and_topic),
+            f"/{Identity.of(document)}",
+        )
+        if path in receiver_left.contract.records:
+            await receiver_left.write(path, None)
+        await self.receivers.wait_until_read(receiver_left, path)
+        receiver_left.written.pop(path, None)
 
 
 def _without_spec(document: Document) -> Document:

@@ -44,7 +44,9 @@ def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
     if ingress is None:
         return None
     balancer = (ingress.get("status") or {}).get("privateLoadBalancer") or {}
-    hosts = [each.get("domainInternal") for each in balancer.get("ingress") or ()]
+    hosts = [
+        balancer_ingress.get("domainInternal") for balancer_ingress in balancer.get("ingress") or ()
+    ]
     host = next(filter(None, hosts), None)
     annotations = ingress["metadata"].get("annotations") or {}
     return None if host is None else Gateway(str(host), annotations.get(INGRESS_CLASS))
@@ -66,16 +68,18 @@ def channel_hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
     return short, f"{short}.svc", f"{short}.svc.{settings.cluster_domain}"
 
 
-def route_manifest(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Manifest:
+def route_manifest(
+    channel: Broker, receiver: str, gateway: Gateway, settings: Settings
+) -> Manifest:
     """Return the manifest of the Ingress that routes a channel's host to its receiver."""
-    whole = channel_hosts(channel, settings)[-1]
-    annotations = {} if to.ingress_class is None else {INGRESS_CLASS: to.ingress_class}
+    full_host = channel_hosts(channel, settings)[-1]
+    annotations = {} if gateway.ingress_class is None else {INGRESS_CLASS: gateway.ingress_class}
     split = {
         "serviceNamespace": settings.namespace,
         "serviceName": receiver,
         "servicePort": 80,
         "percent": 100,
-        "appendHeaders": {ORIGINAL_HOST: whole},
+        "appendHeaders": {ORIGINAL_HOST: full_host},
     }
     path = {
         "rewriteHost": services.service_host(receiver, settings.namespace, settings),
@@ -101,7 +105,7 @@ def route_manifest(channel: Broker, receiver: str, to: Gateway, settings: Settin
     }
 
 
-def external_name_service(channel: Broker, to: str) -> Manifest:
+def external_name_service(channel: Broker, target_host: str) -> Manifest:
     """Return the manifest of the ExternalName Service of a channel's host, which leads to the host
     `target_host`."""
     return {
@@ -115,7 +119,7 @@ def external_name_service(channel: Broker, to: str) -> Manifest:
         },
         "spec": {
             "type": "ExternalName",
-            "externalName": to,
+            "externalName": target_host,
             "sessionAffinity": "None",
             "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 80}],
         },

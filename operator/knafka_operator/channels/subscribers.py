@@ -45,28 +45,30 @@ class Subscribers:
 
     def reported(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` of a channel, sorted by UID."""
-        found = {each.reported["uid"]: each.reported for each in self._channel_entries(channel)}
+        reported_by_uid = {
+            each.reported["uid"]: each.reported for each in self._channel_entries(channel)
+        }
         read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
-            found[uid] = {"uid": uid, "ready": "False", "message": problem}
-        return [found[uid] for uid in sorted(found)]
+            reported_by_uid[uid] = {"uid": uid, "ready": "False", "message": problem}
+        return [reported_by_uid[uid] for uid in sorted(reported_by_uid)]
 
     async def write_spec_entries(self, channel: Document) -> None:
         """Write our entries into a channel's `spec.subscribers` (KN-CHN-05); raises
         `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
-        wanted = {
+        desired_entries = {
             str(each.reported["uid"]): each.declared
             for each in self._channel_entries(channel)
             if each.declared is not None
         }
-        for left in reversed(range(WRITE_ATTEMPTS)):
+        for attempts_left in reversed(range(WRITE_ATTEMPTS)):
             try:
-                await self._declare(channel, wanted)
+                await self._declare(channel, desired_entries)
                 return
             except Conflict:
-                if not left:
+                if not attempts_left:
                     raise
                 kind = CHANNELS.broker_version, CHANNELS.broker
                 stored = await self.cluster.get(*kind, *Identity.of(channel))
@@ -74,29 +76,31 @@ class Subscribers:
                     return
                 channel = stored
 
-    async def _declare(self, channel: Document, wanted: Mapping[str, Document]) -> None:
+    async def _declare(self, channel: Document, desired_entries: Mapping[str, Document]) -> None:
         listed = (channel.get("spec") or {}).get("subscribers") or ()
-        before = entries.own_uids(channel)
-        handled = {
+        recorded_uids = entries.own_uids(channel)
+        handled_uids = {
             record.uid
             for each in self.states.triggers_of(Identity.of(channel))
             if (record := self.states.triggers.get(each)) is not None
             and record.document is not None
             and not is_entry(record.document)
         }
-        merged = entries.merged_subscribers(listed, before | handled, wanted)
+        merged = entries.merged_subscribers(listed, recorded_uids | handled_uids, desired_entries)
         if merged != list(listed):
             # Record too many UIDs rather than too few: an entry of ours must not look foreign.
-            if not wanted.keys() <= before:
-                await self._record_own_uids(channel, before | wanted.keys())
+            if not desired_entries.keys() <= recorded_uids:
+                await self._record_own_uids(channel, recorded_uids | desired_entries.keys())
                 channel = await self._stored(channel)
             kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
-            kept = ("namespace", "name", "uid", "resourceVersion")
-            identity = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
+            metadata_keys = ("namespace", "name", "uid", "resourceVersion")
+            identity = {
+                key: channel["metadata"][key] for key in metadata_keys if key in channel["metadata"]
+            }
             spec = {"subscribers": merged}
             await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
-        if wanted.keys() != entries.own_uids(channel):
-            await self._record_own_uids(channel, wanted.keys())
+        if desired_entries.keys() != entries.own_uids(channel):
+            await self._record_own_uids(channel, desired_entries.keys())
 
     async def _stored(self, channel: Document) -> Document:
         kind = CHANNELS.broker_version, CHANNELS.broker
@@ -116,22 +120,22 @@ class Subscribers:
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))
-        found = dict[str, ChannelEntry]()
-        for each in self.states.triggers_of(Identity.of(channel)):
-            record = self.states.triggers.get(each)
+        entry_by_uid = dict[str, ChannelEntry]()
+        for trigger in self.states.triggers_of(Identity.of(channel)):
+            record = self.states.triggers.get(trigger)
             if record is None or record.gone:
                 continue
             if record.subscribed is not None:
-                found[record.uid] = record.subscribed
+                entry_by_uid[record.uid] = record.subscribed
             elif record.uid in reported:
-                theirs = record.document is None or is_entry(record.document)
-                entry = None if theirs else declared.get(record.uid)
-                found[record.uid] = ChannelEntry(entry, reported[record.uid])
-        return [found[uid] for uid in sorted(found)]
+                is_foreign = record.document is None or is_entry(record.document)
+                entry = None if is_foreign else declared.get(record.uid)
+                entry_by_uid[record.uid] = ChannelEntry(entry, reported[record.uid])
+        return [entry_by_uid[uid] for uid in sorted(entry_by_uid)]
 
 
 async def explain_unserved_channel(
-    cluster: Cluster, subscription: Document, handling: Handling, at: str
+    cluster: Cluster, subscription: Document, handling: Handling, timestamp: str
 ) -> None:
     """Write to the status of a Subscription to a Channel that nobody serves it, as Knative Eventing
     isn't installed.
@@ -148,16 +152,16 @@ async def explain_unserved_channel(
         f"{KAFKA_CHANNEL} itself, or install Knative Eventing"
     )
     conditions.fail(CHANNEL_READY, NotReady("ChannelNotServed", message))
-    before = subscription.get("status") or {}
+    previous_status = subscription.get("status") or {}
     status = {
         "observedGeneration": subscription["metadata"].get("generation", 0),
-        "conditions": conditions.merged_into(before.get("conditions") or (), at),
+        "conditions": conditions.merged_into(previous_status.get("conditions") or (), timestamp),
     }
-    if patch := merge_patch(before, status):
+    if patch := merge_patch(previous_status, status):
         await cluster.write_status(subscription, patch)
 
 
 def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
     """Return the entries of a list by UID; anything else than a list of mappings has none."""
-    found = subscribers if isinstance(subscribers, list | tuple) else ()
-    return {str(each.get("uid")): each for each in found if isinstance(each, Mapping)}
+    listed_entries = subscribers if isinstance(subscribers, list | tuple) else ()
+    return {str(entry.get("uid")): entry for entry in listed_entries if isinstance(entry, Mapping)}

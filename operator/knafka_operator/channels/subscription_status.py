@@ -45,26 +45,30 @@ _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudie
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the condition
     of the first unresolved reference, or of the subscriber."""
-    found, shown = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
+    trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
     for before, type_ in _RENAMED.items():
-        shown.set(replace(found[before], type=type_))
-    unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
-    reference = next(iter(unresolved), found[SUBSCRIBER_RESOLVED])
-    shown.set(replace(reference, type=REFERENCES_RESOLVED))
+        translated.set(replace(trigger_conditions[before], type=type_))
+    unresolved = [
+        trigger_conditions[each]
+        for each in _REFERENCES
+        if trigger_conditions[each].status is not Status.TRUE
+    ]
+    reference = next(iter(unresolved), trigger_conditions[SUBSCRIBER_RESOLVED])
+    translated.set(replace(reference, type=REFERENCES_RESOLVED))
     for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
-        if type_ in found:
-            shown.set(found[type_])
-    return shown
+        if type_ in trigger_conditions:
+            translated.set(trigger_conditions[type_])
+    return translated
 
 
 def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
     """Translate a Trigger's status, without conditions, to a Subscription's."""
-    named = {*_RESOLVED, *_AUDIENCES}
-    others = {key: each for key, each in decided.items() if key not in named}
+    physical_keys = {*_RESOLVED, *_AUDIENCES}
+    other_fields = {key: value for key, value in decided.items() if key not in physical_keys}
     physical = {key: decided.get(key) or None for key in _RESOLVED}
     physical |= {key: decided[key] for key in _AUDIENCES if decided.get(key)}
     physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
-    return {**others, "physicalSubscription": physical}
+    return {**other_fields, "physicalSubscription": physical}
 
 
 def channel_entry(
@@ -101,7 +105,7 @@ def channel_entry(
     if egress.service_account is not None:
         declared["auth"] = {"serviceAccountName": egress.service_account}
     if delivery := (document.get("spec") or {}).get("delivery"):
-        options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
+        options = {key: value for key, value in delivery.items() if key != "deadLetterSink"}
         if egress.dead_letter_sink is not None:
             options["deadLetterSink"] = _destination_of(egress.dead_letter_sink)
         declared["delivery"] = options

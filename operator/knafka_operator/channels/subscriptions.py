@@ -29,7 +29,7 @@ class Subscriptions(Triggers):
 
     entries: ClusterWithEntries
 
-    def in_words_of_kind(
+    def translated_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate a Trigger's conditions and status to a Subscription's, and report them to its

@@ -154,7 +154,7 @@ class CreateTopic:
     name_key: str = ""
     id_key: str = ""
     """Keys of `status.annotations` for the topic's name and its id."""
-    may_be_used: bool = False
+    accepts_records: bool = False
     """Whether an existing topic may have records."""
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 # `parse` joins problems into one sentence; here each problem is a value.
-from knafka.core.documents import MAX_PROBLEMS, Model, more_problems, path_of, told_of
+from knafka.core.documents import MAX_PROBLEMS, Model, describe_error, more_problems, path_of
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.maxima import Maxima
@@ -34,16 +34,16 @@ class Problem:
 
 
 def refuse_problems(
-    wrong: Callable[[Document], Iterator[Problem]],
+    find_problems: Callable[[Document], Iterator[Problem]],
     new: Document,
     old: Document | None,
-    changes: Callable[[Document, Document], Iterator[Problem]],
+    find_forbidden_changes: Callable[[Document, Document], Iterator[Problem]],
 ) -> None:
     """Raise the problems of a new document as `InvalidDocument`: those from `find_problems` that
     the old document didn't have, and those of the update, from `find_forbidden_changes`."""
-    problems = set(wrong(new))
+    problems = set(find_problems(new))
     if old is not None:
-        problems = (problems - set(wrong(old))) | set(changes(old, new))
+        problems = (problems - set(find_problems(old))) | set(find_forbidden_changes(old, new))
     raise_all(problems)
 
 
@@ -53,8 +53,8 @@ def raise_all(problems: Collection[Problem]) -> None:
     if not problems:
         return
     paths: dict[tuple[str, str], list[str]] = {}
-    for each in sorted(problems)[:MAX_PROBLEMS]:
-        paths.setdefault((each.message, each.details), []).append(each.path)
+    for problem in sorted(problems)[:MAX_PROBLEMS]:
+        paths.setdefault((problem.message, problem.details), []).append(problem.path)
     text = "\n".join(
         f"{message}: {', '.join(where)}" + (f"\n{details}" if details else "")
         for (message, details), where in paths.items()
@@ -89,25 +89,25 @@ def schema_problems(model: type[Model], document: object, root: str = "") -> Ite
     try:
         model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        for each in error.errors(include_url=False):
-            yield from _problems_of_error(each, root)
+        for schema_error in error.errors(include_url=False):
+            yield from _problems_of_error(schema_error, root)
 
 
 def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
-    location, given = error["loc"], error["input"]
+    location, value = error["loc"], error["input"]
     path = path_of(root, location)
-    message, _, wanted = told_of(path, error)[1].partition(": want ")
-    details = f"want {wanted}" if wanted else ""
+    message, _, requirement = describe_error(path, error)[1].partition(": want ")
+    details = f"want {requirement}" if requirement else ""
     if error["type"] == "missing":
         yield Problem("missing field(s)", "", path)
     elif fields := error.get("ctx", {}).get("fields"):
         for field in fields:
             yield Problem(error["msg"], "", path_of(path, (field,)))
     elif location and location[-1] == "[key]":
-        path = f"{path_of(root, location[:-2])}[{given}]"
-        yield Problem(f"invalid key name {as_json(given)}", details, path)
-    elif location and location[-1] == "cesql" and isinstance(given, str):
-        yield Problem(f"invalid value: {given}", message, path)
+        path = f"{path_of(root, location[:-2])}[{value}]"
+        yield Problem(f"invalid key name {as_json(value)}", details, path)
+    elif location and location[-1] == "cesql" and isinstance(value, str):
+        yield Problem(f"invalid value: {value}", message, path)
     else:
         yield Problem(message, details, path)
 
@@ -117,9 +117,9 @@ def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
     try:
         check()
     except InvalidDocument as error:
-        message, _, wanted = error.problem.partition(": want ")
+        message, _, requirement = error.problem.partition(": want ")
         key = error.path.removeprefix(annotation_path(""))
-        yield Problem(message, f"want {wanted}" if wanted else "", annotation_key(key))
+        yield Problem(message, f"want {requirement}" if requirement else "", annotation_key(key))
 
 
 def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
@@ -130,13 +130,13 @@ def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Proble
         ("numPartitions", maxima.check_partitions),
         ("replicationFactor", maxima.check_replication),
     ):
-        asked = spec.get(name)
-        if isinstance(asked, int):
+        declared = spec.get(name)
+        if isinstance(declared, int):
             try:
-                check(asked, f"spec.{name}")
+                check(declared, f"spec.{name}")
             except InvalidDocument as error:
-                message, _, wanted = error.problem.partition(": want ")
-                yield Problem(message, f"want {wanted}", error.path)
+                message, _, requirement = error.problem.partition(": want ")
+                yield Problem(message, f"want {requirement}", error.path)
 
 
 def annotation_key(key: str) -> str:

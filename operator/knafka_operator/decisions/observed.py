@@ -75,8 +75,8 @@ class Needed:
     def run_first(self, *effects: Effect) -> NoReturn:
         """Request these effects before the decision continues. Always raises: the error of one that
         has failed already, else `NotReady`."""
-        for each in effects:
-            if (error := self._failed.get(each.step)) is not None:
+        for effect in effects:
+            if (error := self._failed.get(effect.step)) is not None:
                 raise error
         self.effects.extend(effects)
         raise NotReady("Waiting", "what it needs is being created", transient=True)

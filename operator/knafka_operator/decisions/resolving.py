@@ -78,9 +78,9 @@ async def resolve(
             )
     if not local_addresses:
         _check_address(url)
-    more = {"caCerts": ca_certs, "audience": audience}
+    optional = {"caCerts": ca_certs, "audience": audience}
     try:
-        return parse(Sink, {"url": url, **{key: each for key, each in more.items() if each}})
+        return parse(Sink, {"url": url, **{key: value for key, value in optional.items() if value}})
     except InvalidDocument as error:
         raise Unresolved(
             INVALID_ADDRESS, f"its address {shown_url(url)} can't be used: {error}"
@@ -90,10 +90,10 @@ async def resolve(
 def _check_address(url: str) -> None:
     """Refuse a URL whose host is an address of the pod or the node. Host names are checked by
     dispatchers when they connect."""
-    if (why := addresses.refusal_of_url(url)) is not None:
+    if (reason := addresses.refusal_of_url(url)) is not None:
         raise Unresolved(
             ADDRESS_NOT_ALLOWED,
-            f"its address {url:.200} can't be used: {why}; an administrator may allow these for "
+            f"its address {url:.200} can't be used: {reason}; an administrator may allow these for "
             f"everybody with {addresses.LOCAL_ADDRESSES}=allowed",
         )
 
@@ -104,21 +104,23 @@ async def _address_of_reference(
     """Return the address of a referenced object: `url`, and, if known, `CACerts` and `audience`.
     Raises `Unresolved`."""
     where = ref.namespace or namespace
-    found = await get(ref.api_version, ref.kind, where, ref.name)
-    named = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
-    if found is None:
-        raise Unresolved(NOT_FOUND, f"{named} does not exist")
+    stored = await get(ref.api_version, ref.kind, where, ref.name)
+    object_name = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
+    if stored is None:
+        raise Unresolved(NOT_FOUND, f"{object_name} does not exist")
     if (ref.api_version, ref.kind) == (CORE, "Service"):
         return {"url": f"{service_scheme}://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
-    status = found.get("status") or {}
+    status = stored.get("status") or {}
     listed = status.get("addresses") or ()
     address: Mapping[str, Any]
     if ref.address:
-        address = next((one for one in listed if one.get("name") == ref.address), {})
+        address = next(
+            (candidate for candidate in listed if candidate.get("name") == ref.address), {}
+        )
         missing = f"status.addresses has none with the name {ref.address:.63}"
     else:
         address = next(iter(listed), status.get("address") or {})
         missing = "its status.address.url is empty"
     if not address.get("url"):
-        raise Unresolved(NOT_ADDRESSABLE, f"{named} has no address: {missing}")
+        raise Unresolved(NOT_ADDRESSABLE, f"{object_name} has no address: {missing}")
     return dict(address)

@@ -113,8 +113,8 @@ OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
 """Conditions of operations; their summary is `Succeeded` instead of `Ready`, as for Knative's
 jobs."""
 
-_OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
-_BEGINNING: Final = frozenset("Deploying ResolvingDigests".split())
+_REVISION_CONDITIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
+_STARTING_REASONS: Final = frozenset("Deploying ResolvingDigests".split())
 """Knative's conditions of a Revision that explain why it isn't Ready, and reasons to ignore."""
 
 INTERNAL_ERROR: Final = "InternalError"
@@ -138,11 +138,11 @@ EXPECTED: Final = (NotReady, Unresolved, TopicRefused, NameTaken, InvalidDocumen
 T = TypeVar("T")
 
 
-def value_or_raise(of: T | KnafkaError) -> T:
+def value_or_raise(value: T | KnafkaError) -> T:
     """Return an observed value, or raise the error that stands for it."""
-    if isinstance(of, KnafkaError):
-        raise of
-    return of
+    if isinstance(value, KnafkaError):
+        raise value
+    return value
 
 
 class ConditionSet:
@@ -200,19 +200,23 @@ class ConditionSet:
     def by_type(self) -> Mapping[str, Condition]:
         """Return the conditions by type. The message of an undecided one names the condition that
         it waits for."""
-        looked_at = [each for each in self._found.values() if each.type not in self._pending]
-        if (cause := first_cause(looked_at)) is None:
+        decided = [
+            condition for condition in self._found.values() if condition.type not in self._pending
+        ]
+        if (cause := first_cause(decided)) is None:
             return self._found
-        waits = f"waits for {cause.type}"
+        message = f"waits for {cause.type}"
         return {
-            type_: replace(each, message=waits) if type_ in self._pending else each
-            for type_, each in self._found.items()
+            type_: replace(condition, message=message) if type_ in self._pending else condition
+            for type_, condition in self._found.items()
         }
 
-    def merged_into(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
+    def merged_into(
+        self, stored: Sequence[Mapping[str, Any]], timestamp: str
+    ) -> list[dict[str, Any]]:
         """Return the new `status.conditions`: these and their summary, with the transition times of
         the stored list `stored`. `timestamp` is the time (RFC 3339)."""
-        return merged_conditions(before, list(self.by_type().values()), at, self._of)
+        return merged_conditions(stored, list(self.by_type().values()), timestamp, self._of)
 
 
 def no_dead_letter_sink_condition() -> Condition:
@@ -220,22 +224,28 @@ def no_dead_letter_sink_condition() -> Condition:
     return Condition(DEAD_LETTER_SINK_RESOLVED, Status.TRUE, "DeadLetterSinkNotConfigured")
 
 
-def conditions_after_bug(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
+def conditions_after_bug(stored: object, error: Exception, timestamp: str) -> list[dict[str, Any]]:
     """Return the conditions of an object whose reconciliation ended in an unexpected error, a bug:
     those of the stored list `stored`, which may have any shape, with `Ready` False.
     """
-    known = [each for each in before if isinstance(each, Mapping)] if _is_list(before) else []
-    had = ready_condition(known)
-    since = had.get("lastTransitionTime") if had.get("status") == Status.FALSE else None
+    stored_conditions = (
+        [each for each in stored if isinstance(each, Mapping)] if _is_list(stored) else []
+    )
+    stored_ready = ready_condition(stored_conditions)
+    since = (
+        stored_ready.get("lastTransitionTime")
+        if stored_ready.get("status") == Status.FALSE
+        else None
+    )
     ready = {
         "type": READY,
         "status": str(Status.FALSE),
         "reason": INTERNAL_ERROR,
         "message": _bug_message(error),
-        "lastTransitionTime": since or at,
+        "lastTransitionTime": since or timestamp,
     }
-    others = [dict(each) for each in known if each.get("type") != READY]
-    return sorted([*others, ready], key=lambda each: str(each.get("type")))
+    other_conditions = [dict(each) for each in stored_conditions if each.get("type") != READY]
+    return sorted([*other_conditions, ready], key=lambda each: str(each.get("type")))
 
 
 def ready_condition(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -269,8 +279,8 @@ def why_not_ready(document: Mapping[str, Any]) -> str:
     """Return reason and message of an object's `Ready` condition, or a text that it has none."""
     status = document.get("status") or {}
     ready = ready_condition(status.get("conditions") or ())
-    told = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
-    return told or "it says nothing yet"
+    text = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
+    return text or "it says nothing yet"
 
 
 def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
@@ -280,15 +290,17 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
     `Unschedulable` comes before its consequences, such as an exceeded deadline.
     """
     conditions = (revision.get("status") or {}).get("conditions") or ()
-    told = [
+    reasons = [
         each
         for each in conditions
-        if each.get("type") in _OF_REVISIONS
+        if each.get("type") in _REVISION_CONDITIONS
         and each.get("status") != "True"
-        and (each.get("reason") or "Deploying") not in _BEGINNING
+        and (each.get("reason") or "Deploying") not in _STARTING_REASONS
     ]
-    told.sort(key=lambda each: (each["reason"] != "Unschedulable", each.get("status") != "False"))
-    return f"{told[0]['reason']}: {told[0].get('message', '')}" if told else ""
+    reasons.sort(
+        key=lambda each: (each["reason"] != "Unschedulable", each.get("status") != "False")
+    )
+    return f"{reasons[0]['reason']}: {reasons[0].get('message', '')}" if reasons else ""
 
 
 def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,13 +308,13 @@ def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
     stay."""
     patch: dict[str, Any] = {}
     for key, value in now.items():
-        had = before.get(key)
-        if isinstance(value, Mapping) and isinstance(had, Mapping):
-            gone = {each: None for each in had if each not in value}
-            inner = {**gone, **{k: v for k, v in value.items() if had.get(k) != v}}
+        previous = before.get(key)
+        if isinstance(value, Mapping) and isinstance(previous, Mapping):
+            removed = {each: None for each in previous if each not in value}
+            inner = {**removed, **{k: v for k, v in value.items() if previous.get(k) != v}}
             if inner:
                 patch[key] = inner
-        elif had != value:
+        elif previous != value:
             patch[key] = value
     return patch
 
@@ -312,8 +324,8 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 
 def _bug_message(error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}"
-    return f"the operator failed, and tries again; its log says more: {said:.1000}"
+    description = f"{type(error).__name__}: {error}"
+    return f"the operator failed, and tries again; its log says more: {description:.1000}"
 
 
 def _kafka_reason(error: LogError) -> str:

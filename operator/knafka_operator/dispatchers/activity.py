@@ -23,11 +23,11 @@ BUSY_RATE: Final = 1000.0
 """Average deliveries per second above which a Trigger is busy: they take 3 to 5 % of a process's
 core (docs/decisions/0018-shared-dispatchers.md), so that some dozen Triggers below this rate fit
 into one."""
-BUSY_FOR: Final = 30.0
+BUSY_SECONDS: Final = 30.0
 """Seconds for which a Trigger must be busy: a shorter burst is no reason to move it."""
 QUIET_RATE: Final = 10.0
 """Average deliveries per second below which a Trigger doesn't disturb others in its shard."""
-QUIET_FOR: Final = 600.0
+QUIET_SECONDS: Final = 600.0
 """Seconds for which a Trigger must be quiet: a move back isn't urgent, and a Trigger that is busy
 every few minutes would be moved all the time."""
 
@@ -38,9 +38,9 @@ class ActivityLimits:
 
     busy_lag: int = BUSY_LAG
     busy_rate: float = BUSY_RATE
-    busy_for: float = BUSY_FOR
+    busy_for: float = BUSY_SECONDS
     quiet_rate: float = QUIET_RATE
-    quiet_for: float = QUIET_FOR
+    quiet_for: float = QUIET_SECONDS
 
 
 DEFAULT_LIMITS: Final = ActivityLimits()
@@ -90,12 +90,12 @@ def judge_activity(
 
     recent = _samples_of_last(samples, decisive_seconds(before.activity, limits), before.since)
     if before.activity is Activity.QUIET:
-        much = [each.lag is not None and is_much(each.lag) for each in recent]
-        if recent and (all(much) or _delivery_rate(recent) > limits.busy_rate):
+        is_high = [sample.lag is not None and is_much(sample.lag) for sample in recent]
+        if recent and (all(is_high) or _delivery_rate(recent) > limits.busy_rate):
             return ActivityState(Activity.BUSY, samples[-1].time)
     else:
-        little = [each.lag is not None and not is_much(each.lag) for each in recent]
-        if recent and all(little) and _delivery_rate(recent) < limits.quiet_rate:
+        is_low = [sample.lag is not None and not is_much(sample.lag) for sample in recent]
+        if recent and all(is_low) and _delivery_rate(recent) < limits.quiet_rate:
             return ActivityState(Activity.QUIET, samples[-1].time)
     return before
 
@@ -120,19 +120,19 @@ def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) ->
     """Return the samples of the last `seconds`; empty if the samples since time `since` don't reach
     back that far."""
     recent: list[Sample] = []
-    for each in reversed(samples):
-        if each.time < since:
+    for sample in reversed(samples):
+        if sample.time < since:
             break
-        recent.insert(0, each)
-        if samples[-1].time - each.time >= seconds:
+        recent.insert(0, sample)
+        if samples[-1].time - sample.time >= seconds:
             return recent
     return ()
 
 
 def _delivery_rate(samples: Sequence[Sample]) -> float:
     """Return the deliveries per second between the first and the last sample."""
-    grown = sum(
+    delivered = sum(
         later.delivered - (earlier.delivered if earlier.delivered <= later.delivered else 0)
         for earlier, later in pairwise(samples)
     )
-    return grown / (samples[-1].time - samples[0].time)
+    return delivered / (samples[-1].time - samples[0].time)

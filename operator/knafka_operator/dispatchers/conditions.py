@@ -104,12 +104,12 @@ def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
     """Yield the problems of the annotation's `text`, for a Trigger in this namespace."""
     path = annotation_key(DEPENDENCY)
     try:
-        reference, broken = json.loads(text), "want an object"
+        reference, problem = json.loads(text), "want an object"
     except (ValueError, RecursionError) as error:
-        reference, broken = None, str(error)
+        reference, problem = None, str(error)
     if not isinstance(reference, Mapping):
         message = "The provided annotation was not a corev1.ObjectReference"
-        yield Problem(f"{message}: {as_json(text[:300])}", broken, path)
+        yield Problem(f"{message}: {as_json(text[:300])}", problem, path)
         return
     yield from schema_problems(Dependency, reference, path)
     if reference.get("namespace") not in (None, "", namespace):
@@ -135,8 +135,8 @@ def check_broker(
     family: Family,
     broker: str,
     stopped: str | None,
-    found: BrokerReadiness | None,
-    stored: Mapping[str, Any] | None,
+    readiness: BrokerReadiness | None,
+    broker_document: Mapping[str, Any] | None,
 ) -> None:
     """Check that a Trigger's Broker or channel is Ready (KN-TRG-01, KN-SUB-01); raises `NotReady`.
 
@@ -147,40 +147,42 @@ def check_broker(
     if stopped is not None:
         message = f"{name} is not Ready: ExternalTopicNotAllowed {stopped}"
         raise NotReady(f"{short}NotReady", message)
-    if found is None:
-        if stored is None:
+    if readiness is None:
+        if broker_document is None:
             raise NotReady(f"{short}DoesNotExist", f"{name} does not exist")
         raise NotReady(
             f"{short}NotConfigured",
-            f"{name} has no topic yet: {why_not_ready(stored)}",
+            f"{name} has no topic yet: {why_not_ready(broker_document)}",
             transient=True,
         )
-    if found.ready != "True":
-        message = f"{name} is not Ready: {found.why_not}"
-        raise NotReady(f"{short}NotReady", message, transient=found.ready != "False")
+    if readiness.ready != "True":
+        message = f"{name} is not Ready: {readiness.why_not}"
+        raise NotReady(f"{short}NotReady", message, transient=readiness.ready != "False")
 
 
-def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
+def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> None:
     """Check that the object a Trigger depends on is Ready (KN-TRG-13); raises `NotReady`."""
     reference = declared_dependency(trigger.metadata)
     if reference is None:
         return
-    named = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"
-    if found is None:
-        raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
-    if not is_ready(found):
-        raise NotReady("DependencyNotReady", f"{named} is not Ready: {why_not_ready(found)}")
+    dependency_name = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"
+    if dependency is None:
+        raise NotReady("DependencyDoesNotExist", f"{dependency_name} does not exist")
+    if not is_ready(dependency):
+        raise NotReady(
+            "DependencyNotReady", f"{dependency_name} is not Ready: {why_not_ready(dependency)}"
+        )
 
 
-def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
+def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) -> None:
     """Check a Trigger's min-scale against the namespace's maximum. A min-scale up to its present
     one, `granted`, is granted. `others` is the sum of the namespace's other Triggers. Raises
     `NotReady`.
     """
-    if asked > has and asked + others > maxima.namespace_min_scale:
+    if declared > granted and declared + others > maxima.namespace_min_scale:
         raise NotReady(
             "NamespaceMinScale",
-            f"min-scale {asked} and the {others} of its namespace's others are more than the "
+            f"min-scale {declared} and the {others} of its namespace's others are more than the "
             f"{maxima.namespace_min_scale} pods that a namespace may have run always "
             "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less, here or there",
         )
@@ -222,8 +224,8 @@ def loop_condition(
         if destination is None:
             continue
         if leads_back(destination, family, namespace, trigger.spec.broker, url):
-            itself = "Broker" if family is BROKERS else "channel"
-            message = f"it is its own {itself}: {_LOOP_MESSAGES[reason]}"
+            own_kind = "Broker" if family is BROKERS else "channel"
+            message = f"it is its own {own_kind}: {_LOOP_MESSAGES[reason]}"
             return Condition(LOOP_FREE, Status.FALSE, reason, message, Severity.WARNING)
     return None
 

@@ -35,14 +35,14 @@ from knafka_operator.records.state import States, TriggerRecord, Watched
 
 log = logging.getLogger(__name__)
 
-TURNS: Final = 12
+MISSING_TOPIC_ROUNDS: Final = 12
 """A missing topic is checked once in this many rounds."""
 TRIGGERS_AT_ONCE: Final = 20
 """Triggers handled before the event loop gets control."""
-DESCRIBED_AT_ONCE: Final = 5
+MAX_DESCRIBED_TOPICS: Final = 5
 """Most topics of one Kafka described in one round; after the operator's start all of them are
 new."""
-LOOK_TIMEOUT: Final = 30.0
+TOPIC_CHECK_TIMEOUT: Final = 30.0
 """Seconds after which a check of one Kafka is cancelled; the next round tries again."""
 MESSAGE_INTERVAL: Final = 60.0
 """Seconds between two updates of the number in a Trigger's status; a new reason is written at
@@ -78,7 +78,7 @@ class DeadLetterMonitor:
     enqueue: Callable[[Key], None]
     clock: Callable[[], float] = time.time
     """Seconds since 1970."""
-    on_first: Callable[[Document, str], None] = lambda document, message: None
+    on_first_dead_letters: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     _turn: int = 0
@@ -94,8 +94,10 @@ class DeadLetterMonitor:
     ) -> None:
         """Add the condition and annotations about a Trigger's dead letters to its status."""
         identity = Identity.of(document)
-        if (told := self._condition(identity) or deciding.stored_condition(document)) is not None:
-            conditions.set(told)
+        if (
+            condition := self._condition(identity) or deciding.stored_condition(document)
+        ) is not None:
+            conditions.set(condition)
         topic = self._topics.get(identity)
         if topic is not None and topic.found is not None and topic.found.owned is not None:
             annotations.update(topic.found.owned.annotations())
@@ -107,14 +109,14 @@ class DeadLetterMonitor:
     async def check_topics(self) -> None:
         """Count the dead letters of all Triggers whose check is due, and enqueue each Trigger whose
         status is outdated."""
-        self._turn = (self._turn + 1) % TURNS
+        self._turn = (self._turn + 1) % MISSING_TOPIC_ROUNDS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
-        found = [
+        watched_triggers = [
             (identity, each) for identity, each in self.states.triggers.items() if each.watched
         ]
-        for identity in self._topics.keys() - {identity for identity, _ in found}:
+        for identity in self._topics.keys() - {identity for identity, _ in watched_triggers}:
             del self._topics[identity]
-        for number, (identity, record) in enumerate(found, 1):
+        for number, (identity, record) in enumerate(watched_triggers, 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             if (watched := record.watched) is not None and self._is_check_due(identity, watched):
@@ -126,20 +128,27 @@ class DeadLetterMonitor:
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
-        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
-        before, topic.reported = topic.reported, scaled.counts.dead_lettered if scaled else 0
-        has_more = topic.reported != before
-        return topic.starts is not None or has_more or hash(name) % TURNS == self._turn
+        scaler_status = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
+        previously_reported, topic.reported = (
+            topic.reported,
+            scaler_status.counts.dead_lettered if scaler_status else 0,
+        )
+        has_more = topic.reported != previously_reported
+        return (
+            topic.starts is not None or has_more or hash(name) % MISSING_TOPIC_ROUNDS == self._turn
+        )
 
     async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        of = {each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due}
+        topic_by_name = {
+            each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due
+        }
         try:
-            async with asyncio.timeout(LOOK_TIMEOUT):
-                ranges = await kafka.topics.ranges_of_all(of)
+            async with asyncio.timeout(TOPIC_CHECK_TIMEOUT):
+                ranges = await kafka.topics.ranges_of_all(topic_by_name)
                 await self._update_waiting(
-                    kafka, [(of[name], each) for name, each in ranges.items()]
+                    kafka, [(topic_by_name[name], each) for name, each in ranges.items()]
                 )
                 for identity, record, _ in due:
                     if self._topics[identity].name not in ranges:
@@ -152,16 +161,16 @@ class DeadLetterMonitor:
             self._enqueue_if_changed(identity, record)
 
     async def _update_waiting(
-        self, kafka: KafkaCluster, found: Iterable[tuple[_DeadLetterTopic, Range]]
+        self, kafka: KafkaCluster, topics_with_ranges: Iterable[tuple[_DeadLetterTopic, Range]]
     ) -> None:
         """Update number and age of the topics' dead letters; the age is read only if the oldest
         record has changed."""
         undated = []
-        for topic, range_ in found:
-            before = topic.waiting
+        for topic, range_ in topics_with_ranges:
+            previous = topic.waiting
             if any(end < topic.ends.get(number, 0) for number, end in range_.ends.items()):
-                before = topic.found = topic.judged = None  # it was made anew
-            oldest = before.oldest if before and range_.starts == topic.starts else None
+                previous = topic.found = topic.judged = None  # it was made anew
+            oldest = previous.oldest if previous and range_.starts == topic.starts else None
             topic.starts, topic.ends = range_.starts, range_.ends
             topic.waiting = WaitingDeadLetters(
                 topic.name, range_.records, oldest if range_.records else None
@@ -179,17 +188,17 @@ class DeadLetterMonitor:
     async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
         """Handle a topic without offsets: forget its dead letters if it is gone; keep them if it
         only has no leader."""
-        said = deciding.stored_condition(record.document or {})
-        was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
-        if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
+        stored = deciding.stored_condition(record.document or {})
+        existed = topic.starts is not None or (stored is not None and stored.status is Status.FALSE)
+        if existed and await topic.kafka.topics.describe_topic(topic.name) is None:
             topic.waiting = WaitingDeadLetters(topic.name, 0)
             topic.starts = topic.found = topic.judged = None
 
     @staticmethod
     def _apply_retention(topic: _DeadLetterTopic) -> None:
         if topic.waiting is not None and topic.found is not None:
-            kept, refused = topic.found.retention, topic.found.would_expire
-            topic.waiting = replace(topic.waiting, retention=kept, would_expire=refused)
+            retention, would_expire = topic.found.retention, topic.found.would_expire
+            topic.waiting = replace(topic.waiting, retention=retention, would_expire=would_expire)
 
     async def _judge_topics(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
@@ -205,55 +214,61 @@ class DeadLetterMonitor:
                 continue  # its oldest record may exceed the new retention
             # If an old record prevents the change, check again when that record is gone.
             blocked = topic.found is not None and topic.found.would_expire
-            by = settings.config[topics.RETENTION_MS], topic.waiting.oldest if blocked else None
-            if topic.judged == by:
+            inputs = settings.config[topics.RETENTION_MS], topic.waiting.oldest if blocked else None
+            if topic.judged == inputs:
                 continue
-            if (described := described + 1) > DESCRIBED_AT_ONCE:
+            if (described := described + 1) > MAX_DESCRIBED_TOPICS:
                 break
-            if (found := await kafka.topics.describe_topic(topic.name)) is None:
+            if (description := await kafka.topics.describe_topic(topic.name)) is None:
                 continue
-            known = topic.found.owned if topic.found is not None else None
-            known = known or topics.Ownership.of(_status_annotations(record))
+            owned = topic.found.owned if topic.found is not None else None
+            owned = owned or topics.Ownership.of(_status_annotations(record))
             age = topic.waiting.oldest_age(self.clock())
-            judged = topics.judge_topic(settings, found, known, age)
+            judged = topics.judge_topic(settings, description, owned, age)
             if judged.alter:
                 try:
                     await kafka.topics.set_topic_config(topic.name, judged.alter)
-                    log.info("%s: its retention.ms is %s from now on", topic.name, by[0])
+                    log.info("%s: its retention.ms is %s from now on", topic.name, inputs[0])
                 except LogError as error:
                     if error.retriable:
                         raise
-                    log.warning("%s does not get the retention.ms %s: %s", topic.name, by[0], error)
-                    judged = topics.unaltered_topic(found)
+                    log.warning(
+                        "%s does not get the retention.ms %s: %s", topic.name, inputs[0], error
+                    )
+                    judged = topics.unaltered_topic(description)
             topic.found = judged
-            topic.judged = by[0], topic.waiting.oldest if judged.would_expire else None
+            topic.judged = inputs[0], topic.waiting.oldest if judged.would_expire else None
             self._apply_retention(topic)
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
-        """Enqueue a Trigger whose status is outdated, and call `on_first` for its first dead
-        letters."""
-        topic, document, now = (
+        """Enqueue a Trigger whose status is outdated, and call `on_first_dead_letters` for its
+        first dead letters."""
+        topic, document, current = (
             self._topics.get(identity),
             record.document,
             self._condition(identity),
         )
-        if topic is None or document is None or now is None or is_entry(document):
+        if topic is None or document is None or current is None or is_entry(document):
             return
         assert topic.waiting is not None
-        before = deciding.stored_condition(document)
+        previous = deciding.stored_condition(document)
         if not topic.waiting.records:
             topic.announced = False
         elif not topic.announced:
             topic.announced = True
-            if before is None or before.status is not Status.FALSE:
-                self.on_first(document, deciding.waiting_sentence(topic.waiting))
-        at = asyncio.get_running_loop().time()
-        is_new = before is None or before.reason != now.reason or before.status is not now.status
+            if previous is None or previous.status is not Status.FALSE:
+                self.on_first_dead_letters(document, deciding.waiting_sentence(topic.waiting))
+        loop_time = asyncio.get_running_loop().time()
+        is_new = (
+            previous is None
+            or previous.reason != current.reason
+            or previous.status is not current.status
+        )
         owned = topic.found.owned if topic.found is not None else None
-        wanted = owned.annotations() if owned is not None else {}
-        is_news = is_new or not wanted.items() <= _status_annotations(record).items()
-        if is_news or (before != now and at - topic.written >= MESSAGE_INTERVAL):
-            topic.written = at
+        desired_annotations = owned.annotations() if owned is not None else {}
+        is_news = is_new or not desired_annotations.items() <= _status_annotations(record).items()
+        if is_news or (previous != current and loop_time - topic.written >= MESSAGE_INTERVAL):
+            topic.written = loop_time
             self.enqueue((self.states.family.trigger, *identity))
 
 

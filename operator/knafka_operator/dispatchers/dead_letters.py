@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from knafka.core.times import to_the_second
+from knafka.core.times import kubernetes_timestamp
 from knafka_operator.model.conditions import Condition, Severity, Status
 
 DEAD_LETTERS: Final = "DeadLetters"
@@ -50,38 +50,42 @@ def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition
     seconds since 1970."""
     if not waiting.records:
         return Condition(DEAD_LETTERS, Status.TRUE, severity=Severity.WARNING)
-    kept, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
+    retention, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
     if waiting.would_expire:
         reason = NOT_APPLIED
         message += (
             "; the topic keeps them for ever, as the oldest is older than the retention and would "
             "be deleted at once: replay or purge them, or set the topic's retention.ms"
         )
-    elif kept is not None and waiting.oldest_age(now) >= EXPIRY_SHARE * kept:
+    elif retention is not None and waiting.oldest_age(now) >= EXPIRY_SHARE * retention:
         assert waiting.oldest is not None
         reason = EXPIRE
-        message += f"; Kafka may delete it from {to_the_second(waiting.oldest + kept)} on"
+        message += (
+            f"; Kafka may delete it from {kubernetes_timestamp(waiting.oldest + retention)} on"
+        )
     return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)
 
 
 def waiting_sentence(waiting: WaitingDeadLetters) -> str:
     """Return a sentence with the number of waiting dead letters and the time of the oldest. It
     changes only when a dead letter is added or removed."""
-    one = waiting.records == 1
-    some = "1 dead letter waits" if one else f"{waiting.records} dead letters wait"
-    since = ""
+    is_single = waiting.records == 1
+    count_text = "1 dead letter waits" if is_single else f"{waiting.records} dead letters wait"
+    oldest_text = ""
     if waiting.oldest is not None:
-        since = f", {'stored' if one else 'the oldest'} at {to_the_second(waiting.oldest)}"
-    return f"{some} in the topic {waiting.topic}{since}"
+        oldest_text = (
+            f", {'stored' if is_single else 'the oldest'} at {kubernetes_timestamp(waiting.oldest)}"
+        )
+    return f"{count_text} in the topic {waiting.topic}{oldest_text}"
 
 
 def stored_condition(document: Mapping[str, Any]) -> Condition | None:
     """Return the condition `DeadLetters` in an object's status; None: it has no valid one."""
     conditions = (document.get("status") or {}).get("conditions") or ()
-    for each in conditions:
-        if isinstance(each, Mapping) and each.get("type") == DEAD_LETTERS:
-            reason, message = each.get("reason", ""), each.get("message", "")
+    for condition in conditions:
+        if isinstance(condition, Mapping) and condition.get("type") == DEAD_LETTERS:
+            reason, message = condition.get("reason", ""), condition.get("message", "")
             with suppress(ValueError):  # anyone who may write the status may have written it
-                status = Status(each.get("status", ""))
+                status = Status(condition.get("status", ""))
                 return Condition(DEAD_LETTERS, status, reason, message, Severity.WARNING)
     return None

@@ -86,33 +86,37 @@ def desired_move(
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> Move | None:
     """Return the move that a Trigger's history calls for; None: it should stay."""
-    judged = judge_activity(history.state, history.samples, threshold, limits)
-    if judged.activity is history.state.activity:
+    new_state = judge_activity(history.state, history.samples, threshold, limits)
+    if new_state.activity is history.state.activity:
         return None
-    to = ISOLATION_BY_ACTIVITY[judged.activity]
-    how = relative_load(history.samples, threshold, limits)
-    return Move(trigger, broker, to, how, _move_reason(to, history, threshold, limits))
+    destination = ISOLATION_BY_ACTIVITY[new_state.activity]
+    load = relative_load(history.samples, threshold, limits)
+    return Move(
+        trigger, broker, destination, load, _move_reason(destination, history, threshold, limits)
+    )
 
 
-def _move_reason(to: Isolation, history: History, threshold: int, limits: ActivityLimits) -> str:
-    if to is Isolation.SHARED:
+def _move_reason(
+    destination: Isolation, history: History, threshold: int, limits: ActivityLimits
+) -> str:
+    if destination is Isolation.SHARED:
         return f"quiet for {limits.quiet_for:g} s"
-    waiting, much = history.samples[-1].lag or 0, limits.busy_lag * threshold
-    if waiting > much:
-        return f"{waiting} events waiting, more than {much} for {limits.busy_for:g} s"
+    waiting, limit = history.samples[-1].lag or 0, limits.busy_lag * threshold
+    if waiting > limit:
+        return f"{waiting} events waiting, more than {limit} for {limits.busy_for:g} s"
     return f"more than {limits.busy_rate:g} events a second for {limits.busy_for:g} s"
 
 
 def choose_moves(moves: Iterable[Move], made: Collection[Move]) -> list[Move]:
     """Return the moves to make now, busiest first, at most `MAX_MOVES` per Broker and direction;
     `made` are the moves of the last `MOVES_PERIOD` seconds, which count too."""
-    before: dict[tuple[Identity, Isolation], int] = {}
+    moves_so_far: dict[tuple[Identity, Isolation], int] = {}
     for each in made:
-        before[each.broker, each.to] = before.get((each.broker, each.to), 0) + 1
+        moves_so_far[each.broker, each.to] = moves_so_far.get((each.broker, each.to), 0) + 1
     chosen = []
     for each in sorted(moves, key=lambda move: -move.load):
-        count = before.get((each.broker, each.to), 0)
+        count = moves_so_far.get((each.broker, each.to), 0)
         if count < MAX_MOVES:
-            before[each.broker, each.to] = count + 1
+            moves_so_far[each.broker, each.to] = count + 1
             chosen.append(each)
     return chosen

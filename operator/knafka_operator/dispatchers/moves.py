@@ -52,17 +52,19 @@ class Moves:
     async def move_triggers(self) -> None:
         """Sample the activity of each `auto` Trigger, and start the moves that are due."""
         now = asyncio.get_running_loop().time()
-        wanted: list[Move] = []
+        desired_moves: list[Move] = []
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             if (move := self._judge(identity, record, now)) is not None:
-                wanted.append(move)
+                desired_moves.append(move)
         for identity in self._histories.keys() - self.states.triggers.keys():
             del self._histories[identity]
         while self._made and now - self._made[0][0] >= MOVES_PERIOD:
             self._made.popleft()
-        for move in deciding.choose_moves(wanted, [made for _, made in self._made]):
+        for move in deciding.choose_moves(
+            desired_moves, [past_move for _, past_move in self._made]
+        ):
             self._made.append((now, move))
             self._move(move)
 

@@ -57,27 +57,36 @@ class Replays:
         """Start a check of each Kafka in a task of its own, so that an unreachable Kafka delays no
         other."""
         watched = {
-            identity: each
+            identity: watched_trigger
             for identity in self._states.triggers
-            if (each := self._delivered(identity))
+            if (watched_trigger := self._delivered(identity))
         }
         triggers: dict[KafkaCluster, list[Identity]] = {}
-        for identity, each in (self._followed | watched).items():
-            triggers.setdefault(each.kafka, []).append(identity)
-        for kafka, those in triggers.items():
-            self._start_once(kafka, self._check_kafka, kafka, those)
+        for identity, watched_trigger in (self._followed | watched).items():
+            triggers.setdefault(watched_trigger.kafka, []).append(identity)
+        for kafka, triggers_of_kafka in triggers.items():
+            self._start_once(kafka, self._check_kafka, kafka, triggers_of_kafka)
 
     async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
         topics = await _replay_topics_in(kafka)
         for identity in triggers:
-            wanted, before = self._delivered(identity), self._followed.get(identity)
-            if wanted is not None and wanted.kafka is not kafka:
+            desired_delivery, followed_delivery = (
+                self._delivered(identity),
+                self._followed.get(identity),
+            )
+            if desired_delivery is not None and desired_delivery.kafka is not kafka:
                 continue  # the Trigger moved to another Kafka meanwhile
-            if wanted is not None and topics is not None:
-                wanted = wanted if topics and _replay_topic(wanted) in topics else None
+            if desired_delivery is not None and topics is not None:
+                desired_delivery = (
+                    desired_delivery
+                    if topics and _replay_topic(desired_delivery) in topics
+                    else None
+                )
             # If Kafka doesn't answer, running replayers stay.
-            if wanted != before and (topics is not None or before is not None):
-                self._start_once(identity, self._set_followed, identity, wanted)
+            if desired_delivery != followed_delivery and (
+                topics is not None or followed_delivery is not None
+            ):
+                self._start_once(identity, self._set_followed, identity, desired_delivery)
 
     def _delivered(self, identity: Identity) -> Watched | None:
         """Return a Trigger's delivery; None: it isn't delivered, or is paused."""
@@ -85,30 +94,36 @@ class Replays:
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
-    def _start_once(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
+    def _start_once(
+        self, subject: object, work: Callable[..., Awaitable[None]], *arguments: Any
+    ) -> None:
         """Start work on `subject` in a task, unless earlier work on it is still under way."""
-        if what not in self._busy:
-            self._busy.add(what)
-            self._tasks.create_task(self._run_logged(what, partial(work, *of)))
+        if subject not in self._busy:
+            self._busy.add(subject)
+            self._tasks.create_task(self._run_logged(subject, partial(work, *arguments)))
 
-    async def _run_logged(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_logged(self, subject: object, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except (NotReady, InvalidDocument) as error:
-            log.info("replays of %s wait: %s", what, error)  # the Trigger's status reports the same
+            log.info(
+                "replays of %s wait: %s", subject, error
+            )  # the Trigger's status reports the same
         except KnafkaError as error:
-            log.warning("replays of %s: %s", what, error)
+            log.warning("replays of %s: %s", subject, error)
         except Exception:
-            log.exception("replays of %s", what)
+            log.exception("replays of %s", subject)
         finally:
-            self._busy.discard(what)
+            self._busy.discard(subject)
 
-    async def _set_followed(self, identity: Identity, wanted: Watched | None) -> None:
-        before = self._followed.get(identity)
-        if before is not None and (wanted is None or wanted.kafka is not before.kafka):
+    async def _set_followed(self, identity: Identity, desired_delivery: Watched | None) -> None:
+        followed_delivery = self._followed.get(identity)
+        if followed_delivery is not None and (
+            desired_delivery is None or desired_delivery.kafka is not followed_delivery.kafka
+        ):
             await self._unfollow(identity)
-        if wanted is not None:
-            await self._follow(identity, wanted)
+        if desired_delivery is not None:
+            await self._follow(identity, desired_delivery)
 
     async def _follow(self, identity: Identity, watched: Watched) -> None:
         record = self._states.triggers.get(identity)
@@ -154,7 +169,7 @@ async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
     """Return the names of a Kafka's replay topics; None: it doesn't answer."""
     try:
         topics = await kafka.topics.topics()
-        return {each for each in topics if each.startswith(names.REPLAYS)}
+        return {topic for topic in topics if topic.startswith(names.REPLAYS)}
     except LogError as error:
         log.warning("looking for replays: %s", error)
     except Exception:

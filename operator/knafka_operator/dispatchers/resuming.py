@@ -89,13 +89,14 @@ class Resuming:
         self, triggers: Iterable[Document], found: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
         """Return the Triggers that one of the Services `found` delivers, each with its delivery."""
-        owned = {uid: each for each in found for uid in services.owner_uids(each)}
-        asked = [
-            self._resumed_or_none(each, owned[each["metadata"]["uid"]])
+        service_by_owner = {uid: each for each in found for uid in services.owner_uids(each)}
+        lookups = [
+            self._resumed_or_none(each, service_by_owner[each["metadata"]["uid"]])
             for each in triggers
-            if each["metadata"]["uid"] in owned and "deletionTimestamp" not in each["metadata"]
+            if each["metadata"]["uid"] in service_by_owner
+            and "deletionTimestamp" not in each["metadata"]
         ]
-        return [each for each in await asyncio.gather(*asked) if each is not None]
+        return [each for each in await asyncio.gather(*lookups) if each is not None]
 
     async def delivered_with_shards(
         self,
@@ -130,33 +131,35 @@ class Resuming:
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
         uid = broker["metadata"]["uid"]
-        looks = [self._serving_shard(each) for each in shards if uid in services.owner_uids(each)]
-        serving = {each.shard.group: each for each in await asyncio.gather(*looks) if each}
+        shard_lookups = [
+            self._serving_shard(each) for each in shards if uid in services.owner_uids(each)
+        ]
+        serving = {each.shard.group: each for each in await asyncio.gather(*shard_lookups) if each}
         shared: dict[str, Watched] = {}
         for group, (egress, shard) in (await self._contracts(broker, serving)).items():
             place = ShardPlacement(shard.number, shard.shard)
             shared[group] = Watched(
                 shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
             )
-        found = []
+        deliveries = []
         for each in triggers:
             watched = shared.get(group_in_status(each, self._naming) or "")
             if watched is not None and "deletionTimestamp" not in each["metadata"]:
                 annotations = each["metadata"].get("annotations") or {}
-                found.append(
+                deliveries.append(
                     (each, replace(watched, autoscaling=_autoscaling(annotations, self._maxima)))
                 )
-        rest = [
+        unshared_triggers = [
             each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
         ]
-        return [*found, *await self.delivered_by_services(rest, own)]
+        return [*deliveries, *await self.delivered_by_services(unshared_triggers, own)]
 
     async def _contracts(
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
         """Return Egress and shard of each group in the Broker's contract; raises `LogError`."""
         records = {}
-        for kafka in {each.kafka for each in serving.values()}:
+        for kafka in {serving_shard.kafka for serving_shard in serving.values()}:
             contract = await self._shards.resume(broker, kafka)
             for group, shared in contract.records.items():
                 if shared.shard in serving:
@@ -216,11 +219,11 @@ class Resuming:
             return None
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
         autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
-        least = min(autoscaling.min_scale, serving.min_scale)  # more may be refused
+        min_scale = min(autoscaling.min_scale, serving.min_scale)  # more may be refused
         return trigger, Watched(
             kafka,
             serving.egress,
-            replace(autoscaling, min_scale=least),
+            replace(autoscaling, min_scale=min_scale),
             serving.partitions,
             serving.secret,
         )
@@ -269,12 +272,12 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
     try:
         egress = parse(Egress, json.loads(_environment(template)[services.EGRESS_VARIABLE]))
         partitions = int(annotations[services.MAX_SCALE])
-        least = int(annotations.get(services.MIN_SCALE, "0"))
+        min_scale = int(annotations.get(services.MIN_SCALE, "0"))
     except (KeyError, ValueError) as error:
         raise InvalidDocument(
             services.EGRESS_VARIABLE, f"no dispatcher of ours: {error!r}"
         ) from error
-    return ServingDispatcher(egress, _mounted_secret(template), partitions, least)
+    return ServingDispatcher(egress, _mounted_secret(template), partitions, min_scale)
 
 
 async def _read_dispatcher(template: Document) -> ServingDispatcher:
@@ -298,8 +301,8 @@ def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]
         text = _environment(template)[services.RECEIVER_VARIABLE]
         return parse(Receiver, json.loads(text)), _mounted_secret(template)
     except (KeyError, ValueError) as error:
-        whose = f"no receiver of ours: {error!r}"
-        raise InvalidDocument(services.RECEIVER_VARIABLE, whose) from error
+        message = f"no receiver of ours: {error!r}"
+        raise InvalidDocument(services.RECEIVER_VARIABLE, message) from error
 
 
 def _environment(template: Document) -> Mapping[str, str]:
@@ -310,9 +313,13 @@ def _mounted_secret(template: Document) -> tuple[str, str] | None:
     """Return name and version of the Secret that a template mounts, None if there is none; raises
     `KeyError`."""
     volumes = template["spec"].get("volumes") or ()
-    mounted = [each["secret"]["secretName"] for each in volumes if "secret" in each]
+    secret_names = [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
     annotations = template["metadata"].get("annotations") or {}
-    return (mounted[0], str(annotations.get(services.SECRET_VERSION, ""))) if mounted else None
+    return (
+        (secret_names[0], str(annotations.get(services.SECRET_VERSION, "")))
+        if secret_names
+        else None
+    )
 
 
 def _autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:

@@ -36,10 +36,10 @@ from knafka_operator.records.state import BrokerRecord, ShardRecord, States, Wat
 
 log = logging.getLogger(__name__)
 
-APPLY_AGAIN: Final = 1.0
+APPLY_RETRY_INTERVAL: Final = 1.0
 """Seconds before a Service that isn't Ready is applied again; all its Triggers request that."""
 
-EMPTY_FOR: Final = 60.0
+EMPTY_SHARD_SECONDS: Final = 60.0
 """Seconds without a Trigger after which a shard's Service is deleted, since a Trigger may come
 back."""
 
@@ -63,11 +63,11 @@ class Shards:
         assert record.state is not None
         if record.state.kafka.open_writer is None:
             return None
-        found = self.contract_record(record, broker, record.state.kafka)
-        await found.load()
-        return found
+        contract = self.contract_record(record, broker, record.state.kafka)
+        await contract.load()
+        return contract
 
-    def contract_in(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
+    def contract_at(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
         """Return the contract of a Broker in this Kafka, not necessarily loaded; raises `NotReady`
         if the Broker is being deleted."""
         return self.contract_record(self._record(broker), broker, kafka)
@@ -84,22 +84,24 @@ class Shards:
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
         """Return a Broker's contract in one Kafka, created if needed; not necessarily loaded."""
-        found = record.contracts.get(kafka.bootstrap_servers)
-        if found is None:
-            own = Identity(broker.namespace, self.states.family.own_name(broker.name))
-            topic = names.contract_topic(*own)
-            found = SharedContractTopic(own, topic, kafka, known=not record.has_contract)
-            record.contracts[kafka.bootstrap_servers] = found
-        found.kafka = kafka  # the client changes with its Secret
-        return found
+        contract = record.contracts.get(kafka.bootstrap_servers)
+        if contract is None:
+            own_identity = Identity(broker.namespace, self.states.family.own_name(broker.name))
+            topic = names.contract_topic(*own_identity)
+            contract = SharedContractTopic(
+                own_identity, topic, kafka, known=not record.has_contract
+            )
+            record.contracts[kafka.bootstrap_servers] = contract
+        contract.kafka = kafka  # the client changes with its Secret
+        return contract
 
     async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
         """Load the contract of a Broker that wasn't reconciled yet; raises `LogError`."""
         record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
-        found = self.contract_record(record, Identity.of(broker), kafka)
-        await found.load()
-        return found
+        contract = self.contract_record(record, Identity.of(broker), kafka)
+        await contract.load()
+        return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
         """Reserve a Trigger's place in its shard, and free one that it has left."""
@@ -143,8 +145,8 @@ class Shards:
                 family = self.states.family
                 kind = {"apiVersion": family.broker_version, "kind": family.broker}
                 document = {**kind, "metadata": metadata}
-                written = {"annotations": {CONTRACT_TOPIC_KEY: topic.name}}
-                await self.cluster.write_status(document, written)
+                patch = {"annotations": {CONTRACT_TOPIC_KEY: topic.name}}
+                await self.cluster.write_status(document, patch)
                 record.has_contract = True
             await contract.ensure_created(topic)
 
@@ -158,11 +160,13 @@ class Shards:
         assert record.state is not None
         broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
         async with shard.lock:
-            again = shard.problem is not None and _now() - shard.applied_at >= APPLY_AGAIN
-            if shard.manifest != manifest or again:
-                before = shard.manifest
+            retry_due = (
+                shard.problem is not None and _now() - shard.applied_at >= APPLY_RETRY_INTERVAL
+            )
+            if shard.manifest != manifest or retry_due:
+                previous_manifest = shard.manifest
                 await self._apply(shard, manifest, broker)
-                if before != manifest:
+                if previous_manifest != manifest:
                     self.enqueue((self.states.family.broker, *identity))
         if shard.problem is not None:
             raise shard.problem
@@ -193,8 +197,8 @@ class Shards:
             if contract is None:
                 return
             if await contract.reload_if_changed():
-                for each in self.states.triggers_of(identity):
-                    self.enqueue((self.states.family.trigger, *each))
+                for trigger in self.states.triggers_of(identity):
+                    self.enqueue((self.states.family.trigger, *trigger))
             await self._withdraw_orphans(identity, contract)
         except (LogError, NotReady) as error:
             log.info("the contract of %s %s: %s", self.states.family.broker, identity, error)
@@ -208,7 +212,7 @@ class Shards:
                         await self._apply(shard, shard.manifest, broker)
                 elif shard.empty_since is None:
                     shard.empty_since = _now()
-                elif _now() - shard.empty_since >= EMPTY_FOR:
+                elif _now() - shard.empty_since >= EMPTY_SHARD_SECONDS:
                     await self._delete_service(broker, number)
                     with suppress(LogError):  # then the group is deleted with its Broker
                         await self._delete_members(contract, number, record.state.topic.name)
@@ -261,10 +265,10 @@ class Shards:
         if record.shards_listed:
             return
         labels = {services.ROLE_LABEL: services.SHARD_ROLE}
-        for each in await self.cluster.list(SERVING, "Service", labels):
+        for service in await self.cluster.list(SERVING, "Service", labels):
             if (
-                services.is_owned(each, broker)
-                and (number := services.shard_number(each)) is not None
+                services.is_owned(service, broker)
+                and (number := services.shard_number(service)) is not None
             ):
                 record.shards.setdefault(number, ShardRecord())
         record.shards_listed = True

@@ -134,23 +134,25 @@ class Controller:
 
     async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Requeue:
         try:
-            now = await kind.reconcile(document)
+            new_status = await kind.reconcile(document)
         except ClusterError:
             raise
         except Exception as error:  # a bug; the object's status reports it
             log.exception("%s", " ".join(key))
             await self._write_failure(document, error)
             return self._pace.not_ready
-        if now is None:
+        if new_status is None:
             return RESYNC_SECONDS  # the event that the object waits for will enqueue it
-        if kind.has_ended(now):
+        if kind.has_ended(new_status):
             await self._remove_finalizers(kind, document)
-        if (news := kind.event_news(document, now)) is not None:
-            self._post(document, *news)
-        again = kind.requeue_after(document, now)
-        if again is not None:
-            return again
-        is_ready = status.ready_condition(now.get("conditions") or ()).get("status") == "True"
+        if (event_news := kind.event_news(document, new_status)) is not None:
+            self._post(document, *event_news)
+        requeue_after = kind.requeue_after(document, new_status)
+        if requeue_after is not None:
+            return requeue_after
+        is_ready = (
+            status.ready_condition(new_status.get("conditions") or ()).get("status") == "True"
+        )
         return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
     async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
@@ -185,9 +187,11 @@ class Controller:
 
     async def _remove_finalizers(self, kind: Kind, document: Document, *orphaned: str) -> None:
         finalizers = finalizers_of(document)
-        others = [each for each in finalizers if each not in (FINALIZER, *orphaned)]
-        if others != finalizers:
-            await self._set_finalizers(kind, document, others)
+        remaining = [
+            finalizer for finalizer in finalizers if finalizer not in (FINALIZER, *orphaned)
+        ]
+        if remaining != finalizers:
+            await self._set_finalizers(kind, document, remaining)
 
     async def _set_finalizers(
         self, kind: Kind, document: Document, finalizers: Sequence[str]

@@ -136,11 +136,11 @@ class Effects:
         self, effect: EffectInKafka, document: Document, kafka: KafkaCluster
     ) -> Any:
         match effect:
-            case CreateTopic(topic, name_key, id_key, may_be_used):
-                made = await ensure_own_topic(kafka, topic, may_be_used=may_be_used)
-                written = {"annotations": {name_key: topic.name, id_key: made.id}}
-                await self.cluster.write_status(document, written)
-                return made
+            case CreateTopic(topic, name_key, id_key, accepts_records):
+                description = await ensure_own_topic(kafka, topic, accepts_records=accepts_records)
+                patch = {"annotations": {name_key: topic.name, id_key: description.id}}
+                await self.cluster.write_status(document, patch)
+                return description
             case ClaimGroup(group):
                 record = self.states.ensure_trigger(document)
                 self.states.claim_group(record, group)
@@ -151,8 +151,8 @@ class Effects:
                 await kafka.topics.ensure_committed(group, topic_name, start)
             case ApplyReceiver(service, contract, manifest):
                 receiver = await self.receivers.receiver_at(service, kafka, contract.name)
-                asking = Identity.of(document)
-                return await self.receivers.apply(receiver, contract, manifest, asking)
+                asking_object = Identity.of(document)
+                return await self.receivers.apply(receiver, contract, manifest, asking_object)
             case WriteIngress(service, contract, path, ingress):
                 receiver = await self.receivers.receiver_at(service, kafka, contract.name)
                 await receiver.contract.ensure_created(contract)
@@ -163,12 +163,12 @@ class Effects:
             case CreateContract(topic):
                 await self.shards.create_contract_topic(broker_of(document), topic)
             case WriteContract(group, shared):
-                await self.shards.contract_in(broker_of(document), kafka).write(group, shared)
+                await self.shards.contract_at(broker_of(document), kafka).write(group, shared)
             case ApplyShard(number, manifest):
                 await self.trust_bundles.ensure_copy(manifest)
                 await self.shards.apply(broker_of(document), number, manifest)
             case AwaitShard(shard):
-                await self.shards.contract_in(broker_of(document), kafka).wait_until_applied(shard)
+                await self.shards.contract_at(broker_of(document), kafka).wait_until_applied(shard)
             case _:
                 assert_never(effect)
         return None
@@ -180,9 +180,11 @@ class Effects:
         to an object that Knafka didn't create."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
-            there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-            if there is not None and document["metadata"]["uid"] not in services.owner_uids(there):
-                raise _not_ours_error(refusal, f"{kind} {name}")
+            existing = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+            if existing is not None and document["metadata"]["uid"] not in services.owner_uids(
+                existing
+            ):
+                raise _foreign_object_error(refusal, f"{kind} {name}")
         try:
             return await self.cluster.apply(manifest)
         except Conflict as error:
@@ -204,15 +206,15 @@ class Effects:
             raise NotReady(refusal.rejected, str(error)) from error
         if created or refusal is None:
             return
-        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-        labels = ((there or {}).get("metadata") or {}).get("labels") or {}
+        existing = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+        labels = ((existing or {}).get("metadata") or {}).get("labels") or {}
         if labels.get(effect.label) != manifest["metadata"]["labels"][effect.label]:
-            raise _not_ours_error(refusal, f"{kind} {name}")
+            raise _foreign_object_error(refusal, f"{kind} {name}")
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
         if owner is not None:
-            there = await self.cluster.get(*name)
-            if there is None or not services.is_owned(there, owner):
+            existing = await self.cluster.get(*name)
+            if existing is None or not services.is_owned(existing, owner):
                 return
         await self.cluster.delete(*name)
 
@@ -222,6 +224,6 @@ def resource_of(document: Document) -> Resource:
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 
-def _not_ours_error(refusal: Refusal, name: str) -> NotReady:
+def _foreign_object_error(refusal: Refusal, name: str) -> NotReady:
     message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
     return NotReady(refusal.not_ours, message)

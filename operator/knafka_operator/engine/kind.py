@@ -63,13 +63,13 @@ class Kind:
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Record that an object has changed or, with `gone`, was deleted; returns the keys to
         reconcile. A change of the status alone is ignored."""
-        key, declared = key_of(document), None if gone else without_status(document)
+        key, declared_document = key_of(document), None if gone else without_status(document)
         if not gone:
             self.remember(document)
         previous = self._declared.pop(key, None)
-        if declared is not None:
-            self._declared[key] = declared
-        return [key] if gone or previous != declared else []
+        if declared_document is not None:
+            self._declared[key] = declared_document
+        return [key] if gone or previous != declared_document else []
 
     def remember(self, document: Document) -> object:
         """Record what other objects must know about this one before it is reconciled."""
@@ -325,12 +325,12 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Reconcile a Broker or channel, and wake its Triggers if their inputs have changed."""
         record = self.ensure_record(document)
-        before = record.inputs_of_triggers()
+        previous_inputs = record.inputs_of_triggers()
         try:
             return await super().reconcile(document)
         finally:
             record.reconciled = True
-            if before != record.inputs_of_triggers():
+            if previous_inputs != record.inputs_of_triggers():
                 self.neighbours.wake_triggers(Identity.of(document))
 
     async def delete(self, document: Document) -> None:

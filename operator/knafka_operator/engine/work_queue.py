@@ -94,7 +94,7 @@ class WorkQueue:
         self._due: dict[str, deque[_Item]] = {}
         """Due objects by namespace; namespaces take turns."""
         self._turns: deque[str] = deque()
-        self._some_due = asyncio.Event()
+        self._any_due = asyncio.Event()
 
     def enqueue(self, key: Key) -> None:
         """Make an object due now, and forget its failures."""
@@ -151,8 +151,8 @@ class WorkQueue:
 
     async def _next_due(self) -> _Item:
         while not self._turns:
-            self._some_due.clear()
-            await self._some_due.wait()
+            self._any_due.clear()
+            await self._any_due.wait()
         namespace = self._turns.popleft()
         due = self._due[namespace]
         item = due.popleft()
@@ -220,7 +220,7 @@ class WorkQueue:
             self._due[namespace] = deque()
             self._turns.append(namespace)
         self._due[namespace].append(item)
-        self._some_due.set()
+        self._any_due.set()
 
 
 class _Place:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 ROLL_CHECK_INTERVAL: Final = 5.0
 """Seconds between two checks of rolling functions; mostly their owner's reconciliation ends the
 roll earlier."""
-APPLIED_WITHIN: Final = 30.0
+APPLY_SECONDS: Final = 30.0
 """Seconds within which the request that rolls a function is sent; a function that is Ready later
 has rolled."""
 FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
@@ -103,11 +103,11 @@ class Rolls:
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
-            lasted = math.inf if since is None else _now() - since
+            elapsed = math.inf if since is None else _now() - since
             # A function is also Ready before the change is applied, hence the minimum time.
-            if stored is None or (_is_rolled_out(stored) and lasted >= APPLIED_WITHIN):
+            if stored is None or (_is_rolled_out(stored) and elapsed >= APPLY_SECONDS):
                 self.end_turn(service)
-            elif since is not None and lasted >= ROLL_TIMEOUT:
+            elif since is not None and elapsed >= ROLL_TIMEOUT:
                 self._mark_stuck(service)
         for service in list(self._waiting)[: self.at_most]:
             if await cluster.get(SERVING, "Service", *service) is None:
@@ -130,12 +130,12 @@ class Rolls:
         async with self._starting:
             if self._started:
                 return
-            for each in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
+            for service in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
                 # A new function needs no turn, and has no earlier Ready Revision.
-                had = (each.get("status") or {}).get("latestReadyRevisionName")
-                if had and not _is_rolled_out(each):
-                    self._rolling[Identity.of(each)] = _now()
-                    self._inherited.add(Identity.of(each))
+                ready_revision = (service.get("status") or {}).get("latestReadyRevisionName")
+                if ready_revision and not _is_rolled_out(service):
+                    self._rolling[Identity.of(service)] = _now()
+                    self._inherited.add(Identity.of(service))
             self._started = True
 
     def _enqueue_waiting(self) -> None:
@@ -177,36 +177,42 @@ async def apply_service(
     """
     manifest = deciding.with_template_digest(manifest)
     metadata = manifest["metadata"]
-    there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
+    existing = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
     uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
-    if there is not None and uid not in services.owner_uids(there):
-        of = "all KafkaChannels" if owner is None else f"this {owner.kind}"
+    if existing is not None and uid not in services.owner_uids(existing):
+        required_owner = "all KafkaChannels" if owner is None else f"this {owner.kind}"
         raise NotReady(
             "ServiceNotOurs",
             f"Knative Service {metadata['namespace']}/{metadata['name']} exists and was not made "
-            f"for {of}: delete or rename it",
+            f"for {required_owner}: delete or rename it",
         )
     service, stored = Identity.of(manifest), None
-    if rolls is not None and there is not None and not deciding.is_up_to_date(there, manifest):
+    if (
+        rolls is not None
+        and existing is not None
+        and not deciding.is_up_to_date(existing, manifest)
+    ):
         if key is None:
             assert owner is not None
             key = owner.kind, owner.metadata.namespace, owner.metadata.name
         if not await rolls.request_turn(cluster, service, key):
-            if deciding.is_edited(there, manifest):
-                manifest = deciding.with_running_image(there, manifest)
+            if deciding.is_edited(existing, manifest):
+                manifest = deciding.with_running_image(existing, manifest)
             else:
-                stored = there
+                stored = existing
     if stored is None:
         stored = await _apply_manifest(cluster, manifest, rolls)
     reported = stored.get("status") or {}
     revision = reported.get("latestReadyRevisionName")
     if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
-        failed = status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
-        why = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
+        has_failed = (
+            status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
+        )
+        reason = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
         raise NotReady(
             "FunctionNotReady",
-            f"Knative Service {metadata['name']}: {why}",
-            transient=not failed,
+            f"Knative Service {metadata['name']}: {reason}",
+            transient=not has_failed,
         )
     if rolls is not None and not rolls.is_waiting(service):
         rolls.end_turn(service)
@@ -222,8 +228,8 @@ async def _apply_manifest(
     except (Rejected, NotAllowed) as error:
         if rolls is not None:
             rolls.end_turn(Identity.of(manifest))  # nothing does
-        told = " - ".join(filter(None, (str(error), needed_features(str(error)))))
-        raise NotReady("FunctionRejected", told) from error
+        message = " - ".join(filter(None, (str(error), needed_features(str(error)))))
+        raise NotReady("FunctionRejected", message) from error
 
 
 async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any]) -> str:
@@ -236,8 +242,8 @@ async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any])
         revision = await cluster.get(SERVING, "Revision", service["metadata"]["namespace"], name)
     except ClusterError:
         return ""  # the Revision's reason is only a detail
-    why = status.why_revision_is_not_ready(revision or {})
-    return f"Revision {name}: {why}" if why else ""
+    reason = status.why_revision_is_not_ready(revision or {})
+    return f"Revision {name}: {reason}" if reason else ""
 
 
 async def delete_service(
@@ -245,8 +251,8 @@ async def delete_service(
 ) -> None:
     """Delete a function's Service if it belongs to `owner`. `namespace` defaults to the owner's."""
     namespace = namespace or owner.metadata.namespace
-    there = await cluster.get(SERVING, "Service", namespace, name)
-    if there is not None and services.is_owned(there, owner):
+    existing = await cluster.get(SERVING, "Service", namespace, name)
+    if existing is not None and services.is_owned(existing, owner):
         await cluster.delete(SERVING, "Service", namespace, name)
 
 
@@ -259,17 +265,23 @@ async def check_old_pods_gone(
     A terminating pod runs on for half a minute or more, as Knative waits for late requests.
     """
     labels = {"serving.knative.dev/service": service}
-    older = {
-        each["metadata"]["labels"].get("serving.knative.dev/revision", "")
-        for each in await cluster.list(CORE, "Pod", labels, namespace)
-        if _function_runs(each)
+    old_revisions = {
+        pod["metadata"]["labels"].get("serving.knative.dev/revision", "")
+        for pod in await cluster.list(CORE, "Pod", labels, namespace)
+        if _function_runs(pod)
     } - {revision}
-    if older:
-        message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
+    if old_revisions:
+        message = (
+            f"pods of the Revision before it still deliver: {', '.join(sorted(old_revisions))}"
+        )
         raise NotReady("OldRevisionDelivers", message, transient=True)
 
 
 def _function_runs(pod: Mapping[str, Any]) -> bool:
     """Whether the function in a pod runs; Knative's proxy beside it runs longer."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any("running" in each["state"] for each in statuses if each["name"] != "queue-proxy")
+    container_statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(
+        "running" in container["state"]
+        for container in container_statuses
+        if container["name"] != "queue-proxy"
+    )

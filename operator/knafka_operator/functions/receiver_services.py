@@ -254,5 +254,5 @@ def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> No
             continue
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
-            asked = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
-            maxima.check_scale(asked, annotation_path(key))
+            pods = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
+            maxima.check_scale(pods, annotation_path(key))

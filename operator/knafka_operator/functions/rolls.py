@@ -69,17 +69,17 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     declared = _annotation(stored, DECLARED_DIGEST)
     if declared is not None and declared != _annotation(manifest, DECLARED_DIGEST):
         return True
-    before, now = (_environment(each) for each in (stored, manifest))
+    stored_environment, new_environment = (_environment(service) for service in (stored, manifest))
     for name, model in _CONTRACTS.items():
-        if before.get(name) == now.get(name):
+        if stored_environment.get(name) == new_environment.get(name):
             continue
-        if name not in before or name not in now:
+        if name not in stored_environment or name not in new_environment:
             return True
         try:
-            meant = documents.dump(documents.parse_json(model, before[name]))
+            stored_contract = documents.dump(documents.parse_json(model, stored_environment[name]))
         except InvalidDocument:
             continue
-        if meant != json.loads(now[name]):
+        if stored_contract != json.loads(new_environment[name]):
             return True
     return False
 
@@ -109,17 +109,22 @@ def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most
     """Return the informational condition of an object whose function waits for its turn to roll. It
     names only functions of the same namespace.
     """
-    beside = sorted(each.name for each in stuck if each.namespace == service.namespace)
-    what = f"Knative Service {service.name} runs as Knafka was installed before"
-    if beside:
+    stuck_neighbours = sorted(
+        stuck_service.name
+        for stuck_service in stuck
+        if stuck_service.namespace == service.namespace
+    )
+    subject = f"Knative Service {service.name} runs as Knafka was installed before"
+    if stuck_neighbours:
         reason, why = (
             "RollStuck",
-            f"it waits for {', '.join(beside)}, which has the new image or settings and is not "
+            f"it waits for {', '.join(stuck_neighbours)}, which has the new image or "
+            "settings and is not "
             f"Ready after {ROLL_TIMEOUT:g} s: see its Revision",
         )
     else:
         reason, why = "RollWaits", f"{at_most} functions at a time are rolled (KNAFKA_MAX_ROLLS)"
-    return Condition(ROLLED_OUT, Status.FALSE, reason, f"{what}: {why}", Severity.INFO)
+    return Condition(ROLLED_OUT, Status.FALSE, reason, f"{subject}: {why}", Severity.INFO)
 
 
 def _environment(service: Mapping[str, Any]) -> Mapping[str, str]:
@@ -127,8 +132,8 @@ def _environment(service: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _annotation(service: Mapping[str, Any], name: str) -> str | None:
-    found: str | None = (service["metadata"].get("annotations") or {}).get(name)
-    return found
+    value: str | None = (service["metadata"].get("annotations") or {}).get(name)
+    return value
 
 
 def _annotated(manifest: Mapping[str, Any], annotations: Mapping[str, str]) -> Manifest:

@@ -116,16 +116,16 @@ def account_effects(
         manifest["metadata"]["labels"] = labels
         refusal = _refusal(family.broker)
         effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER_LABEL))
-    name, applied = account_name(trigger), list[Manifest]()
+    name, manifests = account_name(trigger), list[Manifest]()
     metadata = _metadata(trigger, name)
     if ENTRY not in document["metadata"]:
-        applied.append(_account_manifest(metadata))
+        manifests.append(_account_manifest(metadata))
     if egress.service_account is not None:
         if (runs_as := dispatcher_account(egress)) is not None and not family.centralized:
-            applied.append(_account_manifest(_metadata(trigger, runs_as)))
-        applied += _token_role_and_binding(metadata, egress, broker, settings)
-    if applied:
-        effects.append(Apply(Step.APPLY_ACCOUNT, tuple(applied), _refusal(family.trigger)))
+            manifests.append(_account_manifest(_metadata(trigger, runs_as)))
+        manifests += _token_role_and_binding(metadata, egress, broker, settings)
+    if manifests:
+        effects.append(Apply(Step.APPLY_ACCOUNT, tuple(manifests), _refusal(family.trigger)))
     return tuple(effects)
 
 

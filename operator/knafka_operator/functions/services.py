@@ -187,8 +187,8 @@ def dispatcher_service(
     min-scale, Knative keeps that many pods, which drain from their start without a request; a
     replayer has none.
     """
-    most = max(1, min(autoscaling.max_scale, partitions))
-    always = 0 if replays else min(autoscaling.min_scale, most)
+    max_pods = max(1, min(autoscaling.max_scale, partitions))
+    min_pods = 0 if replays else min(autoscaling.min_scale, max_pods)
     family, identity = family_of(trigger.kind), identity_of(trigger)
     name = replayer_name(family, identity) if replays else dispatcher_name(family, identity)
     timeout = dispatcher_timeout(egress)
@@ -200,7 +200,7 @@ def dispatcher_service(
         SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),
         "KNAFKA_GRACE_PERIOD": str(timeout - STOP_SECONDS),
     }
-    if always:
+    if min_pods:
         environment["KNAFKA_DRAIN_AT_START"] = "true"
     return knative_service(
         name,
@@ -210,8 +210,8 @@ def dispatcher_service(
             BROKER_LABEL: family.label_value(Identity(egress.namespace, egress.broker)),
             TRIGGER_LABEL: family.label_value(identity),
         },
-        annotations=one_pod_per_drain(always, most, settings),
-        declared={"pods": [always, most]},
+        annotations=one_pod_per_drain(min_pods, max_pods, settings),
+        declared={"pods": [min_pods, max_pods]},
         environment=environment,
         secret=secret,
         credentials=family.credentials_volume_of(trigger),
@@ -282,7 +282,7 @@ def shard_service(
     )
 
 
-def one_pod_per_drain(least: int, most: int, settings: Settings) -> Mapping[str, str]:
+def one_pod_per_drain(min_pods: int, max_pods: int, settings: Settings) -> Mapping[str, str]:
     """Return Knative's autoscaling annotations for exactly one pod per drain, with no delay at
     scale-down."""
     scaling = {
@@ -292,8 +292,8 @@ def one_pod_per_drain(least: int, most: int, settings: Settings) -> Mapping[str,
         "target-burst-capacity": "-1",  # the activator knows which pod is free
         "window": "10s",
         "scale-to-zero-pod-retention-period": "0s",
-        "min-scale": str(least),
-        "max-scale": str(most),
+        "min-scale": str(min_pods),
+        "max-scale": str(max_pods),
         "initial-scale": str(settings.initial_scale),
     }
     return {KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()}
@@ -329,9 +329,9 @@ def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
 def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
     """Return the UIDs of a Service's owners, from owner references and `OWNER_LABEL`."""
     metadata = service.get("metadata") or {}
-    found = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
+    uids = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
     label = (metadata.get("labels") or {}).get(OWNER_LABEL)
-    return found if label is None else [*found, label]
+    return uids if label is None else [*uids, label]
 
 
 def identity_of(resource: Resource) -> Identity:
@@ -394,8 +394,8 @@ def knative_service(
     mounts: list[tuple[str, str, Mapping[str, Any]]] = []
     """Name, folder and source of each volume."""
     if secret is not None:
-        of_secret: Manifest = {"secret": {"secretName": secret[0]}}
-        mounts.append(("kafka", SECRET_PATH, credentials or of_secret))
+        secret_volume: Manifest = {"secret": {"secretName": secret[0]}}
+        mounts.append(("kafka", SECRET_PATH, credentials or secret_volume))
     if oidc:
         mounts.append(("api", API_FOLDER, _API_CREDENTIALS))
     if sends and settings.trust_bundles:
@@ -436,9 +436,10 @@ def knative_service(
         template_annotations[SECRET_VERSION] = secret[1]
     if mounts:
         container["volumeMounts"] = [
-            {"name": each, "mountPath": folder, "readOnly": True} for each, folder, _ in mounts
+            {"name": volume_name, "mountPath": folder, "readOnly": True}
+            for volume_name, folder, _ in mounts
         ]
-        pod["volumes"] = [{"name": each, **source} for each, _, source in mounts]
+        pod["volumes"] = [{"name": volume_name, **source} for volume_name, _, source in mounts]
     return {
         "apiVersion": SERVING,
         "kind": "Service",
@@ -467,16 +468,16 @@ def knative_service(
 def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
     """Whether a function's pods mount the trust bundle of their namespace."""
     volumes = service["spec"]["template"]["spec"].get("volumes") or ()
-    return any(each.get("configMap") == _TRUST_VOLUME["configMap"] for each in volumes)
+    return any(volume.get("configMap") == _TRUST_VOLUME["configMap"] for volume in volumes)
 
 
-def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the labels `of` with those that all of Knafka's objects have."""
+def with_common_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the labels `labels` with those that all of Knafka's objects have."""
     return {
         "app.kubernetes.io/name": "knafka",
-        "app.kubernetes.io/component": of.get(ROLE_LABEL, "config"),
+        "app.kubernetes.io/component": labels.get(ROLE_LABEL, "config"),
         "app.kubernetes.io/managed-by": "knafka-operator",
-        **of,
+        **labels,
     }
 
 
@@ -508,5 +509,7 @@ def env_variables(environment: Mapping[str, str]) -> list[Manifest]:
 def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables in a container's `env` list, unescaped: the reverse of `env_variables`.
     A variable without a `value`, such as one from a Secret, is empty."""
-    found = container.get("env") or ()
-    return {each["name"]: each.get("value", "").replace("$$", "$") for each in found}
+    variables = container.get("env") or ()
+    return {
+        variable["name"]: variable.get("value", "").replace("$$", "$") for variable in variables
+    }

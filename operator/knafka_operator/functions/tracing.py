@@ -84,26 +84,36 @@ def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
         raise ValueError(
             f"tracing-protocol: invalid value: {protocol:.80}: want {PROTOCOL}, {GRPC} or none"
         )
-    given = data.get("tracing-endpoint", "").strip()
+    endpoint_text = data.get("tracing-endpoint", "").strip()
     rate = _checked_rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
     if protocol == GRPC:
         # For gRPC the endpoint is often only host:port; without a scheme the SDK would use TLS.
-        endpoint = _checked_url(given if "://" in given else f"http://{given}", "tracing-endpoint")
-        spoken = {OTLP_TRACES_PROTOCOL: GRPC}
+        endpoint = _checked_url(
+            endpoint_text if "://" in endpoint_text else f"http://{endpoint_text}",
+            "tracing-endpoint",
+        )
+        protocol_variables = {OTLP_TRACES_PROTOCOL: GRPC}
     else:
-        endpoint, spoken = _checked_url(given, "tracing-endpoint"), {}
+        endpoint, protocol_variables = _checked_url(endpoint_text, "tracing-endpoint"), {}
         if urlsplit(endpoint).path in ("", "/"):
             endpoint = endpoint.rstrip("/") + _OTLP_PATH
-    return {EXPORTER: "otlp", OTLP_TRACES_ENDPOINT: endpoint, **spoken, **_sampler(rate)}
+    return {
+        EXPORTER: "otlp",
+        OTLP_TRACES_ENDPOINT: endpoint,
+        **protocol_variables,
+        **_sampler(rate),
+    }
 
 
-def _zipkin(data: Mapping[str, str], usual: str) -> Mapping[str, str]:
+def _zipkin(data: Mapping[str, str], default_endpoint: str) -> Mapping[str, str]:
     backend = data.get("backend", "none").strip().lower()
     if backend in ("", "none"):
         return {}
     if backend != "zipkin":
         raise ValueError(f"backend: invalid value: {backend:.80}: want zipkin or none")
-    endpoint = _checked_url(data.get("zipkin-endpoint", "").strip() or usual, "zipkin-endpoint")
+    endpoint = _checked_url(
+        data.get("zipkin-endpoint", "").strip() or default_endpoint, "zipkin-endpoint"
+    )
     rate = _checked_rate(data.get("sample-rate"), "sample-rate")
     if data.get("debug", "").strip().lower() == "true":
         rate = "1"
@@ -115,14 +125,14 @@ def _sampler(rate: str) -> Mapping[str, str]:
 
 
 def _checked_rate(text: str | None, where: str) -> str:
-    given = (text or "").strip() or DEFAULT_RATE
-    if rate_of(given) is None:
-        raise ValueError(f"{where}: invalid value: {given:.80}: want 0 to 1")
-    return given
+    rate = (text or "").strip() or DEFAULT_RATE
+    if rate_of(rate) is None:
+        raise ValueError(f"{where}: invalid value: {rate:.80}: want 0 to 1")
+    return rate
 
 
-def _checked_url(given: str, where: str) -> str:
-    parts = urlsplit(given)
+def _checked_url(url: str, where: str) -> str:
+    parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{where}: invalid value: {given:.200}: want a URL")
-    return given
+        raise ValueError(f"{where}: invalid value: {url:.200}: want a URL")
+    return url

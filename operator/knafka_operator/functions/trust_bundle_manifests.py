@@ -44,27 +44,30 @@ def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
 
     Invalid certificates are left out, and so are those that exceed `MAX_BYTES`.
     """
-    kept, problems, size = dict[str, None](), dict[str, str](), 0
+    merged, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda each: str(each["metadata"]["name"])):
         name = str(document["metadata"]["name"])
         data = document.get("data") or {}  # items of a list have no kind, so they aren't parsed
-        some = [each for key in sorted(data) for each in _CERTIFICATE.findall(data[key])]
-        usable = [each for each in some if each in kept or are_certificates(each)]
-        if not usable or len(usable) < len(some):
+        found_certificates = [
+            each for key in sorted(data) for each in _CERTIFICATE.findall(data[key])
+        ]
+        usable = [each for each in found_certificates if each in merged or are_certificates(each)]
+        if not usable or len(usable) < len(found_certificates):
             problems[name] = (
-                f"{len(some) - len(usable)} of its certificates can't be read: want PEM"
-                if some
+                f"{len(found_certificates) - len(usable)} of its certificates can't "
+                "be read: want PEM"
+                if found_certificates
                 else "it holds no certificate: want PEM in its data"
             )
         for certificate in usable:
-            if certificate in kept:
+            if certificate in merged:
                 continue
             if size + len(certificate) + 1 > MAX_BYTES:
                 problems[name] = f"all certificates together have more than {MAX_BYTES} bytes"
                 break
-            kept[certificate] = None
+            merged[certificate] = None
             size += len(certificate) + 1
-    return Bundle("".join(f"{each}\n" for each in kept), problems)
+    return Bundle("".join(f"{each}\n" for each in merged), problems)
 
 
 def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:

@@ -103,30 +103,30 @@ class TrustBundles:
 
     async def _read(self) -> None:
         labels = {deciding.LABEL: "true"}
-        found = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
-        bundle = deciding.merged_bundle(found)
+        config_maps = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
+        bundle = deciding.merged_bundle(config_maps)
         if self._bundle is None or bundle.problems != self._bundle.problems:
-            for name, why in bundle.problems.items():
-                log.warning("trust bundle %s/%s: %s", self._source, name, why)
+            for name, problem in bundle.problems.items():
+                log.warning("trust bundle %s/%s: %s", self._source, name, problem)
         self._bundle = bundle
-        self._names = frozenset(each["metadata"]["name"] for each in found)
+        self._names = frozenset(config_map["metadata"]["name"] for config_map in config_maps)
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
         """Write the copy in a namespace if it is outdated. Raises `NotReady`, also if Knafka didn't
         create the existing ConfigMap."""
-        wanted = deciding.bundle_config_map(namespace, bundle)
-        there = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
-        if there is not None:
-            label, ours = _OURS
-            if (there["metadata"].get("labels") or {}).get(label) != ours:
+        desired_copy = deciding.bundle_config_map(namespace, bundle)
+        existing_copy = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
+        if existing_copy is not None:
+            label, managed_by = _OURS
+            if (existing_copy["metadata"].get("labels") or {}).get(label) != managed_by:
                 raise NotReady(
                     "TrustBundleNotOurs",
                     f"ConfigMap {namespace}/{TRUST_BUNDLE} was not made by Knafka, whose "
                     "dispatchers mount one of that name: delete or rename it",
                 )
-        if there is None or there.get("data") != wanted["data"]:
+        if existing_copy is None or existing_copy.get("data") != desired_copy["data"]:
             try:
-                await self._cluster.apply(wanted)
+                await self._cluster.apply(desired_copy)
             except (Rejected, NotAllowed) as error:
                 raise NotReady(
                     "TrustBundleNotCopied",

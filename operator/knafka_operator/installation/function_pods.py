@@ -79,8 +79,8 @@ class FunctionPods:
         spec = _yaml_mapping(environment, POD)
         for key, value in spec.items():
             if key not in _TYPES:
-                wanted = ", ".join(sorted(_TYPES))
-                raise InvalidDocument(POD, f"unknown field {key!s:.80}: want {wanted}")
+                allowed_fields = ", ".join(sorted(_TYPES))
+                raise InvalidDocument(POD, f"unknown field {key!s:.80}: want {allowed_fields}")
             _check_type(f"{POD}.{key}", value, _TYPES[key])
         return cls(
             spec,
@@ -94,20 +94,20 @@ def needed_features(message: str) -> str:
     """Return which features to enable, if Knative Serving refused pod fields with `message`, such
     as `must not set the field(s): spec.template.spec.tolerations`; empty if the message names none.
     """
-    named = [feature for name, feature in FEATURES.items() if f"spec.{name}" in message]
-    if "must not set the field" not in message or not named:
+    features = [feature for name, feature in FEATURES.items() if f"spec.{name}" in message]
+    if "must not set the field" not in message or not features:
         return ""
-    keys = ", ".join(sorted(named))
+    keys = ", ".join(sorted(features))
     return f"set {keys} to enabled in ConfigMap config-features of Knative Serving, or change {POD}"
 
 
 def _yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(environment.get(name, "")) or {}
+        parsed = yaml.safe_load(environment.get(name, "")) or {}
     except yaml.YAMLError as error:
         raise InvalidDocument(name, f"no YAML: {error!s:.300}") from None
-    _check_type(name, found, dict)
-    return dict(found)
+    _check_type(name, parsed, dict)
+    return dict(parsed)
 
 
 def _resources(
@@ -115,23 +115,23 @@ def _resources(
 ) -> Mapping[str, Any]:
     if not environment.get(name, "").strip():
         return default
-    found = _yaml_mapping(environment, name)
-    for key, amounts in found.items():
+    resources = _yaml_mapping(environment, name)
+    for key, amounts in resources.items():
         if key not in _RESOURCES:
-            wanted = ", ".join(_RESOURCES)
-            raise InvalidDocument(name, f"unknown field {key!s:.80}: want {wanted}")
+            allowed_fields = ", ".join(_RESOURCES)
+            raise InvalidDocument(name, f"unknown field {key!s:.80}: want {allowed_fields}")
         _check_type(f"{name}.{key}", amounts, dict)
         for resource, amount in amounts.items():
             if isinstance(amount, bool) or not isinstance(amount, str | int | float):
                 where = f"{name}.{key}.{resource!s:.80}"
                 raise InvalidDocument(where, "want a quantity, such as 100m or 128Mi")
-    return found
+    return resources
 
 
 def _check_type(where: str, value: object, type_: type) -> None:
     fits = isinstance(value, type_) and value
     if fits and isinstance(value, list):
-        fits = all(isinstance(each, dict) for each in value)
+        fits = all(isinstance(element, dict) for element in value)
     # An empty variable counts as an empty object; an empty field is refused.
     if not fits and not (value == {} and "." not in where):
         raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_NAMES[type_]}")

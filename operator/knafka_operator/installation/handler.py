@@ -33,8 +33,8 @@ def parse_handler(text: str, path: str) -> Handler:
     try:
         return Handler(text)
     except ValueError:
-        wanted = f"want {', '.join(Handler)}"
-        raise InvalidDocument(path, f"invalid value: {text:.80}: {wanted}") from None
+        requirement = f"want {', '.join(Handler)}"
+        raise InvalidDocument(path, f"invalid value: {text:.80}: {requirement}") from None
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class Handling:
         """Return a sentence for users about why that controller was chosen; empty if Knative
         Eventing isn't installed, so that there was no choice."""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
-        there = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
+        presence = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
         if self.declared is Handler.AUTO and not self.seen:
             return ""
         if self.declared is Handler.OWN and not self.seen:
             return ""
-        identity = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
-        observed = f"{there} (CustomResourceDefinition {EVENTING_DEFINITION})"
-        return f"{identity} adds Subscriptions to spec.subscribers: {observed}, and {setting}"
+        controller = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
+        observed = f"{presence} (CustomResourceDefinition {EVENTING_DEFINITION})"
+        return f"{controller} adds Subscriptions to spec.subscribers: {observed}, and {setting}"

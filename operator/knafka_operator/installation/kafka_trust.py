@@ -55,8 +55,8 @@ class KafkaTrust:
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
             self._check_identity(servers, secret)
         elif not self.local_addresses and (host := endpoint_host(secret)):
-            if (why := addresses.refusal(host)) is not None:
-                raise refused_endpoint(why)
+            if (reason := addresses.refusal(host)) is not None:
+                raise refused_endpoint(reason)
 
     def _check_identity(self, servers: str, secret: Mapping[str, str]) -> None:
         for server in filter(None, map(str.strip, servers.split(","))):
@@ -101,13 +101,15 @@ def parse_patterns(text: str, name: str) -> tuple[str, ...]:
     """Return the patterns that a variable lists, separated by commas or white space; raises
     `InvalidDocument` with the variable's name."""
     is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
-    found = tuple(text.replace(",", " ").split())
-    for each in found:
-        if is_legal(each) is None:
-            wanted = "host:port" if name == AWS_SERVERS else "arn:aws:iam::ACCOUNT:role/NAME"
-            raise InvalidDocument(name, f"invalid value: {each:.200}: want {wanted}, maybe with *")
-    return tuple(map(str.lower, found)) if name == AWS_SERVERS else found
+    patterns = tuple(text.replace(",", " ").split())
+    for pattern in patterns:
+        if is_legal(pattern) is None:
+            expected_form = "host:port" if name == AWS_SERVERS else "arn:aws:iam::ACCOUNT:role/NAME"
+            raise InvalidDocument(
+                name, f"invalid value: {pattern:.200}: want {expected_form}, maybe with *"
+            )
+    return tuple(map(str.lower, patterns)) if name == AWS_SERVERS else patterns
 
 
 def _any_matches(patterns: Sequence[str], text: str) -> bool:
-    return any(fnmatchcase(text, each) for each in patterns)
+    return any(fnmatchcase(text, pattern) for pattern in patterns)

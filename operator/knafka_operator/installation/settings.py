@@ -230,8 +230,8 @@ class Settings:
         def switch(name: str, default: str = "disabled") -> bool:
             text = environment.get(name, default).strip().lower()
             if text not in ("enabled", "disabled"):
-                wanted = "want enabled or disabled"
-                raise InvalidDocument(name, f"invalid value: {text:.80}: {wanted}")
+                requirement = "want enabled or disabled"
+                raise InvalidDocument(name, f"invalid value: {text:.80}: {requirement}")
             return text == "enabled"
 
         def number(name: str, default: int) -> int:
@@ -247,13 +247,13 @@ class Settings:
             raise InvalidDocument(
                 "KNAFKA_LOG_LEVEL", f"invalid value: {level:.80}: want {', '.join(LEVELS)}"
             )
-        named = environment.get("KNAFKA_BROKER_CLASSES", ",".join(BROKER_CLASSES)).split(",")
-        classes = frozenset(each.strip() for each in named if each.strip())
+        class_names = environment.get("KNAFKA_BROKER_CLASSES", ",".join(BROKER_CLASSES)).split(",")
+        classes = frozenset(class_name.strip() for class_name in class_names if class_name.strip())
         default_class = environment.get("KNAFKA_DEFAULT_CLASS", "").strip()
         if default_class and default_class not in classes:
-            wanted = f"want {', '.join(sorted(classes))}"
+            requirement = f"want {', '.join(sorted(classes))}"
             raise InvalidDocument(
-                "KNAFKA_DEFAULT_CLASS", f"invalid value: {default_class:.80}: {wanted}"
+                "KNAFKA_DEFAULT_CLASS", f"invalid value: {default_class:.80}: {requirement}"
             )
         return cls(
             namespace=required("KNAFKA_NAMESPACE"),
@@ -313,15 +313,15 @@ class Settings:
 
 def _console_url(text: str) -> str:
     if text and re.fullmatch(r"https?://[^\s?#@<>\"']+", text) is None:
-        wanted = "want http:// or https://, a host and maybe a path"
-        raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {wanted}")
+        requirement = "want http:// or https://, a host and maybe a path"
+        raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {requirement}")
     return text
 
 
 def _trust_bundles_namespace(text: str) -> str:
     if text and re.fullmatch(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", text) is None:
-        wanted = "want the name of a namespace, such as knative-eventing"
-        raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {wanted}")
+        requirement = "want the name of a namespace, such as knative-eventing"
+        raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {requirement}")
     return text
 
 
@@ -330,11 +330,15 @@ def _server_patterns(text: str) -> tuple[str, ...]:
     for each in patterns:
         # The pattern for any server, `*`, has no port.
         if each != "*" and re.fullmatch(r"[a-z0-9*._\[\]:-]+:(?:[0-9]+|\*)", each) is None:
-            wanted = "want host:port, with * for any characters, such as *.kafka.svc:9092"
-            raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: {each:.80}: {wanted}")
+            requirement = "want host:port, with * for any characters, such as *.kafka.svc:9092"
+            raise InvalidDocument(
+                "KNAFKA_ALLOWED_SERVERS", f"invalid value: {each:.80}: {requirement}"
+            )
     if not patterns:
-        wanted = "want patterns of servers, or * for any"
-        raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: it is empty: {wanted}")
+        requirement = "want patterns of servers, or * for any"
+        raise InvalidDocument(
+            "KNAFKA_ALLOWED_SERVERS", f"invalid value: it is empty: {requirement}"
+        )
     return patterns
 
 

@@ -27,12 +27,14 @@ class FunctionTracing:
         """Return the tracing variables that an owner's Services have now."""
         return self._kept.get(owner, self.desired)
 
-    def begin_rollout(self, wanted: Mapping[str, str], owners: Iterable[Owner]) -> None:
+    def begin_rollout(self, desired: Mapping[str, str], owners: Iterable[Owner]) -> None:
         """Set the desired variables; these owners keep their previous ones until `admit` is
         called."""
-        kept = {owner: self.of(owner) for owner in owners}
-        self._kept = {owner: had for owner, had in kept.items() if had != wanted}
-        self.desired = wanted
+        previous_by_owner = {owner: self.of(owner) for owner in owners}
+        self._kept = {
+            owner: previous for owner, previous in previous_by_owner.items() if previous != desired
+        }
+        self.desired = desired
 
     def admit(self, owner: Owner) -> None:
         """Give an owner the desired variables."""

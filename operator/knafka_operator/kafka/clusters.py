@@ -114,24 +114,24 @@ class KafkaCluster:
     async def _check_ends(self) -> None:
         """Read the ends of the due topics, and wake the readers of topics that have grown. Raises
         `LogError`."""
-        if not (wanted := self._due_topics()):
+        if not (due_topics := self._due_topics()):
             return
         was_away, self._is_away = self._is_away, True
         try:
             async with asyncio.timeout(ENDS_CHECK_TIMEOUT):
-                ends = await self.topics.end_offsets_of_all(wanted)
+                ends = await self.topics.end_offsets_of_all(due_topics)
         except TimeoutError:
             raise LogError(f"Kafka did not answer within {ENDS_CHECK_TIMEOUT:g} s") from None
         self._is_away = False
         if was_away:
             self.on_return()
-        for topic, now in ends.items():
+        for topic, current_ends in ends.items():
             # Also at the first check: records since the scaler's own check mustn't wait for the
             # next one. But only growth between two checks is known to be new.
-            if (before := self._ends.get(topic)) != now:
-                self._ends[topic] = now
+            if (previous_ends := self._ends.get(topic)) != current_ends:
+                self._ends[topic] = current_ends
                 self._moved[topic] = asyncio.get_running_loop().time()
-                self.scaler.wake(topic, grown=_added_records(before or {}, now))
+                self.scaler.wake(topic, grown=_added_records(previous_ends or {}, current_ends))
 
     def _due_topics(self) -> frozenset[str]:
         """Return the topics to check now."""
@@ -207,7 +207,7 @@ class KafkaClusters:
         key = hashlib.sha256(text.encode()).hexdigest()
         if key not in self._clusters:
             topics = self._connect(configuration)
-            side = KafkaCluster(
+            kafka_cluster = KafkaCluster(
                 topics,
                 Scaler(topics, self._drains),
                 bootstrap_servers,
@@ -215,27 +215,29 @@ class KafkaClusters:
                 on_return=self._on_return,
                 resting=self._resting,
             )
-            self._clusters[key] = side, asyncio.create_task(side.run())
-        side, _ = self._clusters[key]
-        side.needed = asyncio.get_running_loop().time()
-        self._drop_unused(side.needed)
-        return side
+            self._clusters[key] = kafka_cluster, asyncio.create_task(kafka_cluster.run())
+        kafka_cluster, _ = self._clusters[key]
+        kafka_cluster.needed = asyncio.get_running_loop().time()
+        self._drop_unused(kafka_cluster.needed)
+        return kafka_cluster
 
     def _drop_unused(self, now: float) -> None:
         """Disconnect KafkaClusters that are no longer used."""
-        before = now - UNUSED_TIMEOUT
-        if all(side.needed >= before for side, _ in self._clusters.values()):
+        unused_since = now - UNUSED_TIMEOUT
+        if all(
+            kafka_cluster.needed >= unused_since for kafka_cluster, _ in self._clusters.values()
+        ):
             return
-        for side in self._used():
-            side.needed = now
-        for key, (side, task) in list(self._clusters.items()):
-            if side.needed < before:
+        for kafka_cluster in self._used():
+            kafka_cluster.needed = now
+        for key, (kafka_cluster, task) in list(self._clusters.items()):
+            if kafka_cluster.needed < unused_since:
                 task.cancel()
                 del self._clusters[key]
 
     def all(self) -> list[KafkaCluster]:
         """Return all connected KafkaClusters."""
-        return [side for side, _ in self._clusters.values()]
+        return [kafka_cluster for kafka_cluster, _ in self._clusters.values()]
 
     async def close(self) -> None:
         """Disconnect all KafkaClusters, and wait for their tasks."""

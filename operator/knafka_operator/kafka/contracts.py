@@ -72,10 +72,10 @@ class ContractTopic(Generic[T]):
     records: dict[str, T] = field(default_factory=dict)
     position: int = 0
     """The topic's end offset after the last read or write."""
-    readings: int = 0
+    times_read: int = 0
     """How often the topic was read; a position from before the latest reading is invalid."""
     compaction_checked: int = 0
-    """The value of `readings` at which the topic's compaction was checked."""
+    """The value of `times_read` at which the topic's compaction was checked."""
     checked_at: float = -math.inf
     """When memory was last compared with the topic, by the event loop's clock."""
     _pending: list[_Write[T]] = field(default_factory=list)
@@ -102,16 +102,16 @@ class ContractTopic(Generic[T]):
 
         Raises `LogError`; then the record may be written or not, and the topic is read again.
         """
-        mine = _Write(key, entry, asyncio.get_running_loop().create_future())
+        own_write = _Write(key, entry, asyncio.get_running_loop().create_future())
         # This caller may be cancelled while another one writes its entry: asyncio would then log
         # that nobody has retrieved the error.
-        mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._pending.append(mine)
+        own_write.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._pending.append(own_write)
         async with self._lock:
-            if not mine.done.done():
+            if not own_write.done.done():
                 writes, self._pending = self._pending, []
                 await self._write_together(writes)
-        await mine.done
+        await own_write.done
 
     async def delete_if_empty(self) -> None:
         """Delete the topic if it has no entries; raises `LogError`."""
@@ -131,7 +131,7 @@ class ContractTopic(Generic[T]):
         """
         if not self.exists or self._lock.locked():
             return False
-        before, position = dict(self.records), self.position
+        previous_records, position = dict(self.records), self.position
         try:
             if sum((await self.kafka.topics.end_offsets(self.topic)).values()) == position:
                 return False
@@ -141,7 +141,7 @@ class ContractTopic(Generic[T]):
         async with self._lock:
             if self.position == position:
                 await self._read()
-        return self.records != before
+        return self.records != previous_records
 
     async def _read(self) -> None:
         topics = self.kafka.topics
@@ -158,7 +158,7 @@ class ContractTopic(Generic[T]):
         size = sum(len(record.value() or b"") for record in stored)
         self._set_records(await parsed_off_loop(lambda: self.parse(stored), size))
         self.known = True
-        self.readings += 1
+        self.times_read += 1
 
     def _set_records(self, records: dict[str, T]) -> None:
         """Replace the records in memory after a reading."""
@@ -182,26 +182,26 @@ class ContractTopic(Generic[T]):
             self.known = False
             if isinstance(error, TimeoutError):
                 error = LogError(f"Kafka did not take a record of {self.topic} in time")
-            for each in writes:
-                if not each.done.done():
-                    each.done.set_exception(_as_log_error(error))
+            for write in writes:
+                if not write.done.done():
+                    write.done.set_exception(_as_log_error(error))
             if isinstance(error, LogError):
                 return
             raise
         self.position = sum(ends.values())
-        for each in writes:
-            self._set_record(each.key, each.entry)
-            each.done.set_result(None)
+        for write in writes:
+            self._set_record(write.key, write.entry)
+            write.done.set_result(None)
 
     async def _append_durably(self, writes: list[_Write[T]]) -> None:
         """Append a record for each entry; returns when all are durable. Raises `LogError`."""
         loop, writer = asyncio.get_running_loop(), self.kafka.writer()
-        stored = []
-        for each in writes:
+        durables = []
+        for write in writes:
             durable: asyncio.Future[None] = loop.create_future()
-            stored.append(durable)
+            durables.append(durable)
 
-            def reported(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
+            def on_report(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
                 if durable.done():
                     return
                 if error is None:
@@ -209,9 +209,11 @@ class ContractTopic(Generic[T]):
                 else:
                     durable.set_exception(error)
 
-            text = None if each.entry is None else _json(each.entry)
-            writer.append(self.topic, each.key.encode(), text, [], reported)
-        failures = [each for each in await asyncio.gather(*stored, return_exceptions=True) if each]
+            value = None if write.entry is None else _json(write.entry)
+            writer.append(self.topic, write.key.encode(), value, [], on_report)
+        failures = [
+            write for write in await asyncio.gather(*durables, return_exceptions=True) if write
+        ]
         if failures:
             raise failures[0]
 
@@ -235,7 +237,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
 
     def members(self, number: int) -> int:
         """Return the number of groups in this shard, including those about to be written."""
-        return sum(each == number for each in self.numbers.values())
+        return sum(shard == number for shard in self.numbers.values())
 
     async def withdraw(self, group: str) -> None:
         """Remove a group's record; returns when every process of its shard has stopped delivering
@@ -247,8 +249,8 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         if (record := self.records.get(group)) is not None:
             await self.write(group, None)
             self.leaving[group] = record.shard, self.position
-        if (pending := self.leaving.get(group)) is not None:
-            await self.wait_until_applied(*pending)
+        if (removal := self.leaving.get(group)) is not None:
+            await self.wait_until_applied(*removal)
             self.leaving.pop(group, None)
         self.numbers.pop(group, None)
 
@@ -265,7 +267,9 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
             )
 
     def _set_records(self, records: dict[str, SharedEgress]) -> None:
-        reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
+        reserved = {
+            group: self.numbers[group] for group in self.numbers.keys() - self.records.keys()
+        }
         super()._set_records(records)
         self.numbers = {**reserved, **deciding.shard_numbers(*self.broker, records)}
 

@@ -60,7 +60,7 @@ class Mount:
 
 def check_config_map_reference(
     reference: tuple[str, str] | None,
-    own: ConfigMap | None,
+    broker_config: ConfigMap | None,
     broker: Broker,
     installation: Identity,
 ) -> None:
@@ -73,7 +73,7 @@ def check_config_map_reference(
     assert reference is not None
     if reference[0] != installation.namespace:
         return
-    if own is None or own.metadata.labels.get(BROKER_CONFIG) != "true":
+    if broker_config is None or broker_config.metadata.labels.get(BROKER_CONFIG) != "true":
         raise NotReady(
             "ConfigMapNotAllowed",
             f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
@@ -84,36 +84,40 @@ def check_config_map_reference(
 
 def merged_configuration(
     reference: tuple[str, str] | None,
-    own: ConfigMap | None,
-    base: ConfigMap | None,
+    broker_config: ConfigMap | None,
+    installation_config: ConfigMap | None,
     default: Identity,
 ) -> Configuration:
     """Merge the ConfigMap of `spec.config` over the installation's, whose identity is `default`.
     Raises `NotReady` if the ConfigMap `reference` doesn't exist, `InvalidDocument` if neither names
     Kafka's servers.
     """
-    if reference is not None and own is None and reference != default:
+    if reference is not None and broker_config is None and reference != default:
         raise NotReady(
             "ConfigMapNotFound", f"ConfigMap {reference[0]}/{reference[1]} does not exist"
         )
-    data = {**(base.data if base else {}), **(own.data if own else {})}
-    merged = own or base
+    data = {
+        **(installation_config.data if installation_config else {}),
+        **(broker_config.data if broker_config else {}),
+    }
+    merged = broker_config or installation_config
     if merged is None or not data.get(desired.BOOTSTRAP_SERVERS, "").strip():
-        where = reference or default
+        config_identity = reference or default
         raise InvalidDocument(
             f"data.{desired.BOOTSTRAP_SERVERS}",
-            f"missing: ConfigMap {where[0]}/{where[1]} says where Kafka is (host:port)",
+            f"missing: ConfigMap {config_identity[0]}/{config_identity[1]} says where "
+            "Kafka is (host:port)",
         )
     # The ConfigMap that names the servers also decides their Secret: they never get another one's
     # credentials.
-    names_servers = own is not None and desired.BOOTSTRAP_SERVERS in own.data
-    names_secret = own is not None and desired.SECRET in own.data
-    is_own = (names_servers or names_secret) and reference != default
-    secret = desired.secret_reference(own if is_own else base)
+    names_servers = broker_config is not None and desired.BOOTSTRAP_SERVERS in broker_config.data
+    names_secret = broker_config is not None and desired.SECRET in broker_config.data
+    uses_own_secret = (names_servers or names_secret) and reference != default
+    secret = desired.secret_reference(broker_config if uses_own_secret else installation_config)
     return Configuration(
         merged.model_copy(update={"data": data}),
         None if secret is None else Identity(*secret),
-        not is_own or (reference is not None and reference[0] == default.namespace),
+        not uses_own_secret or (reference is not None and reference[0] == default.namespace),
     )
 
 
@@ -137,45 +141,45 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
 def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
     """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted."""
     metadata = secret["metadata"]
-    version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
+    version, identity = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
-        return Mount(str(metadata["name"]), version, of)
+        return Mount(str(metadata["name"]), version, identity)
     copy = _projected_secret(broker, secret.get("data") or {})
-    return Mount(copy["metadata"]["name"], version, of, copy)
+    return Mount(copy["metadata"]["name"], version, identity, copy)
 
 
 def channel_secret(
-    named: str | None, installation: ConfigMap | None, namespace: str
+    secret_name: str | None, installation: ConfigMap | None, namespace: str
 ) -> Identity | None:
     """Return the Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None:
     there is none. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
     data = {} if installation is None else installation.data
-    name = named or data.get(desired.SECRET, "").strip()
+    name = secret_name or data.get(desired.SECRET, "").strip()
     if not name:
         return None
-    elsewhere = data.get(SECRET_NAMESPACE, "").strip() or namespace
-    if named is None and elsewhere != namespace:
-        message = f"Secret {elsewhere}/{name}: want one in {namespace}, where functions are"
+    secret_namespace = data.get(SECRET_NAMESPACE, "").strip() or namespace
+    if secret_name is None and secret_namespace != namespace:
+        message = f"Secret {secret_namespace}/{name}: want one in {namespace}, where functions are"
         raise NotReady("SecretElsewhere", message)
     return Identity(namespace, name)
 
 
 def check_channel_secret(
-    named: str | None, secret: Mapping[str, Any] | None, of: Identity
+    secret_name: str | None, secret: Mapping[str, Any] | None, identity: Identity
 ) -> Mapping[str, Any]:
     """Check that a channel may use the Secret with this `identity`; returns it. Raises `NotReady`
     if it doesn't exist, or if the channel names it and it isn't labelled for channels."""
     if secret is None:
-        raise NotReady("SecretNotFound", f"Secret {of} does not exist")
+        raise NotReady("SecretNotFound", f"Secret {identity} does not exist")
     labels = secret["metadata"].get("labels") or {}
-    if named is not None and labels.get(KAFKA_SECRET) != "true":
-        message = f"Secret {of} is not labelled {KAFKA_SECRET}: true"
+    if secret_name is not None and labels.get(KAFKA_SECRET) != "true":
+        message = f"Secret {identity} is not labelled {KAFKA_SECRET}: true"
         raise NotReady("SecretNotAllowed", message)
     return secret
 
 
 def channel_config(
-    named: str | None,
+    secret_name: str | None,
     values: MutableMapping[str, str] | None,
     installation: ConfigMap | None,
     default: Identity,
@@ -186,7 +190,7 @@ def channel_config(
 
     Raises `InvalidDocument` if no bootstrap servers are configured.
     """
-    if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
+    if secret_name is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
         servers = values.pop(desired.BOOTSTRAP_SERVERS)
         data = {**(installation.data if installation else {}), desired.BOOTSTRAP_SERVERS: servers}
         metadata = {"namespace": default.namespace, "name": default.name}

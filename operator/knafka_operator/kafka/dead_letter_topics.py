@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from knafka.core.contract import KEPT_FOR_EVER, TopicSettings
+from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, TopicSettings
 from knafka.core.documents import Duration, Model, parse
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
@@ -67,8 +67,8 @@ def parse_retention(text: str, path: str) -> float | None:
     try:
         return parse(_Declared, {"retention": text}).retention
     except InvalidDocument:
-        wanted = f"want P30D, PT12H or the like, from PT1M to P36500D, or {FOR_EVER}"
-        raise InvalidDocument(path, f"invalid value: {text:.80}: {wanted}") from None
+        requirement = f"want P30D, PT12H or the like, from PT1M to P36500D, or {FOR_EVER}"
+        raise InvalidDocument(path, f"invalid value: {text:.80}: {requirement}") from None
 
 
 def check_retention_annotation(annotations: Mapping[str, str]) -> None:
@@ -88,14 +88,14 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
 
 
 def dead_letter_topic_settings(
-    config: Mapping[str, str], replication: int, limit: int, kept: float | None
+    config: Mapping[str, str], replication: int, limit: int, retention: float | None
 ) -> TopicSettings:
     """Return the settings of a new dead-letter topic: the `config` of the Broker's topic, but
     neither compacted nor limited in size, with the log's time, and with room for the largest event
     (`limit`, bytes) and the description of its failure. It keeps records for `retention` seconds;
     None: for ever."""
-    room = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
-    expiry = {} if kept is None else {RETENTION_MS: str(round(kept * 1000))}
+    max_message_bytes = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
+    expiry = {} if retention is None else {RETENTION_MS: str(round(retention * 1000))}
     return TopicSettings(
         partitions=PARTITIONS,
         replication=replication,
@@ -103,9 +103,9 @@ def dead_letter_topic_settings(
         config={
             **config,
             TIMESTAMP_TYPE: LOG_TIME,
-            **KEPT_FOR_EVER,
+            **DEAD_LETTER_TOPIC_CONFIG,
             **expiry,
-            MAX_MESSAGE_BYTES: room,
+            MAX_MESSAGE_BYTES: max_message_bytes,
         },
     )
 
@@ -146,33 +146,55 @@ class JudgedTopic:
 
 
 def judge_topic(
-    wanted: TopicSettings, found: TopicDescription, known: Ownership | None, oldest_age: float
+    desired: TopicSettings, existing: TopicDescription, claim: Ownership | None, oldest_age: float
 ) -> JudgedTopic:
     """Decide whether Knafka may alter an existing topic, and which settings. `claim` is the claim
     in the Trigger's status, `oldest_age` the age of the topic's oldest record in seconds."""
-    has, asked = found.config.get(RETENTION_MS, ""), wanted.config[RETENTION_MS]
-    if known is not None and known.id == found.id:
-        ours = has in (known.retention, asked)
+    current_retention, desired_retention = (
+        existing.config.get(RETENTION_MS, ""),
+        desired.config[RETENTION_MS],
+    )
+    if claim is not None and claim.id == existing.id:
+        may_alter = current_retention in (claim.retention, desired_retention)
     else:
-        known, ours = None, has in (UNLIMITED, asked) and _is_made_by_dispatcher(found)
-    if not ours:
-        return unaltered_topic(found)
-    if has == asked:
-        return JudgedTopic(_retention_seconds(has), Ownership(found.id, asked), {})
-    kept = _retention_seconds(asked)
-    if has == UNLIMITED and kept is not None and oldest_age > kept:
+        claim, may_alter = (
+            None,
+            current_retention in (UNLIMITED, desired_retention)
+            and _is_made_by_dispatcher(existing),
+        )
+    if not may_alter:
+        return unaltered_topic(existing)
+    if current_retention == desired_retention:
+        return JudgedTopic(
+            _retention_seconds(current_retention), Ownership(existing.id, desired_retention), {}
+        )
+    retention_seconds = _retention_seconds(desired_retention)
+    if (
+        current_retention == UNLIMITED
+        and retention_seconds is not None
+        and oldest_age > retention_seconds
+    ):
         return JudgedTopic(None, None, {}, would_expire=True)
-    return JudgedTopic(kept, Ownership(found.id, asked), {RETENTION_MS: asked})
+    return JudgedTopic(
+        retention_seconds,
+        Ownership(existing.id, desired_retention),
+        {RETENTION_MS: desired_retention},
+    )
 
 
-def unaltered_topic(found: TopicDescription) -> JudgedTopic:
+def unaltered_topic(existing: TopicDescription) -> JudgedTopic:
     """Return the judgement that leaves a topic unchanged."""
-    return JudgedTopic(_retention_seconds(found.config.get(RETENTION_MS, "")), None, {})
+    return JudgedTopic(_retention_seconds(existing.config.get(RETENTION_MS, "")), None, {})
 
 
-def _is_made_by_dispatcher(found: TopicDescription) -> bool:
-    made = {key: each for key, each in KEPT_FOR_EVER.items() if key != RETENTION_MS}
-    return MAX_MESSAGE_BYTES in found.config and made.items() <= found.config.items()
+def _is_made_by_dispatcher(existing: TopicDescription) -> bool:
+    dispatcher_settings = {
+        key: each for key, each in DEAD_LETTER_TOPIC_CONFIG.items() if key != RETENTION_MS
+    }
+    return (
+        MAX_MESSAGE_BYTES in existing.config
+        and dispatcher_settings.items() <= existing.config.items()
+    )
 
 
 def _retention_seconds(retention_ms: str) -> float | None:

@@ -192,7 +192,7 @@ def broker_topic(
     broker: Broker,
     config: ConfigMap | None,
     defaults: Defaults,
-    taken: Container[str] = frozenset(),
+    names_of_others: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
     """Return the desired topic of a Broker. Its name is that of its external topic, else the one in
@@ -201,7 +201,7 @@ def broker_topic(
     `names_of_others` has the names of other Brokers' topics. Whether the Broker may use an external
     topic is checked in `brokers.external_topics`. Raises `NameTaken` and `InvalidDocument`.
     """
-    wanted = defaults_with_config(config, defaults)
+    merged_defaults = defaults_with_config(config, defaults)
     annotations = broker.metadata.annotations
     external = annotations.get(EXTERNAL_TOPIC)
     if external is not None:
@@ -211,39 +211,45 @@ def broker_topic(
         path = "metadata.name"
         # The Broker keeps its name if the template changes (KN-BRK-19). Any other name in the
         # status was an external topic, or was written by somebody else.
-        name = kept_or_new_name(NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, taken, naming)
+        name = kept_or_new_name(
+            NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, names_of_others, naming
+        )
     if not names.is_topic(name):
         raise InvalidDocument(
             path,
             f"invalid value: {name:.300}: want a topic's name, at most {names.MAX_LENGTH} of "
             "A-Z, a-z, 0-9, '.', '_' and '-'",
         )
-    replication = min(wanted.replication, wanted.max_replication)
+    replication = min(merged_defaults.replication, merged_defaults.max_replication)
     return Topic(
         name=name,
-        partitions=wanted.partitions,
+        partitions=merged_defaults.partitions,
         replication=replication,
-        config=_durable_config(wanted.topic_config, replication),
+        config=_durable_config(merged_defaults.topic_config, replication),
         external=external is not None,
     )
 
 
 def kept_or_new_name(
-    kind: NameKind, owner: Resource, key: str, taken: Container[str], naming: Naming
+    kind: NameKind, owner: Resource, key: str, names_of_others: Container[str], naming: Naming
 ) -> str:
     """Return the name of an object's topic or group: the one in its status under `key`, if naming
     rules allow it for the object, else a new one. Raises `NameTaken` if another object has it."""
     metadata = owner.metadata
-    mine = NamedObject(metadata.namespace, metadata.name, metadata.uid)
-    kept = owner.status.annotations.get(key)
-    name = kept if kept and naming.is_own(kind, kept, mine) else naming.name(kind, mine)
-    if name not in taken:
+    named_owner = NamedObject(metadata.namespace, metadata.name, metadata.uid)
+    recorded_name = owner.status.annotations.get(key)
+    name = (
+        recorded_name
+        if recorded_name and naming.is_own(kind, recorded_name, named_owner)
+        else naming.name(kind, named_owner)
+    )
+    if name not in names_of_others:
         return name
-    of = mine.namespace, mine.name
-    if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, *of):
-        return names.distinct_broker_topic(*of)
-    if kind is NameKind.TRIGGER_GROUP and names.is_trigger_group(name, *of):
-        return names.distinct_trigger_group(*of)
+    owner_identity = named_owner.namespace, named_owner.name
+    if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, *owner_identity):
+        return names.distinct_broker_topic(*owner_identity)
+    if kind is NameKind.TRIGGER_GROUP and names.is_trigger_group(name, *owner_identity):
+        return names.distinct_trigger_group(*owner_identity)
     is_group = kind is NameKind.TRIGGER_GROUP
     raise NameTaken(
         "GroupTaken" if is_group else "TopicTaken",
@@ -313,7 +319,7 @@ def trigger_egress(
         reply = reply and _without_audience(reply)
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
-    of_broker = namespace, family.own_name(broker.metadata.name)
+    broker_name = namespace, family.own_name(broker.metadata.name)
 
     def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
         return dead_letter_topics.dead_letter_topic_settings(
@@ -324,10 +330,13 @@ def trigger_egress(
             dead_letter_topics.effective_retention(defaults.dead_letter_retention, *declared),
         )
 
-    of_trigger, of_its_broker = trigger.metadata.annotations, broker.metadata.annotations
-    own, brokers = (
-        dead_letter_settings(of_trigger, of_its_broker),
-        dead_letter_settings(of_its_broker),
+    trigger_annotations, broker_annotations = (
+        trigger.metadata.annotations,
+        broker.metadata.annotations,
+    )
+    trigger_settings, broker_settings = (
+        dead_letter_settings(trigger_annotations, broker_annotations),
+        dead_letter_settings(broker_annotations),
     )
     egress = Egress(
         namespace=namespace,
@@ -337,11 +346,13 @@ def trigger_egress(
         topic=topic.name,
         group=_consumer_group(trigger, broker, taken, naming),
         reply=reply,
-        dead_letter_topic=names.dead_letter_topic(*of_broker, name),
-        dead_letter_settings=own,
+        dead_letter_topic=names.dead_letter_topic(*broker_name, name),
+        dead_letter_settings=trigger_settings,
         # None if possible, as dispatchers of an earlier release don't know this field.
-        broker_dead_letter_settings=None if brokers == own else brokers,
-        kafka=kafka_settings.with_annotation_settings(defaults.kafka, of_trigger),
+        broker_dead_letter_settings=None
+        if broker_settings == trigger_settings
+        else broker_settings,
+        kafka=kafka_settings.with_annotation_settings(defaults.kafka, trigger_annotations),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
         delivery=defaults.delivery if spec is None else _delivery_options(spec),
@@ -353,7 +364,7 @@ def trigger_egress(
         at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
     ).model_copy(update=dict(family.egress_fields(trigger)))
     # Without a destination that requires a token, no service account is needed.
-    return egress.model_copy(update={"service_account": sender}) if egress.wants_tokens else egress
+    return egress.model_copy(update={"service_account": sender}) if egress.needs_tokens else egress
 
 
 def _without_audience(sink: Sink) -> Sink:
@@ -362,8 +373,8 @@ def _without_audience(sink: Sink) -> Sink:
 
 def _consumer_group(trigger: Trigger, broker: Broker, taken: Container[str], naming: Naming) -> str:
     if family_of(trigger.kind) is CHANNELS:
-        of = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
-        return names.subscription_group(*of)
+        name_parts = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
+        return names.subscription_group(*name_parts)
     # The Trigger keeps its name if the template changes (KN-BRK-19), but no foreign name from its
     # status.
     return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)

@@ -31,9 +31,9 @@ async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT):
-            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            resolved = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError):
         return
-    for each in found:
-        if (why := addresses.refusal(str(each[4][0]))) is not None:
-            raise refused_endpoint(f"{host} leads there: {why}")
+    for address_info in resolved:
+        if (refusal := addresses.refusal(str(address_info[4][0]))) is not None:
+            raise refused_endpoint(f"{host} leads there: {refusal}")

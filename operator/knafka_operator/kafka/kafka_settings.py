@@ -94,8 +94,12 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
     dispatcher.
     """
     declared = declared_isolation(annotations)
-    given = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
-    names = [f"{KNAFKA_PREFIX}{side}.{name}" for side, found in given.items() for name in found]
+    declared_settings = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    names = [
+        f"{KNAFKA_PREFIX}{side}.{name}"
+        for side, settings in declared_settings.items()
+        for name in settings
+    ]
     if at_most_once(annotations):
         if declared is Isolation.SHARED:
             raise InvalidDocument(

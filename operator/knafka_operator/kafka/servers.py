@@ -25,11 +25,11 @@ def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:
     """
     if set(allowed) == set(ANY_SERVER):
         return
-    for each in bootstrap_servers.split(","):
-        server = each.strip().rpartition("://")[2].lower()
+    for address in bootstrap_servers.split(","):
+        server = address.strip().rpartition("://")[2].lower()
         if not server:
             continue
-        if _SERVER(server) is None or not any(fnmatchcase(server, it) for it in allowed):
+        if _SERVER(server) is None or not any(fnmatchcase(server, pattern) for pattern in allowed):
             raise NotReady(
                 "ServersNotAllowed",
                 f"bootstrap.servers: {server:.253} is not among those that this installation allows"

@@ -64,8 +64,8 @@ class SharedContract:
 def effective_isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation:
     """Return a Trigger's isolation: its own, else its Broker's, else `default`, the installation's.
     Raises `InvalidDocument`."""
-    own = kafka_settings.required_isolation(trigger.metadata.annotations)
-    return own or declared_isolation(broker.metadata.annotations) or default
+    own_isolation = kafka_settings.required_isolation(trigger.metadata.annotations)
+    return own_isolation or declared_isolation(broker.metadata.annotations) or default
 
 
 def automatic_isolation(
@@ -82,8 +82,8 @@ def automatic_isolation(
     """
     if drains_always:
         return Isolation.OWN
-    at_start = Isolation.OWN if has_own and not has_record else Isolation.SHARED
-    return needed or delivered or at_start
+    initial = Isolation.OWN if has_own and not has_record else Isolation.SHARED
+    return needed or delivered or initial
 
 
 def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
@@ -92,16 +92,16 @@ def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
     if group in numbers:
         return numbers[group]
     members = Counter(numbers.values())
-    return next(each for each in count() if members[each] < size)
+    return next(number for number in count() if members[number] < size)
 
 
 def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement:
     """Return number and contract of one of a Broker's shards."""
-    of = _name_parts(broker)
+    name_parts = _name_parts(broker)
     shard = Shard(
-        group=names.shard_group(*of, number),
+        group=names.shard_group(*name_parts, number),
         kafka=kafka,
-        contract_topic=names.contract_topic(*of),
+        contract_topic=names.contract_topic(*name_parts),
     )
     return ShardPlacement(number, shard)
 
@@ -134,30 +134,34 @@ def contract_topic(broker: Broker, topic: Topic) -> Topic:
 def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
     """Parse the records of a contract topic, oldest first; returns the last of each group. Invalid
     records are left out; they are rewritten when their Trigger is reconciled."""
-    found: dict[str, SharedEgress] = {}
+    egresses: dict[str, SharedEgress] = {}
     for record in records:
         group, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
-        found.pop(group, None)
+        egresses.pop(group, None)
         if value is not None:
             try:
-                found[group] = parse_json(SharedEgress, value.decode("utf-8", "replace"))
+                egresses[group] = parse_json(SharedEgress, value.decode("utf-8", "replace"))
             except InvalidDocument:
                 continue
-    return found
+    return egresses
 
 
 def shard_numbers(
     namespace: str, broker: str, records: Mapping[str, SharedEgress]
 ) -> dict[str, int]:
     """Return the shard number of each group with a record."""
-    wanted = {each.shard for each in records.values()}
+    shard_groups = {shared_egress.shard for shared_egress in records.values()}
     numbers: dict[str, int] = {}
     for number in range(MAX_SHARDS):
-        if len(numbers) == len(wanted):
+        if len(numbers) == len(shard_groups):
             break
-        if (shard := names.shard_group(namespace, broker, number)) in wanted:
+        if (shard := names.shard_group(namespace, broker, number)) in shard_groups:
             numbers[shard] = number
-    return {group: numbers[each.shard] for group, each in records.items() if each.shard in numbers}
+    return {
+        group: numbers[shared_egress.shard]
+        for group, shared_egress in records.items()
+        if shared_egress.shard in numbers
+    }
 
 
 MAX_SHARDS: Final = 10_000

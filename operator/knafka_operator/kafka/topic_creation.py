@@ -17,10 +17,10 @@ from knafka_operator.model.topics import Topic, TopicRefused
 log = logging.getLogger(__name__)
 
 
-async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
+async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
     """Create a topic unless it exists, with fewer replicas if Kafka has too few brokers and that is
     allowed; returns whether it was created. Raises `LogError`."""
-    topic = wanted
+    topic = desired_topic
     while True:
         try:
             return await kafka.topics.ensure_topic(
@@ -39,20 +39,23 @@ async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
 
 
 async def ensure_own_topic(
-    kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
+    kafka: KafkaCluster, desired_topic: Topic, *, accepts_records: bool = False
 ) -> TopicDescription:
     """Create a topic unless it exists; returns its description. Raises `LogError`, and
     `TopicRefused` if the topic isn't found afterwards, or if it existed with records and not
-    `may_be_used`."""
+    `accepts_records`."""
     topics = kafka.topics
-    is_new = await ensure_topic(kafka, wanted)
-    if not (is_new or may_be_used) and await has_records(topics, wanted.name):
-        message = f"topic {wanted.name} was made by somebody else: delete it, or rename this object"
+    created = await ensure_topic(kafka, desired_topic)
+    if not (created or accepts_records) and await has_records(topics, desired_topic.name):
+        message = (
+            f"topic {desired_topic.name} was made by somebody else: delete it, or rename "
+            "this object"
+        )
         raise TopicRefused("TopicNotOurs", message)
-    found = await topics.describe_topic(wanted.name)
-    if found is None:
-        raise TopicRefused("TopicNotFound", f"topic {wanted.name} was made and is not there")
-    return found
+    description = await topics.describe_topic(desired_topic.name)
+    if description is None:
+        raise TopicRefused("TopicNotFound", f"topic {desired_topic.name} was made and is not there")
+    return description
 
 
 async def has_records(topics: LogAdmin, name: str) -> bool:
@@ -65,11 +68,11 @@ async def topic_to_delete(
 ) -> TopicDescription | None:
     """Return the description of a topic if it was created for an object that is being deleted;
     None: it must not be deleted. Raises `LogError`."""
-    found = await topics.describe_topic(name)
-    used = found is not None and not known_id and await has_records(topics, name)
-    if may_delete_topic(found, known_id, used=used, claimed=claimed):
-        return found
-    if found is not None:
+    description = await topics.describe_topic(name)
+    had_records = description is not None and not known_id and await has_records(topics, name)
+    if may_delete_topic(description, known_id, used=had_records, claimed=claimed):
+        return description
+    if description is not None:
         log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
     return None
 

@@ -33,15 +33,15 @@ TOPIC_ID: Final = "knafka.dev/topic-id"
 
 
 def topic_effects(
-    wanted: Topic,
-    found: TopicDescription | None,
+    desired_topic: Topic,
+    existing: TopicDescription | None,
     annotations: Mapping[str, str],
     maxima: Maxima = UNLIMITED,
-    others: int = 0,
+    other_partitions: int = 0,
     *,
     disputed: bool = True,
     recorded: Mapping[str, str] | None = None,
-    may_be_used: bool = False,
+    accepts_records: bool = False,
 ) -> tuple[Annotate | CreateTopic, ...]:
     """Return the effects that record and create a Broker's topic; empty if it exists and is its
     own.
@@ -50,38 +50,38 @@ def topic_effects(
     must be within `maxima`; `other_partitions` is the number of partitions of the namespace's other
     topics. `disputed`: the topic has records or another object's status names it, so that an empty
     id doesn't prove ownership. `recorded` are annotations to write with the topic's name.
-    `may_be_used`: a topic that somebody else creates meanwhile may have records. Raises
+    `accepts_records`: a topic that somebody else creates meanwhile may have records. Raises
     `TopicRefused`.
     """
-    if wanted.external:
-        if found is None:
+    if desired_topic.external:
+        if existing is None:
             raise TopicRefused(
                 "TopicNotFound",
-                f"topic {wanted.name} does not exist: {EXTERNAL_TOPIC} names one that does",
+                f"topic {desired_topic.name} does not exist: {EXTERNAL_TOPIC} names one that does",
             )
         return ()
-    known_id = _known_id(wanted, found, annotations)
-    if found is not None and (known_id is None or (not known_id and disputed)):
+    known_id = _known_id(desired_topic, existing, annotations)
+    if existing is not None and (known_id is None or (not known_id and disputed)):
         raise TopicRefused(
             "TopicNotOurs",
-            f"topic {wanted.name} exists and was not made for this object: delete it, or "
+            f"topic {desired_topic.name} exists and was not made for this object: delete it, or "
             "give this one another name",
         )
-    if known_id and found is not None and found.id != known_id:
+    if known_id and existing is not None and existing.id != known_id:
         raise TopicRefused(
             "TopicReplaced",
-            f"topic {wanted.name} was deleted and made again by somebody else: delete it",
+            f"topic {desired_topic.name} was deleted and made again by somebody else: delete it",
         )
-    if found is not None and known_id:
+    if existing is not None and known_id:
         return ()
-    if found is None:
-        _check_new_topic(wanted, maxima, others)
+    if existing is None:
+        _check_new_topic(desired_topic, maxima, other_partitions)
     # Also for an existing topic without an id in the status: the effect records the id.
-    making = CreateTopic(wanted, TOPIC_STATUS, TOPIC_ID, may_be_used)
+    create_topic = CreateTopic(desired_topic, TOPIC_STATUS, TOPIC_ID, accepts_records)
     if known_id is not None:
-        return (making,)
-    news = {TOPIC_STATUS: wanted.name, TOPIC_ID: "", **(recorded or {})}
-    return Annotate(Step.RECORD_TOPIC, news), making
+        return (create_topic,)
+    annotations_to_write = {TOPIC_STATUS: desired_topic.name, TOPIC_ID: "", **(recorded or {})}
+    return Annotate(Step.RECORD_TOPIC, annotations_to_write), create_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class ObservedTopic:
         maxima: Maxima,
         recorded: Mapping[str, str],
         *,
-        may_be_used: bool = False,
+        accepts_records: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
         """The effects that record and create the topic (`topic_effects`); raises `TopicRefused`."""
         return topic_effects(
@@ -113,47 +113,48 @@ class ObservedTopic:
             self.other_partitions,
             disputed=self.disputed,
             recorded=recorded,
-            may_be_used=may_be_used,
+            accepts_records=accepts_records,
         )
 
 
-def _check_new_topic(topic: Topic, maxima: Maxima, others: int) -> None:
+def _check_new_topic(topic: Topic, maxima: Maxima, other_partitions: int) -> None:
     """Check a new topic against the maxima. Raises `TopicRefused`."""
     try:
         maxima.check_partitions(topic.partitions, "partitions")
         maxima.check_replication(topic.replication, "replicas")
     except InvalidDocument as error:
         raise TopicRefused("TopicTooLarge", f"topic {topic.name} is not made: {error}") from error
-    if topic.partitions + others > maxima.namespace_partitions:
+    if topic.partitions + other_partitions > maxima.namespace_partitions:
         raise TopicRefused(
             "NamespacePartitions",
-            f"topic {topic.name} is not made: its {topic.partitions} partitions and the {others} of"
+            f"topic {topic.name} is not made: its {topic.partitions} partitions and "
+            f"the {other_partitions} of"
             f" its namespace's other topics are more than the {maxima.namespace_partitions} that a"
             " namespace may have (KNAFKA_MAX_NAMESPACE_PARTITIONS): declare less, or delete others",
         )
 
 
 def _known_id(
-    wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
+    desired_topic: Topic, existing: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
     """Return the id in the status if it belongs to this topic; empty: the topic was about to be
     created; None: the status doesn't name the topic."""
-    known = annotations.get(TOPIC_ID)
-    if annotations.get(TOPIC_STATUS) in (None, wanted.name):
-        return known
+    recorded_id = annotations.get(TOPIC_ID)
+    if annotations.get(TOPIC_STATUS) in (None, desired_topic.name):
+        return recorded_id
     # The status names another topic. The id shows whether this topic is the Broker's own
     # nevertheless, from before it named an external topic; an empty id belongs to the other name.
-    return known if found is not None and found.id == known else None
+    return recorded_id if existing is not None and existing.id == recorded_id else None
 
 
 def may_delete_topic(
-    found: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
+    existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
     """Whether a topic was created for an object, and so may be deleted with it, by the rules of
     `topic_effects`. `used`: it has records; `claimed`: another object's status names it."""
-    if found is None or known_id is None or claimed:
+    if existing is None or known_id is None or claimed:
         return False
-    return known_id == found.id or (not known_id and not used)
+    return known_id == existing.id or (not known_id and not used)
 
 
 def as_declared_condition(topic: Topic, found: TopicDescription) -> Condition:
@@ -177,22 +178,26 @@ def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) 
     )
 
 
-def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
+def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
     """Return the differences between a topic and its declaration, a sentence each; empty for an
     external topic."""
-    if wanted.external:
+    if desired_topic.external:
         return ()
     counts = (
-        ("partitions", wanted.partitions, found.partitions),
-        ("replicas", wanted.replication, found.replication),
+        ("partitions", desired_topic.partitions, existing.partitions),
+        ("replicas", desired_topic.replication, existing.replication),
     )
     return [
-        *(f"{what}: {has}, declared {asked}" for what, asked, has in counts if asked != has),
         *(
-            f"{key}: {found.config.get(key, 'not set')}, declared {value}"
-            for key, value in sorted(wanted.config.items())
+            f"{aspect}: {actual}, declared {declared}"
+            for aspect, declared, actual in counts
+            if declared != actual
+        ),
+        *(
+            f"{key}: {existing.config.get(key, 'not set')}, declared {value}"
+            for key, value in sorted(desired_topic.config.items())
             # Topics from before Knafka set this option may lack it.
-            if found.config.get(key, value if key in desired.LOG_TIME else None) != value
+            if existing.config.get(key, value if key in desired.LOG_TIME else None) != value
         ),
     ]
 

@@ -74,14 +74,14 @@ class _WatchedObjects:
 
     def is_absent(self, identity: Identity) -> bool:
         """Whether the object certainly doesn't exist."""
-        known = self.versions if self.selection.metadata_only else self.documents
-        return self.synced and self.selection.is_everything and identity not in known
+        known_identities = self.versions if self.selection.metadata_only else self.documents
+        return self.synced and self.selection.is_everything and identity not in known_identities
 
     def keep(self, document: Document) -> None:
         """Store an object, unless a newer version is known."""
         identity = _identity(document)
-        before = self.documents.get(identity)
-        if before is None or not _is_older(document, before):
+        previous = self.documents.get(identity)
+        if previous is None or not _is_older(document, previous):
             self.documents[identity] = document
             if not self.selection.metadata_only:
                 self.versions[identity] = _version(document)
@@ -113,12 +113,12 @@ class CachedCluster:
         for document in changed:
             identity = _identity(document)
             watched.gone.pop(identity, None)
-            known, version = watched.versions.get(identity), _version(document)
+            known_version, version = watched.versions.get(identity), _version(document)
             if selection.metadata_only:
                 watched.versions[identity] = version
             else:
                 watched.keep(document)
-            if known != version:
+            if known_version != version:
                 self.notify_readers((selection.api_version, selection.kind, *identity))
         for document in gone:
             identity = _identity(document)
@@ -140,17 +140,21 @@ class CachedCluster:
         self._referrers.clear()
 
     def _watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
-        of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
-        found = next((each for each in of_kind if each.selection == selection), None)
-        if found is None:
-            found = _WatchedObjects(selection)
-            of_kind.append(found)
-        return found
+        watched_of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
+        watched = next(
+            (candidate for candidate in watched_of_kind if candidate.selection == selection), None
+        )
+        if watched is None:
+            watched = _WatchedObjects(selection)
+            watched_of_kind.append(watched)
+        return watched
 
     def _current(self, reference: Reference) -> Document | None:
         """Return the cached object if it is current; None: not known."""
-        of_kind = self._watched.get(reference[:2], ())
-        return next(filter(None, (each.current(reference[2:]) for each in of_kind)), None)
+        watched_of_kind = self._watched.get(reference[:2], ())
+        return next(
+            filter(None, (watched.current(reference[2:]) for watched in watched_of_kind)), None
+        )
 
     def keep(self, document: Document) -> None:
         """Store an object that the API server has answered with."""
@@ -165,28 +169,28 @@ class CachedCluster:
     def tracking(self, key: Key) -> Iterator[None]:
         """In this context, track the objects that are read; their changes are reported to
         `changed` with `key`, until it is tracked again."""
-        found: set[Reference] = set()
-        token = self._tracked.set(found)
+        read_objects: set[Reference] = set()
+        token = self._tracked.set(read_objects)
         try:
             yield
         except BaseException:
-            found |= self._references.get(key, set())  # not everything was read
+            read_objects |= self._references.get(key, set())  # not everything was read
             raise
         finally:
             self._tracked.reset(token)
-            self._set_references(key, found)
+            self._set_references(key, read_objects)
 
     def forget(self, key: Key) -> None:
         """Forget what an object has read, as it is gone."""
         self._set_references(key, set())
 
-    def _set_references(self, key: Key, to: set[Reference]) -> None:
-        before = self._references.pop(key, set())
-        if to:
-            self._references[key] = to
-        for reference in to - before:
+    def _set_references(self, key: Key, new_references: set[Reference]) -> None:
+        previous_references = self._references.pop(key, set())
+        if new_references:
+            self._references[key] = new_references
+        for reference in new_references - previous_references:
             self._referrers.setdefault(reference, set()).add(key)
-        for reference in before - to:
+        for reference in previous_references - new_references:
             referrers = self._referrers[reference]
             referrers.discard(key)
             if not referrers:
@@ -195,13 +199,17 @@ class CachedCluster:
 
     def _drop_unread(self, reference: Reference) -> None:
         """Drop an object that nobody reads any more, if only its metadata is watched."""
-        for each in self._watched.get(reference[:2], ()):
-            if each.selection.metadata_only:
-                each.documents.pop(reference[2:], None)
+        for watched in self._watched.get(reference[:2], ()):
+            if watched.selection.metadata_only:
+                watched.documents.pop(reference[2:], None)
 
     def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
         """Return the cached objects of a selection in a namespace."""
-        return [each for each in self._watched_objects(selection).versions if each[0] == namespace]
+        return [
+            identity
+            for identity in self._watched_objects(selection).versions
+            if identity[0] == namespace
+        ]
 
     def notify_readers(self, reference: Reference) -> None:
         """Call `changed` with every object that has read this one."""
@@ -216,17 +224,17 @@ class CachedCluster:
         tracked = self._tracked.get()
         if tracked is not None:
             tracked.add(reference)
-        if (known := self._current(reference)) is not None:
-            return known
-        of_kind = self._watched.get((api_version, kind), ())
-        if any(each.is_absent((namespace, name)) for each in of_kind):
+        if (cached := self._current(reference)) is not None:
+            return cached
+        watched_of_kind = self._watched.get((api_version, kind), ())
+        if any(watched.is_absent((namespace, name)) for watched in watched_of_kind):
             return None
-        found = await self._api.get(*reference)
-        if tracked is not None and not of_kind:
+        stored = await self._api.get(*reference)
+        if tracked is not None and not watched_of_kind:
             self.on_unwatched_read(api_version, kind)
-        if tracked is not None and found is not None:
-            self.keep({**found, "apiVersion": api_version, "kind": kind})
-        return found
+        if tracked is not None and stored is not None:
+            self.keep({**stored, "apiVersion": api_version, "kind": kind})
+        return stored
 
     async def list(
         self,
@@ -248,15 +256,15 @@ class CachedCluster:
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
             annotations = {**_annotations(manifest), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
-        there = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
+        cached = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
         # An equal digest means that no field was removed from the manifest; the comparison, that
         # nobody has changed the object by hand.
         if (
-            there
-            and contains(there, manifest)
-            and ("data" not in manifest or there.get("data") == manifest["data"])
+            cached
+            and contains(cached, manifest)
+            and ("data" not in manifest or cached.get("data") == manifest["data"])
         ):
-            return there
+            return cached
         stored = await self._api.apply(manifest)
         self.keep(stored)
         return stored
@@ -264,46 +272,46 @@ class CachedCluster:
     async def write_status(self, document: Document, status: Document) -> None:
         """Write a status as `Cluster.write_status` does; make no request if nothing would
         change."""
-        there = self._current((document["apiVersion"], document["kind"], *_identity(document)))
-        if there is not None and changes_nothing(there.get("status") or {}, status):
+        cached = self._current((document["apiVersion"], document["kind"], *_identity(document)))
+        if cached is not None and changes_nothing(cached.get("status") or {}, status):
             return
         stored = await self._api.patch_status(document, status)
         if stored is not None:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        for each in self._watched.get((api_version, kind), ()):
-            each.documents.pop((namespace, name), None)
+        for watched in self._watched.get((api_version, kind), ()):
+            watched.documents.pop((namespace, name), None)
         await self._api.delete(api_version, kind, namespace, name)
 
 
-def contains(there: Any, wanted: Any) -> bool:
+def contains(stored: Any, desired: Any) -> bool:
     """Whether a stored value contains the desired value; additional keys of mappings are
     allowed."""
-    if isinstance(wanted, Mapping):
-        return isinstance(there, Mapping) and all(
-            key in there and contains(there[key], value) for key, value in wanted.items()
+    if isinstance(desired, Mapping):
+        return isinstance(stored, Mapping) and all(
+            key in stored and contains(stored[key], value) for key, value in desired.items()
         )
-    if isinstance(wanted, list | tuple):
+    if isinstance(desired, list | tuple):
         return (
-            isinstance(there, list)
-            and len(there) == len(wanted)
-            and all(map(contains, there, wanted))
+            isinstance(stored, list)
+            and len(stored) == len(desired)
+            and all(map(contains, stored, desired))
         )
-    return bool(there == wanted)
+    return bool(stored == desired)
 
 
-def changes_nothing(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+def changes_nothing(stored: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
     """Whether a merge patch (RFC 7386) would change nothing."""
     for key, value in patch.items():
         if value is None:
-            if key in there:
+            if key in stored:
                 return False
         elif isinstance(value, Mapping):
-            had = there.get(key)
-            if not isinstance(had, Mapping) or not changes_nothing(had, value):
+            stored_value = stored.get(key)
+            if not isinstance(stored_value, Mapping) or not changes_nothing(stored_value, value):
                 return False
-        elif there.get(key) != value:
+        elif stored.get(key) != value:
             return False
     return True
 
@@ -329,13 +337,13 @@ def _version(document: Document) -> str:
     return str(document["metadata"].get("resourceVersion", ""))
 
 
-def _is_older(document: Document, than: Document) -> bool:
+def _is_older(document: Document, other_version: Document) -> bool:
     """Whether a document is an older version of the same object, by resourceVersion, which
     increases (KEP-5504). An object recreated under the name is another object."""
-    this, that = document["metadata"], than["metadata"]
-    if this.get("uid") != that.get("uid"):
+    metadata, other_metadata = document["metadata"], other_version["metadata"]
+    if metadata.get("uid") != other_metadata.get("uid"):
         return False
     try:
-        return int(this["resourceVersion"]) < int(that["resourceVersion"])
+        return int(metadata["resourceVersion"]) < int(other_metadata["resourceVersion"])
     except (KeyError, ValueError):
         return False

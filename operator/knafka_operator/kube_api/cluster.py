@@ -81,12 +81,12 @@ class WatchSelection:
     def matches(self, document: Document) -> bool:
         """Whether an object matches the label selector; field selectors aren't checked."""
         labels = document["metadata"].get("labels") or {}
-        key, given, value = self.labels.partition("=")
+        key, has_value, value = self.labels.partition("=")
         if not key:
             return True
         if key.startswith("!"):
             return key[1:] not in labels
-        return labels.get(key) == value if given else key in labels
+        return labels.get(key) == value if has_value else key in labels
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.api_version, self.kind, self.labels, self.fields)))
@@ -150,8 +150,8 @@ class ApiCluster:
                 serialize=False,
                 _request_timeout=REQUEST_TIMEOUT,
             )
-            found: list[Document] = _decoded_answer(answer)["items"]
-            return found
+            items: list[Document] = _decoded_answer(answer)["items"]
+            return items
 
         return await self._in_thread("", f"list {kind}", ask)
 
@@ -170,8 +170,8 @@ class ApiCluster:
                 return False
             return True
 
-        what = f"create {manifest['kind']} {metadata['name']}"
-        return await self._in_thread(metadata.get("namespace", ""), what, ask)
+        action = f"create {manifest['kind']} {metadata['name']}"
+        return await self._in_thread(metadata.get("namespace", ""), action, ask)
 
     async def apply(self, manifest: Document) -> Document:
         metadata = manifest["metadata"]
@@ -189,8 +189,8 @@ class ApiCluster:
                 )
             )
 
-        what = f"apply {manifest['kind']} {metadata['name']}"
-        return await self._in_thread(metadata.get("namespace", ""), what, ask)
+        action = f"apply {manifest['kind']} {metadata['name']}"
+        return await self._in_thread(metadata.get("namespace", ""), action, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
         await self.patch_status(document, status)
@@ -295,11 +295,11 @@ class ApiCluster:
         """Stop the threads, and cancel waiting requests."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _patch(self, of: Any, document: Document, body: Document) -> Document | None:
+    def _patch(self, resource_api: Any, document: Document, body: Document) -> Document | None:
         metadata = document["metadata"]
         try:
             return _decoded_answer(
-                of.patch(
+                resource_api.patch(
                     body=body,
                     name=metadata["name"],
                     namespace=metadata["namespace"],
@@ -313,26 +313,28 @@ class ApiCluster:
             return None
 
     def _kind(self, api_version: str, kind: str) -> Any:
-        found = self.kinds.find(api_version, kind, REQUEST_TIMEOUT)
-        if found is None:
+        resource_api = self.kinds.find(api_version, kind, REQUEST_TIMEOUT)
+        if resource_api is None:
             raise ResourceNotFoundError(f"there is no kind {kind:.100} in {api_version:.300}")
-        return found
+        return resource_api
 
-    async def _in_thread(self, namespace: str, what: str, call: Callable[[], T]) -> T:
-        turn = self._turns.setdefault(namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE))
+    async def _in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
+        request_limit = self._turns.setdefault(
+            namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE)
+        )
         try:
-            async with turn:
+            async with request_limit:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except ForbiddenError as error:
-            raise NotAllowed(f"can't {what}: {_server_message(error)}") from error
+            raise NotAllowed(f"can't {action}: {_server_message(error)}") from error
         except (BadRequestError, UnprocessibleEntityError) as error:
-            raise Rejected(f"can't {what}: {_server_message(error)}") from error
+            raise Rejected(f"can't {action}: {_server_message(error)}") from error
         except ConflictError as error:
-            raise Conflict(f"can't {what}: {_server_message(error)}") from error
+            raise Conflict(f"can't {action}: {_server_message(error)}") from error
         except DynamicApiError as error:
-            raise ClusterError(f"can't {what}: {_server_message(error)}") from error
+            raise ClusterError(f"can't {action}: {_server_message(error)}") from error
         except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:
-            raise ClusterError(f"can't {what}: {error}") from error
+            raise ClusterError(f"can't {action}: {error}") from error
 
 
 def _selection_options(selection: WatchSelection, as_: str) -> dict[str, Any]:

@@ -34,11 +34,11 @@ class Events:
         self._posting: set[asyncio.Task[None]] = set()
 
     def post(
-        self, of: Document, type_: Literal["Normal", "Warning"], reason: str, message: str
+        self, subject: Document, type_: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
         """Post an Event about an object in the background; never raises."""
         if len(self._posting) < MAX_WAITING:
-            task = asyncio.create_task(self._post(_event(of, type_, reason, message)))
+            task = asyncio.create_task(self._post(_event(subject, type_, reason, message)))
             self._posting.add(task)
             task.add_done_callback(self._posting.discard)
 
@@ -57,16 +57,16 @@ class Events:
             log.info("an Event is not posted: %s", error)
 
 
-def _event(of: Document, type_: str, reason: str, message: str) -> dict[str, object]:
-    metadata = of["metadata"]
+def _event(subject: Document, type_: str, reason: str, message: str) -> dict[str, object]:
+    metadata = subject["metadata"]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": CORE,
         "kind": "Event",
         "metadata": {"namespace": metadata["namespace"], "name": f"knafka-{uuid4().hex}"},
         "involvedObject": {
-            "apiVersion": of["apiVersion"],
-            "kind": of["kind"],
+            "apiVersion": subject["apiVersion"],
+            "kind": subject["kind"],
             "namespace": metadata["namespace"],
             "name": metadata["name"],
             "uid": metadata.get("uid", ""),

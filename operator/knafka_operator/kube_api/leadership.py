@@ -31,7 +31,13 @@ import kubernetes
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from knafka_operator.kube_api.lease import DURATION, RENEW_AGAIN, RENEW_EVERY, Election, Lease
+from knafka_operator.kube_api.lease import (
+    DURATION,
+    RENEW_INTERVAL,
+    RENEW_RETRY_INTERVAL,
+    Election,
+    Lease,
+)
 from knafka_operator.model.cluster import ClusterError
 
 log = logging.getLogger(__name__)
@@ -101,7 +107,11 @@ class Leadership:
         """Renew the Lease until it is lost or released."""
         renewed, sent = True, self._now()
         while self.leads():
-            pause = max(RENEW_AGAIN, sent + RENEW_EVERY - self._now()) if renewed else RENEW_AGAIN
+            pause = (
+                max(RENEW_RETRY_INTERVAL, sent + RENEW_INTERVAL - self._now())
+                if renewed
+                else RENEW_RETRY_INTERVAL
+            )
             await asyncio.sleep(pause)
             sent = self._now()
             renewed = await self._try_to_claim()
@@ -198,8 +208,8 @@ class Watchdog:
 
     def _arm(self) -> None:
         """Set a timer in C that ends the process even if one long call holds Python's lock."""
-        if (left := self._leadership.seconds_left()) is not None:
-            faulthandler.dump_traceback_later(left + STUCK_TIMEOUT, exit=True)
+        if (seconds_left := self._leadership.seconds_left()) is not None:
+            faulthandler.dump_traceback_later(seconds_left + STUCK_TIMEOUT, exit=True)
 
 
 def restart_process() -> NoReturn:
@@ -254,7 +264,7 @@ class ApiLeaseStore:
 
         return await self._ask("write", ask)
 
-    async def _ask(self, what: str, call: Callable[..., Any]) -> Lease | None:
+    async def _ask(self, action: str, call: Callable[..., Any]) -> Lease | None:
         def ask() -> Lease | None:
             answer = call(
                 namespace=self._namespace, _request_timeout=REQUEST_TIMEOUT, _preload_content=False
@@ -266,9 +276,9 @@ class ApiLeaseStore:
         except ApiException as error:
             if error.status in (404, 409):
                 return None
-            raise ClusterError(f"can't {what} it: {error.status} {error.reason}") from error
+            raise ClusterError(f"can't {action} it: {error.status} {error.reason}") from error
         except (HTTPError, OSError, ValueError) as error:
-            raise ClusterError(f"can't {what} it: {error}") from error
+            raise ClusterError(f"can't {action} it: {error}") from error
 
 
 def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:

@@ -21,16 +21,16 @@ from typing import Final
 
 DURATION: Final = 15.0
 """Seconds without a renewal after which others may claim the Lease. `DURATION`, `RENEW_WITHIN` and
-`RENEW_EVERY` have the values of Kubernetes' own controllers: API servers under load fail for longer
-than 4.5 s, and each restart of the operator reads everything again."""
+`RENEW_INTERVAL` have the values of Kubernetes' own controllers: API servers under load fail for
+longer than 4.5 s, and each restart of the operator reads everything again."""
 RENEW_WITHIN: Final = 10.0
 """Seconds after sending the last renewal at which its holder stops acting: before `DURATION`, with
 a margin for clock drift and for stopping."""
-RENEW_EVERY: Final = 2.0
+RENEW_INTERVAL: Final = 2.0
 """Seconds between sending two renewals."""
-RENEW_AGAIN: Final = 0.2
+RENEW_RETRY_INTERVAL: Final = 0.2
 """Seconds between a failed renewal and the next attempt."""
-RETRY_EVERY: Final = 1.0
+CLAIM_CHECK_INTERVAL: Final = 1.0
 """Most seconds between two reads of the Lease by a replica that doesn't lead."""
 
 
@@ -81,9 +81,9 @@ class Election:
     def seconds_to_retry(self, now: float) -> float:
         """Return the seconds until a replica that doesn't lead reads the Lease again."""
         if self._stored is None:
-            return RETRY_EVERY
+            return CLAIM_CHECK_INTERVAL
         expires = self._changed + self._stored.duration - now
-        return min(RETRY_EVERY, expires) if expires > 0 else RETRY_EVERY
+        return min(CLAIM_CHECK_INTERVAL, expires) if expires > 0 else CLAIM_CHECK_INTERVAL
 
     def lease_to_claim(self) -> Lease:
         """Return the Lease to write to become or stay its holder; its version is the one to

@@ -71,8 +71,8 @@ class MemoryCluster:
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         await self._count_request("get", kind, name)
-        found = self.objects.get((api_version, kind, namespace, name))
-        return None if found is None else _copied(found)
+        stored = self.objects.get((api_version, kind, namespace, name))
+        return None if stored is None else _copied(stored)
 
     async def list(
         self,
@@ -82,10 +82,14 @@ class MemoryCluster:
         namespace: str | None = None,
     ) -> list[Document]:
         await self._count_request("list", kind, "")
-        found = self._matching(api_version, kind, labels)
+        documents = self._matching(api_version, kind, labels)
         if namespace is not None:
-            found = [each for each in found if each["metadata"].get("namespace") == namespace]
-        return [_copied(each) for each in found]
+            documents = [
+                document
+                for document in documents
+                if document["metadata"].get("namespace") == namespace
+            ]
+        return [_copied(document) for document in documents]
 
     async def create(self, manifest: Document) -> bool:
         await self._count_request("create", manifest["kind"], manifest["metadata"]["name"])
@@ -110,8 +114,8 @@ class MemoryCluster:
 
     async def write_status(self, document: Document, status: Document) -> None:
         await self._count_request("write_status", document["kind"], document["metadata"]["name"])
-        if (found := self.objects.get(_key(document))) is not None:
-            self._store({**found, "status": _merged(found.get("status") or {}, status)})
+        if (stored := self.objects.get(_key(document))) is not None:
+            self._store({**stored, "status": _merged(stored.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         await self._count_request("delete", kind, name)
@@ -122,8 +126,8 @@ class MemoryCluster:
     ) -> AsyncIterator[WatchEvent]:
         """Yield all objects of a kind in all namespaces, then every change, for ever."""
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
-        for each in self._matching(api_version, kind, labels):
-            queue.put_nowait(WatchEvent("ADDED", _copied(each)))
+        for document in self._matching(api_version, kind, labels):
+            queue.put_nowait(WatchEvent("ADDED", _copied(document)))
         watch = api_version, kind, queue
         self._watches.append(watch)
         try:
@@ -142,36 +146,38 @@ class MemoryCluster:
         Returns the stored object. Raises `Conflict` if `document` has a `resourceVersion` that
         isn't the stored one.
         """
-        before = self.objects.get(_key(document), {})
-        had = before.get("metadata", {})
-        self._check_version(document, before)
+        previous = self.objects.get(_key(document), {})
+        previous_metadata = previous.get("metadata", {})
+        self._check_version(document, previous)
         stored = _copied(document)
-        kept = {
-            each: had[each] for each in ("uid", "generation", "deletionTimestamp") if each in had
+        kept_metadata = {
+            field_name: previous_metadata[field_name]
+            for field_name in ("uid", "generation", "deletionTimestamp")
+            if field_name in previous_metadata
         }
-        stored["metadata"] = {**kept, **stored["metadata"]}
-        if "status" in before:
-            stored.setdefault("status", before["status"])
+        stored["metadata"] = {**kept_metadata, **stored["metadata"]}
+        if "status" in previous:
+            stored.setdefault("status", previous["status"])
         return self._store(stored)
 
     def remove(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         """Delete an object, or only set its `deletionTimestamp` while it has finalizers."""
-        found = self.objects.get((api_version, kind, namespace, name))
-        if found is None:
+        stored = self.objects.get((api_version, kind, namespace, name))
+        if stored is None:
             return
-        if found["metadata"].get("finalizers"):
-            metadata = {"deletionTimestamp": CREATED_AT, **found["metadata"]}
-            self._store({**found, "metadata": metadata})
+        if stored["metadata"].get("finalizers"):
+            metadata = {"deletionTimestamp": CREATED_AT, **stored["metadata"]}
+            self._store({**stored, "metadata": metadata})
         else:
-            self._drop(found)
+            self._drop(stored)
 
     def set_finalizers(
         self, api_version: str, kind: str, namespace: str, name: str, *finalizers: str
     ) -> None:
         """Replace an object's finalizers; a deleted object disappears with its last one."""
-        found = self.objects[api_version, kind, namespace, name]
-        metadata = {**found["metadata"], "finalizers": list(finalizers)}
-        stored = self._store({**found, "metadata": metadata})
+        current = self.objects[api_version, kind, namespace, name]
+        metadata = {**current["metadata"], "finalizers": list(finalizers)}
+        stored = self._store({**current, "metadata": metadata})
         if not finalizers and "deletionTimestamp" in metadata:
             self._drop(stored)
 
@@ -195,50 +201,50 @@ class MemoryCluster:
 
     def of(self, kind: str) -> Iterator[Document]:
         """Return the stored objects of a kind, of any apiVersion; callers must not change them."""
-        return (each for key, each in self.objects.items() if key[1] == kind)
+        return (document for key, document in self.objects.items() if key[1] == kind)
 
     async def _count_request(self, verb: str, kind: str, name: str) -> None:
         self.requests[verb] += 1
         await asyncio.sleep(0)  # let other tasks run, as during a real request
-        for each in self._refusals:
-            if (error := each.error_of(verb, kind, name)) is not None:
+        for refusal in self._refusals:
+            if (error := refusal.error_of(verb, kind, name)) is not None:
                 raise error
 
-    def _check_version(self, document: Document, before: Document) -> None:
+    def _check_version(self, document: Document, stored: Document) -> None:
         version = document["metadata"].get("resourceVersion")
-        if version not in (None, before.get("metadata", {}).get("resourceVersion")):
+        if version not in (None, stored.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
 
     def _matching(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None
     ) -> Sequence[dict[str, Any]]:
         return [
-            each
-            for key, each in self.objects.items()
-            if key[:2] == (api_version, kind) and _has_labels(each, labels)
+            document
+            for key, document in self.objects.items()
+            if key[:2] == (api_version, kind) and _has_labels(document, labels)
         ]
 
     def _store(self, document: dict[str, Any]) -> dict[str, Any]:
         key = _key(document)
-        before = self.objects.get(key)
+        previous = self.objects.get(key)
         metadata = document["metadata"] = dict(document["metadata"])
-        if before is None:
+        if previous is None:
             metadata.setdefault("creationTimestamp", CREATED_AT)
         else:
-            metadata.setdefault("creationTimestamp", before["metadata"].get("creationTimestamp"))
-            metadata["resourceVersion"] = before["metadata"].get("resourceVersion")
-            if document == before:
-                return before
+            metadata.setdefault("creationTimestamp", previous["metadata"].get("creationTimestamp"))
+            metadata["resourceVersion"] = previous["metadata"].get("resourceVersion")
+            if document == previous:
+                return previous
         self._version += 1
         metadata.setdefault("uid", f"uid-{self._version}")
-        if before is None:
+        if previous is None:
             metadata.setdefault("generation", 1)
-        elif document.get("spec") != before.get("spec"):
-            metadata["generation"] = before["metadata"].get("generation", 0) + 1
+        elif document.get("spec") != previous.get("spec"):
+            metadata["generation"] = previous["metadata"].get("generation", 0) + 1
         metadata["resourceVersion"] = str(self._version)
         self.objects[key] = document
         self._stored(document)
-        self._notify_watches("ADDED" if before is None else "MODIFIED", document)
+        self._notify_watches("ADDED" if previous is None else "MODIFIED", document)
         return document
 
     def _stored(self, document: dict[str, Any]) -> None:
@@ -249,12 +255,12 @@ class MemoryCluster:
         self._applied.pop(_key(document), None)
         self._notify_watches("DELETED", document)
         uid = document["metadata"]["uid"]
-        owned = [
+        owned_keys = [
             key
-            for key, each in self.objects.items()
-            if any(uid == owner["uid"] for owner in each["metadata"].get("ownerReferences") or ())
+            for key, stored in self.objects.items()
+            if any(uid == owner["uid"] for owner in stored["metadata"].get("ownerReferences") or ())
         ]
-        for key in owned:
+        for key in owned_keys:
             self.remove(*key)
 
     def _notify_watches(self, type_: str, document: Document) -> None:
@@ -296,8 +302,8 @@ class MemoryServing(MemoryCluster):
             return  # a subscriber's Service, whose status the test sets
         metadata = service["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
-        before = service.get("status") or {}
-        created = before.get("latestCreatedRevisionName", f"{name}-00000")
+        previous_status = service.get("status") or {}
+        created = previous_status.get("latestCreatedRevisionName", f"{name}-00000")
         newest = self.objects.get((SERVING, "Revision", namespace, created))
         if newest is None or newest["spec"] != template["spec"]:
             created = f"{name}-{int(created[-5:]) + 1:05}"
@@ -323,9 +329,9 @@ class MemoryServing(MemoryCluster):
             "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
             "latestCreatedRevisionName": created,
         }
-        if "address" in before:
-            service["status"]["address"] = before["address"]
-        if serving := created if ready else before.get("latestReadyRevisionName"):
+        if "address" in previous_status:
+            service["status"]["address"] = previous_status["address"]
+        if serving := created if ready else previous_status.get("latestReadyRevisionName"):
             service["status"]["latestReadyRevisionName"] = serving
 
 
@@ -393,8 +399,8 @@ def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, Mapping):
-            had = merged.get(key)
-            merged[key] = _merged(had if isinstance(had, Mapping) else {}, value)
+            current = merged.get(key)
+            merged[key] = _merged(current if isinstance(current, Mapping) else {}, value)
         else:
             merged[key] = _copied_value(value)
     return merged

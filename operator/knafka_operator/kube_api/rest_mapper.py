@@ -23,10 +23,10 @@ import kubernetes
 from kubernetes.dynamic.exceptions import NotFoundError
 from kubernetes.dynamic.resource import Resource
 
-KINDS_KEPT: Final = 600.0
+KINDS_TTL: Final = 600.0
 """Seconds for which the kinds of an apiVersion are cached."""
-UNKNOWN_KEPT: Final = 15.0
-MAX_UNKNOWN_KEPT: Final = 300.0
+MISSING_KIND_TTL: Final = 15.0
+MAX_MISSING_KIND_TTL: Final = 300.0
 """Seconds for which a missing kind isn't looked up again: the first, doubled after each look-up
 without a change, up to the maximum."""
 
@@ -42,7 +42,7 @@ class _Listed:
 
     at: float
     kinds: Mapping[str, Any]
-    unknown: float = UNKNOWN_KEPT
+    unknown: float = MISSING_KIND_TTL
     """Seconds until a kind that isn't listed is looked up again."""
 
 
@@ -68,21 +68,22 @@ class RestMapper:
             return None
         now = self._now()
         with self._lock:
-            listed = self._listed.get(api_version)
-        if listed is not None:
-            found = listed.kinds.get(kind)
-            if now - listed.at < (listed.unknown if found is None else KINDS_KEPT):
-                return found
+            cached = self._listed.get(api_version)
+        if cached is not None:
+            resource = cached.kinds.get(kind)
+            if now - cached.at < (cached.unknown if resource is None else KINDS_TTL):
+                return resource
         kinds = self._list(version["group"], version["version"], timeout)
-        unknown = UNKNOWN_KEPT
-        if listed is not None and listed.kinds.keys() == kinds.keys():
-            unknown = min(2 * listed.unknown, MAX_UNKNOWN_KEPT)
+        unknown = MISSING_KIND_TTL
+        if cached is not None and cached.kinds.keys() == kinds.keys():
+            unknown = min(2 * cached.unknown, MAX_MISSING_KIND_TTL)
         with self._lock:
             # Drop outdated entries, so that misspelt kinds don't accumulate.
             self._listed = {
-                name: each
-                for name, each in self._listed.items()
-                if now - each.at < (KINDS_KEPT if each.kinds else 2 * each.unknown)
+                name: cached_kinds
+                for name, cached_kinds in self._listed.items()
+                if now - cached_kinds.at
+                < (KINDS_TTL if cached_kinds.kinds else 2 * cached_kinds.unknown)
             }
             self._listed[api_version] = _Listed(now, kinds, unknown)
         return kinds.get(kind)
@@ -106,23 +107,23 @@ class RestMapper:
             answer = self._client.request("get", path, serialize=False, _request_timeout=timeout)
         except NotFoundError:
             return {}
-        listed = json.loads(answer.data).get("resources") or []
+        resources = json.loads(answer.data).get("resources") or []
         subresources: dict[str, dict[str, Any]] = {}
-        for each in listed:
-            parent, _, name = each["name"].partition("/")
+        for resource in resources:
+            parent, _, name = resource["name"].partition("/")
             if name:
-                subresources.setdefault(parent, {})[name] = each
+                subresources.setdefault(parent, {})[name] = resource
         return {
-            each["kind"]: Resource(  # type: ignore[no-untyped-call]
+            resource["kind"]: Resource(  # type: ignore[no-untyped-call]
                 prefix=prefix,
                 group=group,
                 api_version=version,
-                kind=each["kind"],
-                name=each["name"],
-                namespaced=each["namespaced"],
+                kind=resource["kind"],
+                name=resource["name"],
+                namespaced=resource["namespaced"],
                 client=self._client,
-                subresources=subresources.get(each["name"]),
+                subresources=subresources.get(resource["name"]),
             )
-            for each in listed
-            if "/" not in each["name"]
+            for resource in resources
+            if "/" not in resource["name"]
         }

@@ -108,10 +108,10 @@ class Watch:
     def close(self) -> None:
         """Stop watching, without waiting for the thread."""
         self._closed.set()
-        answer = self._open
-        if answer is not None:
+        response = self._open
+        if response is not None:
             try:
-                answer.shutdown()  # this ends a read in another thread
+                response.shutdown()  # this ends a read in another thread
             except (OSError, RuntimeError, ValueError, AttributeError):
                 log.debug("the watch of %s was over", self.selection, exc_info=True)
 
@@ -155,31 +155,31 @@ class Watch:
 
     def _list(self) -> str:
         """List all objects and report them; returns the version from which to watch."""
-        found: dict[Identity, Document] = {}
+        listed: dict[Identity, Document] = {}
         after: str | None = None
         while True:
             page = self._api.list_page(self.selection, after)
             items = [self._with_kind(each) for each in page.get("items") or ()]
-            found.update((_identity(each), each) for each in items)
+            listed.update((_identity(each), each) for each in items)
             self._report(items, ())
             after = page["metadata"].get("continue")
             if not after:
                 break
-        self._report((), [self._known[each] for each in self._known.keys() - found.keys()])
-        self._known = {identity: _identity_only(each) for identity, each in found.items()}
+        self._report((), [self._known[each] for each in self._known.keys() - listed.keys()])
+        self._known = {identity: _identity_only(each) for identity, each in listed.items()}
         return str(page["metadata"]["resourceVersion"])
 
     def _follow(self, version: str) -> str:
         """Report changes until the API server ends the watch; returns the last version."""
         seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
-        answer = self._open = self._api.open_watch(
+        response = self._open = self._api.open_watch(
             self.selection, version, seconds, SILENCE_TIMEOUT
         )
         self._failures = 0
         try:
             if self._closed.is_set():
                 return version  # `close` came before the response was set
-            for line in _lines(answer):
+            for line in _lines(response):
                 event = decode_json(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
@@ -196,7 +196,7 @@ class Watch:
                     self._report((document,), ())
         finally:
             self._open = None
-            answer.close()
+            response.close()
         return version
 
     def _with_kind(self, document: Document) -> Document:
@@ -237,14 +237,20 @@ def _lines(answer: Any) -> Any:
     rest = b""
     for chunk in answer.stream(amt=None, decode_content=True):
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from (each for each in lines if each.strip())
+        yield from (line for line in lines if line.strip())
 
 
 def _identity_only(document: Document) -> Document:
     """Return type, identity and labels of an object, which are reported once it is gone."""
     metadata = document["metadata"]
-    kept = {key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata}
-    return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": kept}
+    metadata_kept = {
+        key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata
+    }
+    return {
+        "apiVersion": document["apiVersion"],
+        "kind": document["kind"],
+        "metadata": metadata_kept,
+    }
 
 
 def _identity(document: Document) -> Identity:

@@ -72,15 +72,15 @@ class Autoscaling:
         The class `disabled` means exactly one drain. Raises `InvalidDocument`, also for more than
         `maxima` allow.
         """
-        given: dict[str, Any] = {}
+        declared: dict[str, Any] = {}
         for key, (name, minimum) in _KEYS.items():
             if (text := annotations.get(AUTOSCALING + key)) is not None:
                 path = annotation_path(AUTOSCALING + key)
-                given[name] = whole_number(text, path, minimum, 2**31 - 1)
+                declared[name] = whole_number(text, path, minimum, 2**31 - 1)
                 if key in ("min-scale", "max-scale"):
-                    maxima.check_scale(given[name], path)
-        given.setdefault("max_scale", min(defaults.max_scale, maxima.scale))
-        autoscaling = replace(defaults, **given, paused=_is_paused(annotations))
+                    maxima.check_scale(declared[name], path)
+        declared.setdefault("max_scale", min(defaults.max_scale, maxima.scale))
+        autoscaling = replace(defaults, **declared, paused=_is_paused(annotations))
         if autoscaling.min_scale > autoscaling.max_scale:
             raise InvalidDocument(
                 annotation_path(AUTOSCALING + "min-scale"),

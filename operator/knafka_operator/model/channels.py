@@ -163,7 +163,7 @@ class Subscription(Resource):
 
 
 def _is_empty(value: object) -> bool:
-    return isinstance(value, Mapping) and not any(each is not None for each in value.values())
+    return isinstance(value, Mapping) and not any(member is not None for member in value.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,14 +82,14 @@ def first_cause(conditions: Sequence[Condition]) -> Condition | None:
     """Return the condition that `summary_condition` repeats; None: all of error severity are
     True."""
     for status in (Status.FALSE, Status.UNKNOWN):
-        for each in conditions:
-            if each.severity is Severity.ERROR and each.status is status:
-                return each
+        for condition in conditions:
+            if condition.severity is Severity.ERROR and condition.status is status:
+                return condition
     return None
 
 
 def merged_conditions(
-    previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], at: str, of: str = READY
+    previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], timestamp: str, of: str = READY
 ) -> list[dict[str, str]]:
     """Build `status.conditions` from the conditions decided `now` and their summary, sorted by
     type.
@@ -98,17 +98,18 @@ def merged_conditions(
     `timestamp` only for a condition whose status has changed. Raises `ValueError` for a type given
     twice, or for the summary's type in `now`.
     """
-    if _RFC3339(at) is None:
-        raise ValueError(f"{at!r} is no RFC 3339 time")
+    if _RFC3339(timestamp) is None:
+        raise ValueError(f"{timestamp!r} is no RFC 3339 time")
     conditions = sorted([*now, summary_condition(now, of)], key=lambda each: each.type)
     types = [each.type for each in conditions]
     if len(set(types)) < len(types):
         raise ValueError(f"a condition is given once, and {of} not at all: {', '.join(types)}")
-    since = {
+    transition_times = {
         (each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in previous
     }
     return [
-        _condition_fields(each, since.get((each.type, each.status)) or at) for each in conditions
+        _condition_fields(each, transition_times.get((each.type, each.status)) or timestamp)
+        for each in conditions
     ]
 
 

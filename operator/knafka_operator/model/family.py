@@ -133,34 +133,36 @@ def without_subscribers(channel: Document) -> Document:
     spec = channel.get("spec")
     if not isinstance(spec, Mapping) or "subscribers" not in spec:
         return channel
-    return {**channel, "spec": {key: each for key, each in spec.items() if key != "subscribers"}}
+    return {**channel, "spec": {key: value for key, value in spec.items() if key != "subscribers"}}
 
 
 def _as_broker(document: Document) -> Broker:
     channel = parse(KafkaChannel, without_subscribers(document))
-    spec, of = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
+    spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
     # Leave out what Subscriptions change, or each change would reconcile all the others.
     metadata = channel.metadata.model_copy(update={"generation": 0})
     kept = {
-        key: each
-        for key, each in channel.status.annotations.items()
+        key: value
+        for key, value in channel.status.annotations.items()
         if key != DECLARED and not key.startswith(PROMISE)
     }
     status = channel.status.model_copy(update={"annotations": kept})
-    return Broker(spec=spec, **{**of, "metadata": metadata, "status": status})
+    return Broker(spec=spec, **{**resource_fields, "metadata": metadata, "status": status})
 
 
 def subscription_as_trigger(subscription: Subscription) -> Trigger:
     """Return a Subscription as a Trigger; its kind stays."""
-    declared = subscription.spec
+    subscription_spec = subscription.spec
     spec = TriggerSpec(
-        broker=declared.channel.name, subscriber=declared.subscriber, delivery=declared.delivery
+        broker=subscription_spec.channel.name,
+        subscriber=subscription_spec.subscriber,
+        delivery=subscription_spec.delivery,
     )
     return Trigger(spec=spec, **_resource_fields(subscription))
 
 
-def _resource_fields(read: Resource) -> dict[str, Any]:
-    return {name: getattr(read, name) for name in Resource.model_fields}
+def _resource_fields(resource: Resource) -> dict[str, Any]:
+    return {name: getattr(resource, name) for name in Resource.model_fields}
 
 
 BROKERS: Final = Family(

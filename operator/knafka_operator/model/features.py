@@ -24,6 +24,6 @@ def feature_value(config: ConfigMap | None, name: str, words: Sequence[str], def
     if word not in words:
         assert config is not None
         where = f"ConfigMap {config.metadata.namespace}/{config.metadata.name}"
-        wanted = f"want {', '.join(words)}"
-        raise InvalidDocument("", f"{where}: data.{name}: invalid value: {word:.80}: {wanted}")
+        requirement = f"want {', '.join(words)}"
+        raise InvalidDocument("", f"{where}: data.{name}: invalid value: {word:.80}: {requirement}")
     return word

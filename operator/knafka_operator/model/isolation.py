@@ -28,8 +28,8 @@ def parse_isolation(text: str, path: str) -> Isolation:
     try:
         return Isolation(text)
     except ValueError:
-        wanted = ", ".join(Isolation)
-        raise InvalidDocument(path, f"invalid value: {text:.80}: want {wanted}") from None
+        allowed_values = ", ".join(Isolation)
+        raise InvalidDocument(path, f"invalid value: {text:.80}: want {allowed_values}") from None
 
 
 def declared_isolation(annotations: Mapping[str, str]) -> Isolation | None:

@@ -35,12 +35,12 @@ class Maxima:
         """Read the maxima from the variables `KNAFKA_MAX_…`. Raises `InvalidDocument` with the
         variable's name."""
 
-        given = {
+        declared = {
             each.name: whole_number(environment[variable], variable, 1, LARGEST_INT32)
             for each in fields(cls)
             if (variable := f"KNAFKA_MAX_{each.name.upper()}") in environment
         }
-        return cls(**given)
+        return cls(**declared)
 
     def check_partitions(self, partitions: int, path: str) -> None:
         """Refuse more partitions than the maximum; raises `InvalidDocument`."""
@@ -65,11 +65,11 @@ UNLIMITED: Final = Maxima(
 """Maxima for checks outside of an installation."""
 
 
-def _refuse_above(asked: float, most: float, path: str, setting: str) -> None:
-    if asked > most:
+def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:
+    if declared > maximum:
         seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(
             path,
-            f"invalid value: {asked:.0f}{seconds}: want at most {most:.0f}{seconds}, as this"
+            f"invalid value: {declared:.0f}{seconds}: want at most {maximum:.0f}{seconds}, as this"
             f" installation allows ({setting})",
         )

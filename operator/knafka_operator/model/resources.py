@@ -187,8 +187,8 @@ class Destination(Declared):
         if self.ref is None and not parts.scheme:
             raise problem(f"relative URL without a ref: {shown}: want an absolute one", "uri")
         if self.ref is None and not parts.hostname:
-            wanted = "want one such as http://host/path"
-            raise problem(f"a URL without a host: {shown}: {wanted}", "uri")
+            requirement = "want one such as http://host/path"
+            raise problem(f"a URL without a host: {shown}: {requirement}", "uri")
         if uri:
             check_url_text(uri, "uri")
         return self
@@ -247,13 +247,13 @@ class TriggerSpec(Declared):
     def _one_broker(cls, document: object) -> object:
         if not isinstance(document, Mapping):
             return document
-        given = {name: value for name, value in document.items() if value not in ("", None)}
-        match given:
+        set_fields = {name: value for name, value in document.items() if value not in ("", None)}
+        match set_fields:
             case {"broker": _, "brokerRef": _}:
                 raise problem("expected exactly one, got both", "broker", "brokerRef")
             case {"brokerRef": {"name": str(name)}}:
-                return {**given, "broker": name}
-        return given
+                return {**set_fields, "broker": name}
+        return set_fields
 
 
 class Trigger(Resource):
@@ -318,9 +318,9 @@ class Service(Resource):
         """Return the environment variables of the Service's containers; those with a `valueFrom`
         are empty."""
         return {
-            each.name: each.value
+            variable.name: variable.value
             for container in self.spec.template.spec.containers
-            for each in container.env
+            for variable in container.env
         }
 
 
@@ -340,8 +340,8 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
     """
     if not isinstance(document, Mapping):
         raise InvalidDocument("", "a document is an object with apiVersion, kind and metadata")
-    named = parse(_Type, document)
-    kind = KINDS.get((named.api_version, named.kind))
+    document_type = parse(_Type, document)
+    kind = KINDS.get((document_type.api_version, document_type.kind))
     return None if kind is None else parse(kind, document)
 
 

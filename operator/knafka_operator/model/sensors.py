@@ -111,10 +111,10 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
     @model_validator(mode="after")
     def _is_delivery(self) -> Self:
-        given = self.delivery.model_fields_set
-        if self.retry_strategy and given & {"retry", "backoff_policy", "backoff_delay"}:
+        declared_options = self.delivery.model_fields_set
+        if self.retry_strategy and declared_options & {"retry", "backoff_policy", "backoff_delay"}:
             raise problem("say it once: beside it delivery has retries, too", "retryStrategy")
-        if self.dlq_trigger and "dead_letter_sink" in given:
+        if self.dlq_trigger and "dead_letter_sink" in declared_options:
             raise problem("say it once: beside it delivery has a deadLetterSink", "dlqTrigger")
         if self.dlq_trigger and not self.at_least_once:
             raise problem("wants atLeastOnce: true of its trigger", "dlqTrigger")
@@ -157,8 +157,8 @@ class SensorSpec(Conditions, Declared):
         filters = [
             each for dependency in dependencies for each in _objects_in(dependency, "filters")
         ]
-        if (too_much := beyond_limits(filters)) is not None:
-            raise problem(f"of all dependencies: {too_much}", "dependencies")
+        if (excess := beyond_limits(filters)) is not None:
+            raise problem(f"of all dependencies: {excess}", "dependencies")
         expressions = [
             filters,
             [each.get("filter") for each in dependencies],
@@ -172,10 +172,12 @@ class SensorSpec(Conditions, Declared):
     def _has_one_bus(self) -> Self:
         if self.channel is not None and "broker" in self.model_fields_set:
             raise problem("expected exactly one, got both", "broker", "channel")
-        replying = [number for number, each in enumerate(self.triggers) if each.reply is not None]
-        if self.channel is None and replying:
+        replying_triggers = [
+            number for number, each in enumerate(self.triggers) if each.reply is not None
+        ]
+        if self.channel is None and replying_triggers:
             message = "must not set the field(s): on a Broker replies go to the Broker"
-            raise problem(message, *(f"triggers[{number}].reply" for number in replying))
+            raise problem(message, *(f"triggers[{number}].reply" for number in replying_triggers))
         return self
 
 
@@ -184,7 +186,7 @@ def _objects_in(document: object, name: str) -> list[Mapping[str, Any]]:
     out."""
     declared = document.get(name) if isinstance(document, Mapping) else None
     entries = declared if isinstance(declared, list | tuple) else ()
-    return [each for each in entries if isinstance(each, Mapping)]
+    return [entry for entry in entries if isinstance(entry, Mapping)]
 
 
 class Sensor(Resource):

@@ -43,10 +43,12 @@ KEY_TYPES: Final = ("string", "int", "float", "byte-array")
 PEERS_SOURCE_FINALIZER: Final = "kafkasources.sources.knative.dev"
 """What eventing-kafka-broker puts on each KafkaSource that it serves."""
 
-_OTHERS_TOPICS: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
+_FORBIDDEN_TOPIC_PREFIXES: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
 """Prefixes of topics that a source may not read: a dispatcher may have access to a Kafka that the
 user hasn't, and Brokers' and channels' events belong to their namespaces."""
-_OF_SUBSCRIPTION = re.compile(r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+_SUBSCRIPTION_GROUP = re.compile(
+    r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+).fullmatch
 """Matches group names made by `names.subscription_group`."""
 
 DEFAULT_OFFSET: Final = "latest"
@@ -64,10 +66,10 @@ class SecretValue(Observed):
     secret_key_ref: SecretKey | None = None
 
 
-def _require_secret_keys(of: Declared, *fields: str) -> None:
+def _require_secret_keys(credentials: Declared, *fields: str) -> None:
     """Refuse enabled credentials that lack one of these keys; upstream only notices on
     connecting."""
-    values = [(each, getattr(of, each)) for each in fields]
+    values = [(each, getattr(credentials, each)) for each in fields]
     if missing := [name for name, value in values if value.secret_key_ref is None]:
         raise problem("missing field(s)", *(f"{name}.secretKeyRef" for name in missing))
 
@@ -130,7 +132,7 @@ def checked_user_topic(topic: str) -> str:
     own topics are refused."""
     if not names.is_topic(topic):
         raise problem(f"invalid value: {topic:.300}: want a topic's name")
-    if topic.startswith(_OTHERS_TOPICS):
+    if topic.startswith(_FORBIDDEN_TOPIC_PREFIXES):
         raise problem(_internal_topic_message(topic))
     return topic
 
@@ -143,8 +145,8 @@ def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], 
 
 
 def _internal_topic_message(topic: str) -> str:
-    wanted = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
-    return f"invalid value: {topic:.300}: {wanted}"
+    requirement = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+    return f"invalid value: {topic:.300}: {requirement}"
 
 
 def _checked_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def _checked_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked_group(group: str) -> str:
-    if group.startswith((names.TRIGGERS, names.OURS)) or _OF_SUBSCRIPTION(group):
+    if group.startswith((names.TRIGGERS, names.OURS)) or _SUBSCRIPTION_GROUP(group):
         raise problem(
             f"invalid value: {group:.253}: want a group that is no Trigger's, Subscription's or "
             "Knafka's own"
@@ -194,8 +196,10 @@ class KafkaSource(Resource):
     @model_validator(mode="after")
     def _knows_its_keys(self) -> Self:
         if (declared := self.metadata.labels.get(KEY_TYPE, KEY_TYPES[0])) not in KEY_TYPES:
-            wanted = f"want {', '.join(KEY_TYPES)}"
-            raise problem(f"invalid value: {declared:.80}: {wanted}", f"metadata.labels.{KEY_TYPE}")
+            requirement = f"want {', '.join(KEY_TYPES)}"
+            raise problem(
+                f"invalid value: {declared:.80}: {requirement}", f"metadata.labels.{KEY_TYPE}"
+            )
         return self
 
 
@@ -225,14 +229,14 @@ class SourceTrigger(Trigger):
     def credentials_volume(self) -> Mapping[str, Any] | None:
         """Return the volume that mounts the source's credentials as files, named as in a Secret for
         Kafka; None: none is needed."""
-        found = list(required_credentials(self.source.spec.net))
-        if not found:
+        credentials = list(required_credentials(self.source.spec.net))
+        if not credentials:
             return None
         return {
             "projected": {
                 "sources": [
-                    {"secret": {"name": each.secret, "items": [_volume_item(each)]}}
-                    for each in found
+                    {"secret": {"name": credential.secret, "items": [_volume_item(credential)]}}
+                    for credential in credentials
                 ]
             }
         }
@@ -279,8 +283,10 @@ def source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
     elif spec.consumers == 0:
         annotations[PAUSED] = "true"
     metadata = source.metadata.model_copy(update={"annotations": annotations})
-    of = {name: getattr(source, name) for name in Resource.model_fields}
-    as_declared = TriggerSpec(
+    resource_fields = {name: getattr(source, name) for name in Resource.model_fields}
+    trigger_spec = TriggerSpec(
         broker=source.metadata.name, subscriber=spec.sink, delivery=spec.delivery
     )
-    return SourceTrigger(spec=as_declared, source=source, **{**of, "metadata": metadata})
+    return SourceTrigger(
+        spec=trigger_spec, source=source, **{**resource_fields, "metadata": metadata}
+    )

@@ -27,7 +27,7 @@ the status, so that a starting operator needn't ask all replicas again."""
 
 
 def contract_for_secret(
-    of: Literal["Brokers", "KafkaChannels"],
+    kinds: Literal["Brokers", "KafkaChannels"],
     kafka: Kafka,
     secret: Identity | None,
     settings: Settings,
@@ -38,7 +38,7 @@ def contract_for_secret(
     after the Secret."""
     namespace, name = (settings.namespace, None) if secret is None else secret
     # Two clusters with one Kafka mustn't serve or remove each other's entries.
-    parts = (of, name, settings.installation[:8])
+    parts = (kinds, name, settings.installation[:8])
     topic = names.contract_topic(namespace, "-".join(each for each in parts if each))
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
@@ -63,7 +63,10 @@ def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bo
 def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
     """Whether a contract topic of this name may hold Brokers of this namespace: it must be named
     after a Secret of that namespace or of the operator's (`contract_for_secret`)."""
-    beginnings = (f"{names.CONTRACTS}{each}-Brokers" for each in (namespace, settings.namespace))
+    beginnings = (
+        f"{names.CONTRACTS}{candidate_namespace}-Brokers"
+        for candidate_namespace in (namespace, settings.namespace)
+    )
     return topic.startswith(tuple(beginnings))
 
 
@@ -76,8 +79,8 @@ def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     # The topic is Knafka's own, so an undeclared replication may be reduced to what Kafka's brokers
     # allow.
     topic = _contract_topic(receiver, 1, None)
-    for more in range(2, replication + 1):
-        topic = _contract_topic(receiver, more, topic)
+    for replicas in range(2, replication + 1):
+        topic = _contract_topic(receiver, replicas, topic)
     return topic
 
 

@@ -43,8 +43,8 @@ def reported_types(answer: bytes) -> list[ReportedType]:
     entries = document.get("eventTypes") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("it has no eventTypes")
-    found = (_reported_type(each) for each in entries)
-    return [each for each in found if each is not None]
+    reported = (_reported_type(reported_type) for reported_type in entries)
+    return [reported_type for reported_type in reported if reported_type is not None]
 
 
 def _reported_type(entry: object) -> ReportedType | None:
@@ -63,21 +63,21 @@ def _is_text(value: object) -> TypeGuard[str]:
     return value.isprintable() and is_legal(value)
 
 
-def event_type_name(owner: Identity, told: ReportedType) -> str:
+def event_type_name(owner: Identity, reported_type: ReportedType) -> str:
     """Return the name of an EventType, the same as upstream's, so that existing ones are
     recognised."""
-    text = f"{told.type}{told.source}{owner.namespace}{owner.name}"
+    text = f"{reported_type.type}{reported_type.source}{owner.namespace}{owner.name}"
     suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return f"et-{owner.name}-{suffix}".lower()[:MAX_NAME]
 
 
-def event_type(owner: Document, told: ReportedType) -> Mapping[str, Any]:
+def event_type(owner: Document, reported_type: ReportedType) -> Mapping[str, Any]:
     """Return the manifest of an EventType, which its Broker or KafkaChannel owns."""
     identity = Identity.of(owner)
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
     spec = {
-        "type": told.type,
-        "source": told.source,
+        "type": reported_type.type,
+        "source": reported_type.source,
         "description": DESCRIPTION,
         "reference": {**reference, "namespace": identity.namespace},
     }
@@ -85,15 +85,15 @@ def event_type(owner: Document, told: ReportedType) -> Mapping[str, Any]:
         "apiVersion": EVENT_TYPE_VERSION,
         "kind": EVENT_TYPE,
         "metadata": {
-            "name": event_type_name(identity, told),
+            "name": event_type_name(identity, reported_type),
             "namespace": identity.namespace,
             "ownerReferences": [{**reference, "uid": owner["metadata"]["uid"]}],
         },
-        "spec": spec if told.schema is None else {**spec, "schema": told.schema},
+        "spec": spec if reported_type.schema is None else {**spec, "schema": reported_type.schema},
     }
 
 
 def is_owned_by(event_type: Document, uid: str) -> bool:
     """Whether the object with this UID owns a stored EventType."""
     owners = event_type["metadata"].get("ownerReferences") or ()
-    return any(each.get("uid") == uid for each in owners)
+    return any(owner.get("uid") == uid for owner in owners)

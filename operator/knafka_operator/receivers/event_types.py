@@ -55,7 +55,7 @@ MAX_PER_OWNER: Final = 20
 """Most EventTypes created for one Broker or KafkaChannel in a round."""
 MAX_PER_ROUND: Final = 200
 """Most EventTypes created in a round; each is a write to etcd."""
-ASKED_AT_ONCE: Final = 20
+MAX_CONCURRENT_RECEIVERS: Final = 20
 ASK_TIMEOUT: Final = 2.0
 ANSWER_BYTES: Final = 128 * 1024
 
@@ -81,13 +81,13 @@ class EventTypes:
         if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
             self._known.clear()
             return
-        for gone in self._known.keys() - self.states.brokers.keys():
-            del self._known[gone]
+        for deleted_owner in self._known.keys() - self.states.brokers.keys():
+            del self._known[deleted_owner]
         new: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
-        for service, told in (await self._ask_receivers()).items():
-            for each in told:
-                if (owner := self._owner(service, each.path)) is not None:
-                    new[owner][each] = None
+        for service, reported_types in (await self._ask_receivers()).items():
+            for reported_type in reported_types:
+                if (owner := self._owner(service, reported_type.path)) is not None:
+                    new[owner][reported_type] = None
         await self._create_types(new)
 
     async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
@@ -96,17 +96,17 @@ class EventTypes:
         namespace = self.settings.namespace if self.states.family.centralized else None
         labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
         for pod in await self.cluster.list(CORE, "Pod", labels, namespace):
-            of = pod["metadata"].get("labels") or {}
-            name = of.get("serving.knative.dev/service", "")
+            pod_labels = pod["metadata"].get("labels") or {}
+            name = pod_labels.get("serving.knative.dev/service", "")
             service = Identity(pod["metadata"]["namespace"], name)
             if service in self.receivers.records and takes_requests(pod):
                 addresses[service].append(
                     f"http://{url_host(pod['status']['podIP'])}:{CONTRACT_PORT}"
                 )
-        turns = asyncio.Semaphore(ASKED_AT_ONCE)
+        concurrency_limit = asyncio.Semaphore(MAX_CONCURRENT_RECEIVERS)
 
         async def ask(service: Identity) -> list[ReportedType]:
-            async with turns:
+            async with concurrency_limit:
                 return await self.ask(service, addresses[service])
 
         answers = await asyncio.gather(*map(ask, addresses))
@@ -120,67 +120,81 @@ class EventTypes:
             return None
         if self.states.family.centralized:
             return owner
-        mine = Identity(owner.namespace, receiver_services.receiver_name(record.state.broker))
-        return owner if mine == service else None
+        own_receiver = Identity(
+            owner.namespace, receiver_services.receiver_name(record.state.broker)
+        )
+        return owner if own_receiver == service else None
 
     async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:
-        left, owners = MAX_PER_ROUND, list(new)
+        remaining, owners = MAX_PER_ROUND, list(new)
         random.shuffle(owners)  # else the same owners would always be last
         for owner in owners:
             try:
-                left -= await self._create_types_of(owner, new[owner], min(left, MAX_PER_OWNER))
+                remaining -= await self._create_types_of(
+                    owner, new[owner], min(remaining, MAX_PER_OWNER)
+                )
             except ClusterError as error:  # an error in one namespace doesn't stop the others
                 log.warning("EventTypes of %s %s: %s", self.states.family.broker, owner, error)
-            if left <= 0:
+            if remaining <= 0:
                 return
 
     async def _create_types_of(
-        self, owner: Identity, told: Mapping[ReportedType, None], at_most: int
+        self, owner: Identity, reported: Mapping[ReportedType, None], at_most: int
     ) -> int:
         """Create the missing EventTypes of one owner; returns how many. Raises `ClusterError`."""
         family = self.states.family
-        unknown = [each for each in told if not self._is_known(owner, each)]
+        unknown = [
+            reported_type for reported_type in reported if not self._is_known(owner, reported_type)
+        ]
         if not unknown:
             return 0
         document = await self.cluster.get(family.broker_version, family.broker, *owner)
         if document is None or "deletionTimestamp" in document["metadata"]:
             return 0
-        names = await self._known_name_hashes(owner, document)
-        made = 0
-        for each in unknown:
-            if (name := _name_hash(owner, each)) in names:
+        name_hashes = await self._known_name_hashes(owner, document)
+        created = 0
+        for reported_type in unknown:
+            if (name_hash := _name_hash(owner, reported_type)) in name_hashes:
                 continue
-            if len(names) >= MAX_TYPES:
+            if len(name_hashes) >= MAX_TYPES:
                 kind = document["kind"]
-                log.warning("%s %s has %d EventTypes: no more are made", kind, owner, len(names))
+                log.warning(
+                    "%s %s has %d EventTypes: no more are made", kind, owner, len(name_hashes)
+                )
                 break
-            if made >= at_most:
+            if created >= at_most:
                 break
             try:
-                await self.cluster.create(deciding.event_type(document, each))
+                await self.cluster.create(deciding.event_type(document, reported_type))
             except Rejected as error:  # it would be rejected again
                 log.info("%s", error)
-            names.add(name)
-            made += 1
-        return made
+            name_hashes.add(name_hash)
+            created += 1
+        return created
 
-    def _is_known(self, owner: Identity, told: ReportedType) -> bool:
-        _, names = self._known.get(owner, ("", set[int]()))
-        return len(names) >= MAX_TYPES or _name_hash(owner, told) in names
+    def _is_known(self, owner: Identity, reported_type: ReportedType) -> bool:
+        _, name_hashes = self._known.get(owner, ("", set[int]()))
+        return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
     async def _known_name_hashes(self, owner: Identity, document: Document) -> set[int]:
         """Hashes of the names of an owner's EventTypes, which are listed once and then kept."""
         uid = str(document["metadata"].get("uid", ""))
-        known = self._known.get(owner)
-        if known is None or known[0] != uid:
-            found = await self.cluster.list(EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace)
-            mine = (each["metadata"]["name"] for each in found if deciding.is_owned_by(each, uid))
-            known = self._known[owner] = uid, set(map(hash, mine))
-        return known[1]
+        uid_and_hashes = self._known.get(owner)
+        if uid_and_hashes is None or uid_and_hashes[0] != uid:
+            stored_types = await self.cluster.list(
+                EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace
+            )
+            own_names = (
+                event_type["metadata"]["name"]
+                for event_type in stored_types
+                if deciding.is_owned_by(event_type, uid)
+            )
+            uid_and_hashes = self._known[owner] = uid, set(map(hash, own_names))
+        return uid_and_hashes[1]
 
 
-def _name_hash(owner: Identity, told: ReportedType) -> int:
-    return hash(deciding.event_type_name(owner, told))
+def _name_hash(owner: Identity, reported_type: ReportedType) -> int:
+    return hash(deciding.event_type_name(owner, reported_type))
 
 
 class PodEventTypes:
@@ -194,8 +208,10 @@ class PodEventTypes:
         bearers = self._bearers(service.name, service.namespace)
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         async with checked_session(timeout) as session:
-            answers = await asyncio.gather(*(_ask(session, each, bearers) for each in addresses))
-        return [each for told in answers for each in told]
+            answers = await asyncio.gather(
+                *(_ask(session, address, bearers) for address in addresses)
+            )
+        return [address for types in answers for address in types]
 
 
 async def _ask(

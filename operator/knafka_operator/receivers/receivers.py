@@ -44,12 +44,12 @@ from knafka_operator.scale.http_sessions import checked_session
 
 log = logging.getLogger(__name__)
 
-APPLY_AGAIN: Final = 1.0
+APPLY_RETRY_INTERVAL: Final = 1.0
 """Seconds before a Service that isn't Ready is applied again; all its channels request that."""
 READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to read an entry; after that its object isn't Ready."""
 REPLICA_POLL_INTERVAL: Final = 0.1
-CHECK_AGAIN: Final = 30.0
+CONTRACT_CHECK_INTERVAL: Final = 30.0
 """Seconds between two checks of a contract topic for changes by others."""
 CONTRACT_PORT: Final = 8080
 ASK_TIMEOUT: Final = 2.0
@@ -67,8 +67,8 @@ class ReceiverRecord:
 
     service: Identity
     contract: ContractTopic[Ingress]
-    readings: int = 0
-    """The contract's `readings` for which the positions below are valid."""
+    times_read: int = 0
+    """The contract's `times_read` for which the positions below are valid."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
     """The Service as it was last applied."""
@@ -116,8 +116,8 @@ class ReceiverRecord:
 
     def reset_if_reread(self) -> None:
         """Forget all positions if the topic was read again, as it may have been recreated."""
-        if self.readings != self.contract.readings:
-            self.readings = self.contract.readings
+        if self.times_read != self.contract.times_read:
+            self.times_read = self.contract.times_read
             self.read = 0
             self.written.clear()
 
@@ -151,8 +151,8 @@ class Receivers:
             self.forget(service)
             record = self.records[service] = ReceiverRecord(service, contract)
         await contract.load()
-        if contract.readings != contract.compaction_checked:
-            contract.compaction_checked = contract.readings
+        if contract.times_read != contract.compaction_checked:
+            contract.compaction_checked = contract.times_read
             await _keep_compacted(contract)
         record.reset_if_reread()
         return record
@@ -160,30 +160,33 @@ class Receivers:
     def forget(self, service: Identity) -> None:
         """Forget a receiver, and its contract if no other receiver follows that."""
         if (record := self.records.pop(service, None)) is not None:
-            gone = record.contract
-            if not any(each.contract is gone for each in self.records.values()):
-                self.contracts.pop((gone.kafka.bootstrap_servers, gone.topic), None)
+            contract = record.contract
+            if not any(other_record.contract is contract for other_record in self.records.values()):
+                self.contracts.pop((contract.kafka.bootstrap_servers, contract.topic), None)
 
     async def delete_contract(self, record: ReceiverRecord) -> None:
         """Delete the topic of a receiver's contract if it has no entries and no other receiver
         follows it. Raises `LogError`."""
-        others = (each for each in self.records.values() if each is not record)
-        if not any(each.contract is record.contract for each in others):
+        other_records = (
+            other_record for other_record in self.records.values() if other_record is not record
+        )
+        if not any(other_record.contract is record.contract for other_record in other_records):
             await record.contract.delete_if_empty()
 
     async def check_contract(self, record: ReceiverRecord, asking: Identity) -> None:
-        """Check a contract at most every `CHECK_AGAIN` seconds: if others have changed its topic,
-        enqueue all Brokers or channels but `asking`; remove entries of objects that are gone.
+        """Check a contract at most every `CONTRACT_CHECK_INTERVAL` seconds: if others have changed
+        its topic, enqueue all Brokers or channels but `asking`; remove entries of objects that are
+        gone.
         """
         contract, now = record.contract, _now()
-        if now - contract.checked_at < CHECK_AGAIN:
+        if now - contract.checked_at < CONTRACT_CHECK_INTERVAL:
             return
         contract.checked_at = now
         family = self.states.family
         if await contract.reload_if_changed():
-            for each in self.states.brokers:
-                if each != asking:
-                    self.enqueue((family.broker, *each))
+            for broker in self.states.brokers:
+                if broker != asking:
+                    self.enqueue((family.broker, *broker))
         record.reset_if_reread()
         # Without an installation's name, the entries may be another installation's.
         for path in list(contract.records) if self.settings.installation else ():
@@ -199,16 +202,16 @@ class Receivers:
     ) -> str:
         """Create a contract's topic and apply the receiver's Service; returns its Ready Revision.
 
-        The Service is applied once for all channels, and again every `APPLY_AGAIN` seconds while it
-        isn't Ready. Raises `NotReady` and `LogError`.
+        The Service is applied once for all channels, and again every `APPLY_RETRY_INTERVAL` seconds
+        while it isn't Ready. Raises `NotReady` and `LogError`.
         """
         async with record.lock:
             await record.contract.ensure_created(topic)
-            again = await self._service_is_lost(record) or (
-                record.revision is None and _now() - record.applied_at >= APPLY_AGAIN
+            must_apply = await self._service_is_lost(record) or (
+                record.revision is None and _now() - record.applied_at >= APPLY_RETRY_INTERVAL
             )
-            again = again or self.states.rolls.is_waiting(record.service)
-            if record.manifest != manifest or again:
+            must_apply = must_apply or self.states.rolls.is_waiting(record.service)
+            if record.manifest != manifest or must_apply:
                 record.manifest, record.applied_at, record.problem = manifest, _now(), None
                 record.revision = None
                 try:
@@ -226,8 +229,10 @@ class Receivers:
 
     async def _service_is_lost(self, record: ReceiverRecord) -> bool:
         """Whether a Service that was Ready is gone, or no longer Ready."""
-        there = await self.cluster.get(SERVING, "Service", *record.service)
-        return record.revision is not None and (there is None or not is_ready(there))
+        stored_service = await self.cluster.get(SERVING, "Service", *record.service)
+        return record.revision is not None and (
+            stored_service is None or not is_ready(stored_service)
+        )
 
     async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
         """Wait until every replica has read the last write of `path`. Raises `NotReady` after
@@ -235,23 +240,31 @@ class Receivers:
 
         However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
         """
-        wanted = record.written.get(path, record.contract.position)
+        desired_position = record.written.get(path, record.contract.position)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
-                while record.read < wanted:
+                while record.read < desired_position:
                     async with record.looking:
-                        if _now() - record.looked >= REPLICA_POLL_INTERVAL and record.read < wanted:
+                        if (
+                            _now() - record.looked >= REPLICA_POLL_INTERVAL
+                            and record.read < desired_position
+                        ):
                             await self._ask_replicas(record)
                     if record.contract.checked_at == -math.inf:  # others may have written there
                         await self.check_contract(record, identity_at_path(path))
-                    if record.read < wanted:
+                    if record.read < desired_position:
                         await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
             answers = record.replicas.items()
-            behind = sorted(identity for identity, at in answers if at is None or at < wanted)
+            behind = sorted(
+                identity
+                for identity, position in answers
+                if position is None or position < desired_position
+            )
             raise NotReady(
                 "ReceiverBehind",
-                f"{len(behind)} replicas of {record.service.name} have not read offset {wanted} of "
+                f"{len(behind)} replicas of {record.service.name} have not read "
+                f"offset {desired_position} of "
                 f"topic {record.contract.topic} yet: {', '.join(behind):.200}",
                 transient=True,
             ) from None
@@ -259,28 +272,31 @@ class Receivers:
     async def _ask_replicas(self, record: ReceiverRecord) -> None:
         """Ask every replica for its position, and update the record."""
         end, record.looked = record.contract.position, _now()
-        found = await self.positions(*record.service)
-        if any(at is not None and at > record.contract.position for at in found.values()):
+        answers = await self.positions(*record.service)
+        if any(
+            position is not None and position > record.contract.position
+            for position in answers.values()
+        ):
             # A position beyond the end means that the topic was recreated: check the contract's
             # topic again.
-            found = {
-                identity: at if at and at <= record.contract.position else None
-                for identity, at in found.items()
+            answers = {
+                identity: position if position and position <= record.contract.position else None
+                for identity, position in answers.items()
             }
             record.contract.checked_at = -math.inf
         # Compare with the current end, so that the next waiter needs no request. Positions never go
         # back: a replica that starts later begins with all records.
-        positions = (0 if at is None else at for at in found.values())
+        positions = (0 if position is None else position for position in answers.values())
         record.read = max(record.read, min(positions, default=end))
-        record.replicas = found
+        record.replicas = answers
 
 
 async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
     """Set an existing contract topic to be compacted. A topic created by somebody else may delete
     old records, and a receiver that starts later would serve nothing."""
     topics = contract.kafka.topics
-    found = await topics.describe_topic(contract.topic) if contract.exists else None
-    if found is None or "compact" in found.config.get(CLEANUP, ""):
+    description = await topics.describe_topic(contract.topic) if contract.exists else None
+    if description is None or "compact" in description.config.get(CLEANUP, ""):
         return
     try:
         await topics.set_topic_config(contract.topic, COMPACTED)
@@ -302,16 +318,16 @@ def identity_at_path(path: str) -> Identity:
 def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
     """Parse the records of a receivers' contract, by path. Invalid records are left out; they are
     rewritten when their object is reconciled."""
-    found: dict[str, Ingress] = {}
+    ingresses: dict[str, Ingress] = {}
     for record in records:
         path, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
-        found.pop(path, None)
+        ingresses.pop(path, None)
         if value is not None:
             try:
-                found[path] = parse_json(Ingress, value.decode("utf-8", "replace"))
+                ingresses[path] = parse_json(Ingress, value.decode("utf-8", "replace"))
             except InvalidDocument:
                 continue
-    return found
+    return ingresses
 
 
 class PodPositions:
@@ -334,21 +350,21 @@ class PodPositions:
 
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
         labels = {"serving.knative.dev/service": name}
-        asked = {
-            each["metadata"]["name"]: f"http://{url_host(each['status']['podIP'])}:{self._port}"
-            for each in await self._cluster.list(CORE, "Pod", labels, namespace)
-            if takes_requests(each)
+        urls = {
+            pod["metadata"]["name"]: f"http://{url_host(pod['status']['podIP'])}:{self._port}"
+            for pod in await self._cluster.list(CORE, "Pod", labels, namespace)
+            if takes_requests(pod)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         bearers = self._bearers(name, namespace)
         async with checked_session(timeout) as session:
             answers = await asyncio.gather(
-                *(_position(session, at, bearers) for at in asked.values())
+                *(_position(session, pod_url, bearers) for pod_url in urls.values())
             )
-            if self._url_of and answers and all(each is None for each in answers):
+            if self._url_of and answers and all(pod is None for pod in answers):
                 url = self._url_of(name, namespace)
-                asked, answers = {url: url}, [await _position(session, url, bearers)]
-        return dict(zip(asked, answers, strict=True))
+                urls, answers = {url: url}, [await _position(session, url, bearers)]
+        return dict(zip(urls, answers, strict=True))
 
 
 async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
@@ -368,8 +384,8 @@ def takes_requests(pod: Document) -> bool:
     """Whether a receiver's pod is Ready and may get requests, even while it terminates."""
     status = pod.get("status") or {}
     ready = any(
-        each["type"] == "Ready" and each["status"] == "True"
-        for each in status.get("conditions") or ()
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in status.get("conditions") or ()
     )
     return ready and bool(status.get("podIP"))
 

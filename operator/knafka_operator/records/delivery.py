@@ -64,7 +64,7 @@ class Watched(Generic[K]):
         return Isolation.OWN if self.place is None else Isolation.SHARED
 
     @property
-    def drains_unasked(self) -> bool:
+    def drains_without_requests(self) -> bool:
         """Whether the Trigger has its own pods of min-scale, which drain without being asked."""
         return self.place is None and bool(self.autoscaling.min_scale)
 

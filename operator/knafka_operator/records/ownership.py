@@ -111,10 +111,10 @@ class GroupOwnership:
             topics = broker.kafka.topics
             if not await topics.has_group(group):
                 return frozenset()
-            own = await topics.has_committed(group, broker.topic.name)
+            is_own_group = await topics.has_committed(group, broker.topic.name)
         except (InvalidDocument, LogError):
             return frozenset()  # the effect that creates the group reports the error
-        return frozenset() if own else frozenset({group})
+        return frozenset() if is_own_group else frozenset({group})
 
     async def is_claimed(self, trigger: Identity, group: str) -> bool:
         """Whether another Trigger's status names this group, too. Raises `ClusterError`."""
@@ -126,7 +126,7 @@ class GroupOwnership:
 
 
 async def _is_claimed(
-    cluster: Cluster, kind: tuple[str, str], prefix: str, mine: Identity, key: str, name: str
+    cluster: Cluster, kind: tuple[str, str], prefix: str, identity: Identity, key: str, name: str
 ) -> bool:
     """Whether the status of another object of this kind names the topic or group `name` under
     `key`. Raises `ClusterError`.
@@ -135,13 +135,13 @@ async def _is_claimed(
     objects can have an upstream name, which begins with `prefix`; any object can have another name.
     """
     if not name.startswith(prefix):
-        for each in await cluster.list(*kind):
-            annotations = (each.get("status") or {}).get("annotations") or {}
-            if annotations.get(key) == name and Identity.of(each) != mine:
+        for document in await cluster.list(*kind):
+            annotations = (document.get("status") or {}).get("annotations") or {}
+            if annotations.get(key) == name and Identity.of(document) != identity:
                 return True
         return False
-    for of in names.parts_of(name.removeprefix(prefix)):
-        if of != mine and (stored := await cluster.get(*kind, *of)) is not None:
+    for candidate in names.possible_splits(name.removeprefix(prefix)):
+        if candidate != identity and (stored := await cluster.get(*kind, *candidate)) is not None:
             annotations = (stored.get("status") or {}).get("annotations") or {}
             if annotations.get(key) == name:
                 return True
@@ -164,13 +164,13 @@ class SensorOwnership:
     ) -> bool:
         """Whether a consumer group of the Sensor's usual name exists that isn't proved to be its
         own. Kafka is asked until ownership is proved once. Raises `LogError`."""
-        usual, kept = _usual_group(record), annotations.get(GROUP_STATUS)
-        if record.group_is_proved or kept not in (None, usual):
+        usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
+        if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
-        if not await kafka.topics.has_group(usual):
+        if not await kafka.topics.has_group(usual_group):
             return False
-        record.group_is_proved = kept is not None and await _is_group_proved(
-            kafka, usual, annotations
+        record.group_is_proved = recorded_group is not None and await _is_group_proved(
+            kafka, usual_group, annotations
         )
         return not record.group_is_proved
 
@@ -194,14 +194,14 @@ class SensorOwnership:
         records or are also named by another Sensor's status. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
-        asked = [
+        topics_without_id = [
             topic
             for name, id_ in TOPICS.values()
             if (topic := annotations.get(name)) and not annotations.get(id_) and topics.get(topic)
         ]
         return frozenset(
-            [each for each in asked if self.is_claimed(record, each)]
-            + [each for each in asked if await has_records(kafka.topics, each)]
+            [each for each in topics_without_id if self.is_claimed(record, each)]
+            + [each for each in topics_without_id if await has_records(kafka.topics, each)]
         )
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
@@ -221,8 +221,8 @@ async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping
     name, id_ = TOPICS[TRIGGER]
     if not (topic := annotations.get(name)):
         return False
-    found = await kafka.topics.describe_topic(topic)
-    if found is None or found.id != annotations.get(id_):
+    description = await kafka.topics.describe_topic(topic)
+    if description is None or description.id != annotations.get(id_):
         return False
     return await kafka.topics.has_committed(group, topic)
 
@@ -232,14 +232,14 @@ def kept_names(document: Document) -> set[str]:
     annotations = status_annotations(document)
     identity, bus = Identity.of(document), bus_of(document)
     own_name = bus.family.own_name(bus.identity.name)
-    found = {
+    own_topics = {
         topic
-        for what, (key, _) in TOPICS.items()
+        for role, (key, _) in TOPICS.items()
         if (topic := annotations.get(key))
-        and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, what)
+        and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, role)
     }
     group = annotations.get(GROUP_STATUS)
-    return found | ({group} if group and may_have_group(group, bus, identity) else set())
+    return own_topics | ({group} if group and may_have_group(group, bus, identity) else set())
 
 
 def may_have_group(name: str, bus: Bus, sensor: Identity) -> bool:

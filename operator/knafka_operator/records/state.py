@@ -71,7 +71,7 @@ class BrokerRecord:
 
     def inputs_of_triggers(self) -> tuple[object, ...]:
         """Return everything in the record that its Triggers' decisions depend on."""
-        problems = {number: str(each.problem) for number, each in self.shards.items()}
+        problems = {number: str(shard.problem) for number, shard in self.shards.items()}
         return self.state, self.stopped, self.reconciled, problems
 
 
@@ -294,11 +294,11 @@ class States:
     def clear_references(self, trigger: Identity) -> None:
         """Remove all references of a Trigger."""
         record = self.triggers.get(trigger)
-        for each in record.references if record is not None else ():
-            referring = self.subscribers[each]
+        for referenced in record.references if record is not None else ():
+            referring = self.subscribers[referenced]
             referring.discard(trigger)
             if not referring:
-                del self.subscribers[each]
+                del self.subscribers[referenced]
         if record is not None:
             record.references.clear()
 
@@ -367,9 +367,9 @@ class States:
         brokers, triggers = self.brokers.values(), self.triggers.values()
         states = (each.state for each in brokers)
         watched = (each.watched for each in triggers)
-        of = (*states, *brokers, *watched, *triggers, *self.sensors.values())
-        found = {each.kafka for each in of if each is not None}
-        return {each for each in found if each is not None}
+        kafka_users = (*states, *brokers, *watched, *triggers, *self.sensors.values())
+        kafka_clusters = {each.kafka for each in kafka_users if each is not None}
+        return {each for each in kafka_clusters if each is not None}
 
     def _release_groups(self, record: TriggerRecord) -> None:
         for group in record.groups:
@@ -416,10 +416,10 @@ def group_in_status(trigger: Document, naming: Naming) -> str | None:
     group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     if trigger["kind"] == CHANNELS.trigger:
         uid = trigger["metadata"].get("uid", "")
-        own = group == names.subscription_group(*broker_of(trigger), uid)
+        is_own = group == names.subscription_group(*broker_of(trigger), uid)
     else:
-        own = naming.is_own(NameKind.TRIGGER_GROUP, group, NamedObject.of(trigger))
-    return str(group) if own else None
+        is_own = naming.is_own(NameKind.TRIGGER_GROUP, group, NamedObject.of(trigger))
+    return str(group) if is_own else None
 
 
 def _receiver_label(broker: Identity) -> tuple[str, str]:

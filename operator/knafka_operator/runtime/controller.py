@@ -118,10 +118,10 @@ class ClusterController(Controller):
             WatchSelection(kind.api_version, name): kind for name, kind in self.kinds.items()
         }
         self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
-        for beside in operator.all_operators:
-            beside.moves.on_move = self._on_move
+        for family_operator in operator.all_operators:
+            family_operator.moves.on_move = self._on_move
         for triggers in operator.delivering_kinds:
-            triggers.dead_letters.on_first = self._on_dead_letters
+            triggers.dead_letters.on_first_dead_letters = self._on_dead_letters
         self._watches: dict[WatchSelection, Watch] = {}
         self._synced: set[WatchSelection] = set()
         self._all_synced = asyncio.Event()
@@ -141,13 +141,15 @@ class ClusterController(Controller):
         if self._keys is not None:
             following.append(asyncio.create_task(self._keys.follow(self._operator, enqueue)))
         try:
-            for each in self._always:
-                self._watch(each)
+            for selection in self._always:
+                self._watch(selection)
             try:
                 async with asyncio.timeout(SYNC_TIMEOUT):
                     await self._all_synced.wait()
             except TimeoutError:
-                missing = ", ".join(str(each) for each in self._always if each not in self._synced)
+                missing = ", ".join(
+                    str(selection) for selection in self._always if selection not in self._synced
+                )
                 log.warning("reconciling without watching %s", missing)
             await self._operator.queue.run(self.reconcile)
         finally:

@@ -20,21 +20,21 @@ class Definitions:
     def __init__(self, kinds: RestMapper, operators: Collection[Operator]) -> None:
         self._kinds = kinds
         self._operators = operators
-        self._there: set[str] = set()
+        self._existing_names: set[str] = set()
         """Names of the existing definitions."""
         self._synced = False
-        for each in operators:
-            each.on_eventing(None)
+        for operator in operators:
+            operator.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Update the definitions that have changed or were deleted; look kinds of their groups up
         again, and retry failed objects."""
-        there = {each["metadata"]["name"] for each in changed}
-        left = {each["metadata"]["name"] for each in gone}
-        self._there = (self._there | there) - left
+        changed_names = {each["metadata"]["name"] for each in changed}
+        deleted_names = {each["metadata"]["name"] for each in gone}
+        self._existing_names = (self._existing_names | changed_names) - deleted_names
         if not self._synced:
             return
-        for name in there | left:
+        for name in changed_names | deleted_names:
             self._kinds.forget(name.partition(".")[2])
         for each in self._operators:
             each.queue.retry_failed()
@@ -48,8 +48,8 @@ class Definitions:
 
     def exists(self, name: str) -> bool | None:
         """Whether a definition of this name exists; None: not known yet."""
-        return name in self._there if self._synced else None
+        return name in self._existing_names if self._synced else None
 
     def _report_eventing(self) -> None:
-        for each in self._operators:
-            each.on_eventing(EVENTING_DEFINITION in self._there)
+        for operator in self._operators:
+            operator.on_eventing(EVENTING_DEFINITION in self._existing_names)

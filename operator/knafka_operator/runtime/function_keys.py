@@ -78,9 +78,9 @@ class FunctionKeys:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            before = self._settings.tokens.keys
+            previous_keys = self._settings.tokens.keys
             await self.start()
-            if self._settings.tokens.keys != before:
+            if self._settings.tokens.keys != previous_keys:
                 log.info("the keys of functions' tokens have changed: functions roll")
                 for key in _function_owners(operator):
                     enqueue(key)
@@ -105,12 +105,17 @@ class FunctionKeys:
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
     """Return the newest `MAX_VERIFIERS` keys, without too short ones, which are logged."""
     newest = sorted(values)[-MAX_VERIFIERS:]
-    if short := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
-        wanted = f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
-        log.warning(
-            "Secret %s: %s is too short to be a key: %s", KEYS_SECRET, ", ".join(short), wanted
+    if short_keys := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
+        requirement = (
+            f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
         )
-    return {name: values[name] for name in newest if name not in short}
+        log.warning(
+            "Secret %s: %s is too short to be a key: %s",
+            KEYS_SECRET,
+            ", ".join(short_keys),
+            requirement,
+        )
+    return {name: values[name] for name in newest if name not in short_keys}
 
 
 def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
@@ -125,13 +130,17 @@ def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
 
 def _function_owners(operator: Operator) -> Sequence[Key]:
     """Return the keys of all objects that have functions."""
-    of_all = [each.states for each in operator.all_operators]
-    owners = [(states.family.broker, *each) for states in of_all for each in states.brokers]
-    owners += [(states.family.trigger, *each) for states in of_all for each in states.triggers]
+    all_states = [identity.states for identity in operator.all_operators]
+    owners = [
+        (states.family.broker, *identity) for states in all_states for identity in states.brokers
+    ]
+    owners += [
+        (states.family.trigger, *identity) for states in all_states for identity in states.triggers
+    ]
     if operator.sources is not None:
-        owners += [(KAFKA_SOURCE, *each) for each in operator.sources.states.triggers]
+        owners += [(KAFKA_SOURCE, *identity) for identity in operator.sources.states.triggers]
     if operator.sinks is not None:
-        owners += [(KAFKA_SINK, *each) for each in operator.sinks.records]
+        owners += [(KAFKA_SINK, *identity) for identity in operator.sinks.records]
     if operator.sensors is not None:
-        owners += [(SENSOR, *each) for each in operator.sensors.states.sensors]
+        owners += [(SENSOR, *identity) for identity in operator.sensors.states.sensors]
     return owners

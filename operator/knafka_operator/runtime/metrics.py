@@ -43,18 +43,18 @@ together."""
 def operator_metrics(operator: Operator) -> Iterator[Metric]:
     """Yield the operator's metrics: readiness of Brokers, channels and sinks; lag, replicas and
     outcomes of Triggers; dead letters, scaling, Sensors and shards."""
-    for name, kind, of in (
+    for name, kind, family in (
         ("knafka_broker_ready", "Broker", BROKERS),
         ("knafka_channel_ready", "KafkaChannel", CHANNELS),
     ):
         label = kind.removeprefix("Kafka").lower()
         ready = [
             ({"namespace": identity.namespace, label: identity.name}, int(each.ready == "True"))
-            for beside in operator.all_operators
-            if beside.family is of
-            for identity, each in beside.brokers.with_topic.items()
+            for family_operator in operator.all_operators
+            if family_operator.family is family
+            for identity, each in family_operator.brokers.states_with_topic.items()
         ]
-        if ready or of is BROKERS:
+        if ready or family is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
     if operator.sinks is not None:
         ready = [
@@ -97,8 +97,10 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     if operator.sensors is not None:
         yield from _sensor_metrics(operator.sensors)
     # A dict, not a set, for a stable order.
-    kafkas = dict.fromkeys(each.kafka for _, each, _ in watched)
-    yield from _shard_metrics([shard for kafka in kafkas for shard in kafka.scaler.shards()])
+    kafka_clusters = dict.fromkeys(each.kafka for _, each, _ in watched)
+    yield from _shard_metrics(
+        [shard for kafka in kafka_clusters for shard in kafka.scaler.shards()]
+    )
     yield consumed(
         (each.egress.group, topic, settled)
         for trigger_id, each, _ in watched
@@ -121,10 +123,10 @@ def _dead_letter_metrics(
     reports."""
     now = time.time()
     waiting = [
-        (egress_labels(each.egress), found)
+        (egress_labels(each.egress), waiting_dead_letters)
         for triggers in operator.delivering_kinds
         for identity, each in triggers.watched.items()
-        if (found := triggers.dead_letters.waiting(identity)) is not None
+        if (waiting_dead_letters := triggers.dead_letters.waiting(identity)) is not None
     ]
     yield Metric(
         "knafka_dead_letters",
@@ -148,28 +150,31 @@ def _dead_letter_metrics(
         "knafka_dead_lettered_total",
         "Events that became dead letters, in a topic or at a sink, by the last attempt's failure",
         [
-            ({**labels, "reason": why.partition(" ")[0], "code": why.partition(" ")[2]}, count)
+            (
+                {**labels, "reason": reason.partition(" ")[0], "code": reason.partition(" ")[2]},
+                count,
+            )
             for labels, status in scaled
-            for why, count in sorted(status.counts.dead_letters.items())
+            for reason, count in sorted(status.counts.dead_letters.items())
         ],
     )
 
 
 def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
-    found = [
+    sensor_rows = [
         ({"namespace": identity.namespace, "sensor": identity.name}, status, wakes)
         for identity, (status, wakes) in sensors.scaled_sensors().items()
     ]
     yield Metric(
         "knafka_sensor_lag",
         "Records that the Sensor's group has not committed, of its bus and its trigger topic",
-        [(labels, status.lag) for labels, status, _ in found if status.lag is not None],
+        [(labels, status.lag) for labels, status, _ in sensor_rows if status.lag is not None],
         "gauge",
     )
     yield Metric(
         "knafka_sensor_replicas",
         "Drains held open",
-        [(labels, status.replicas) for labels, status, _ in found],
+        [(labels, status.replicas) for labels, status, _ in sensor_rows],
         "gauge",
     )
     yield Metric(
@@ -177,7 +182,7 @@ def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
         "Times that drains were opened where none was held, by the decision",
         [
             ({**labels, "reason": cause}, count)
-            for labels, _, wakes in found
+            for labels, _, wakes in sensor_rows
             for cause, count in sorted(wakes.items())
         ],
     )
@@ -195,9 +200,9 @@ def _scaling_metrics(
         "gauge",
     )
     counts = [
-        (egress_labels(each.egress), found)
+        (egress_labels(each.egress), scaling_counts)
         for trigger_id, each, _ in watched
-        if (found := each.kafka.scaler.counts(trigger_id)) is not None
+        if (scaling_counts := each.kafka.scaler.counts(trigger_id)) is not None
     ]
     yield Metric(
         "knafka_trigger_lag_known",
@@ -227,29 +232,43 @@ def _scaling_metrics(
 
 def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
     """Metrics of shared dispatchers."""
-    found = [(_shard_labels(each), each) for each in shards]
+    shard_rows = [(_shard_labels(shard), shard) for shard in shards]
     gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
-        ("knafka_shard_triggers", "Triggers in a shared dispatcher", lambda it: it.triggers),
-        ("knafka_shard_lag", "Records that its Triggers have not committed", lambda it: it.lag),
-        ("knafka_shard_desired_replicas", "Drains that it needs: 0 or 1", lambda it: it.wanted),
-        ("knafka_shard_replicas", "Drains held for it", lambda it: it.held),
+        (
+            "knafka_shard_triggers",
+            "Triggers in a shared dispatcher",
+            lambda status: status.triggers,
+        ),
+        (
+            "knafka_shard_lag",
+            "Records that its Triggers have not committed",
+            lambda status: status.lag,
+        ),
+        (
+            "knafka_shard_desired_replicas",
+            "Drains that it needs: 0 or 1",
+            lambda status: status.wanted,
+        ),
+        ("knafka_shard_replicas", "Drains held for it", lambda status: status.held),
     )
-    for name, explained, value in gauges:
-        yield Metric(name, explained, [(labels, value(each)) for labels, each in found], "gauge")
+    for name, help_text, value in gauges:
+        yield Metric(
+            name, help_text, [(labels, value(shard)) for labels, shard in shard_rows], "gauge"
+        )
     yield Metric(
         "knafka_shard_wakes_total",
         "Times that its drain was opened, by the decision",
         [
             ({**labels, "reason": cause}, count)
-            for labels, each in found
-            for cause, count in sorted(each.wakes.items())
+            for labels, shard in shard_rows
+            for cause, count in sorted(shard.wakes.items())
         ],
     )
 
 
 def _shard_labels(shard: ShardStatus) -> dict[str, str]:
-    what = "channel" if shard.kind == "Subscription" else "broker"
-    return {"namespace": shard.namespace, what: shard.broker, "shard": shard.group}
+    owner_label = "channel" if shard.kind == "Subscription" else "broker"
+    return {"namespace": shard.namespace, owner_label: shard.broker, "shard": shard.group}
 
 
 class MetricsServer:
@@ -275,8 +294,8 @@ class MetricsServer:
                 return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
             # A thousand Triggers have 20,000 samples: format them in a thread, so that the event
             # loop goes on.
-            found = [*operator_metrics(operator), _leader_metric(leads())]
-            text = await asyncio.to_thread(prometheus_text, found)
+            metrics = [*operator_metrics(operator), _leader_metric(leads())]
+            text = await asyncio.to_thread(prometheus_text, metrics)
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
         async def lives(_: web.Request) -> web.Response:
@@ -302,5 +321,5 @@ class MetricsServer:
 
 
 def _leader_metric(leads: bool) -> Metric:
-    what = "Whether this replica is the one that acts"
-    return Metric("knafka_operator_leader", what, [({}, int(leads))], "gauge")
+    help_text = "Whether this replica is the one that acts"
+    return Metric("knafka_operator_leader", help_text, [({}, int(leads))], "gauge")

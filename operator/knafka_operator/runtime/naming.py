@@ -33,7 +33,7 @@ TEMPLATES_CONFIG_MAP: Final = "knafka-name-templates"
 """The ConfigMap in the operator's namespace with the current and earlier templates."""
 ASK_AGAIN: Final = 1.0
 """Seconds before a failed request to the API server is repeated."""
-WRITE_AGAIN: Final = 30.0
+WRITE_RETRY_INTERVAL: Final = 30.0
 """Seconds before a failed write of the templates is repeated."""
 
 Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
@@ -86,7 +86,7 @@ class FollowedNaming:
                 await self.apply_config(post)
             except ClusterError as error:
                 log.warning("the templates of names stay as they are: %s", error)
-                await asyncio.sleep(WRITE_AGAIN)
+                await asyncio.sleep(WRITE_RETRY_INTERVAL)
                 self._changed.set()
             except Exception:  # a bug: go on following
                 log.exception("the templates of names")
@@ -142,10 +142,13 @@ class FollowedNaming:
         """Write to the ConfigMap that `template` is in force now. Raises `ClusterError`."""
         naming = self._settings.naming
         data = {}
-        for each in NameKind:
-            first = template if each is kind else naming.in_force(each)
-            lines = [first, *(known for known in naming.known(each) if known != first)]
-            data[each.value] = "\n".join(lines)
+        for name_kind in NameKind:
+            current = template if name_kind is kind else naming.in_force(name_kind)
+            lines = [
+                current,
+                *(earlier for earlier in naming.known(name_kind) if earlier != current),
+            ]
+            data[name_kind.value] = "\n".join(lines)
         manifest = {
             "apiVersion": CORE,
             "kind": "ConfigMap",
@@ -166,7 +169,7 @@ def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, 
     """Return the recorded templates by kind, first the one in force; invalid ones are logged and
     left out."""
     data = {} if record is None else record.get("data") or {}
-    found = {}
+    templates_by_kind = {}
     for kind in NameKind:
         templates = []
         for line in str(data.get(kind.value) or "").splitlines():
@@ -174,5 +177,5 @@ def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, 
                 templates.append(normalized(kind, line))
             except InvalidDocument as error:
                 log.warning("ConfigMap %s: %s", TEMPLATES_CONFIG_MAP, error)
-        found[kind] = tuple(templates)
-    return found
+        templates_by_kind[kind] = tuple(templates)
+    return templates_by_kind

@@ -45,13 +45,13 @@ from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.scale.repeat import run_repeatedly
 from knafka_operator.webhooks import channel_handlers, handlers, sink_handlers, source_handlers
 from knafka_operator.webhooks import server as webhooks
-from knafka_operator.webhooks.registration import REGISTER_EVERY, Registration, declared_webhooks
+from knafka_operator.webhooks.registration import REGISTER_INTERVAL, Registration, declared_webhooks
 
 log = logging.getLogger("knafka")
 
 T = TypeVar("T")
 
-PREPARE_EVERY: Final = 300.0
+PREPARE_INTERVAL: Final = 300.0
 """Seconds between two rounds in which a waiting replica connects to the Kafkas that it would
 need."""
 MAX_READ_BYTES: Final = 128 * 1024 * 1024
@@ -59,7 +59,7 @@ MAX_READ_BYTES: Final = 128 * 1024 * 1024
 fill it. The contract of ten thousand Triggers has 20 MB, and several times as much before
 compaction."""
 ASK_AGAIN: Final = 1.0
-WEBHOOKS_END: Final = 5.0
+WEBHOOKS_STOP_TIMEOUT: Final = 5.0
 
 
 async def run(settings: Settings) -> None:
@@ -115,18 +115,18 @@ async def run(settings: Settings) -> None:
 async def _installation_id(settings: Settings, api: ApiCluster) -> str:
     namespace = settings.namespace
     try:
-        found = await api.get(CORE, "Namespace", namespace, namespace)
+        stored = await api.get(CORE, "Namespace", namespace, namespace)
     except NotAllowed as error:
         log.warning("channels of other clusters are not told apart: %s", error)
-        found = None
-    return "" if found is None else str(found["metadata"]["uid"])
+        stored = None
+    return "" if stored is None else str(stored["metadata"]["uid"])
 
 
 async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
     """Wait until this replica leads (returns True), or must stop (False)."""
     log.info("waiting for the Lease")
     preparing = asyncio.create_task(
-        run_repeatedly("being ready", operator.prepare, PREPARE_EVERY, 0.0)
+        run_repeatedly("being ready", operator.prepare, PREPARE_INTERVAL, 0.0)
     )
     waiting = [asyncio.create_task(each.wait()) for each in (acquired, stop)]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -148,8 +148,8 @@ async def _lead(
     async def act() -> None:
         await keys.start()  # another leader may have changed the keys
         await naming.start()
-        for each in operator.all_operators:
-            await _resume(each)
+        for task in operator.all_operators:
+            await _resume(task)
         await tracing.start()  # tracing may have changed while another replica led
         await controller.run()
 
@@ -159,8 +159,8 @@ async def _lead(
         if acting.done():
             acting.result()  # the task ends by itself only after a bug
     finally:
-        for each in (acting, stopping):
-            each.cancel()
+        for task in (acting, stopping):
+            task.cancel()
         await asyncio.wait((acting, stopping))
         await operator.close()
 
@@ -220,14 +220,14 @@ class Webhooks:
         await self._serves.wait()
         await _retry_until_answered("registering webhooks", registration.register)
         self._registered = True
-        await run_repeatedly("registering webhooks", registration.register, REGISTER_EVERY)
+        await run_repeatedly("registering webhooks", registration.register, REGISTER_INTERVAL)
 
     async def close(self) -> None:
         """Stop serving; the registration stays, as all replicas share it."""
         self._registering.cancel()
         await asyncio.wait([self._registering])
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, WEBHOOKS_END)
+        await asyncio.to_thread(self._thread.join, WEBHOOKS_STOP_TIMEOUT)
 
 
 async def _start_webhooks(
@@ -257,11 +257,11 @@ async def _start_webhooks(
         settings.admission.server = webhooks.ServiceServer(
             ours.namespace, pem, lambda: _set_from_thread(loop, serves)
         )
-        of_all = declared_webhooks(
+        all_webhooks = declared_webhooks(
             handlers.REGISTRY, handlers.DOMAIN, ours.namespace, pem["ca.crt"]
         )
         uid = ours.identity.partition("_")[2]
-        registration = Registration(cluster, ours.namespace, uid, handlers.DOMAIN, of_all)
+        registration = Registration(cluster, ours.namespace, uid, handlers.DOMAIN, all_webhooks)
     else:
         serves.set()
 

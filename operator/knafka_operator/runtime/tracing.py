@@ -68,17 +68,17 @@ class FollowedTracing:
         """Apply the ConfigMaps to all functions at once, when a process or a term begins."""
         tracing = self._settings.tracing
         try:
-            wanted = (await self._retry_until_answered(self._read_variables))[0]
+            desired = (await self._retry_until_answered(self._read_variables))[0]
         except InvalidDocument as error:
-            wanted = await self._retry_until_answered(self._running_variables)
+            desired = await self._retry_until_answered(self._running_variables)
             log.warning("%s: functions go on as they were", error)
-        tracing.begin_rollout(wanted, ())
+        tracing.begin_rollout(desired, ())
 
     def on_config_map(self, document: Document) -> None:
         """Note that a ConfigMap has changed or was deleted."""
         metadata = document["metadata"]
-        ours = metadata["namespace"] == self._settings.namespace
-        if ours and metadata["name"] in CONFIG_MAPS:
+        is_own_namespace = metadata["namespace"] == self._settings.namespace
+        if is_own_namespace and metadata["name"] in CONFIG_MAPS:
             self.reread_soon()
 
     def reread_soon(self) -> None:
@@ -103,7 +103,7 @@ class FollowedTracing:
     async def _apply_config(self, operator: Owners, post: Post) -> None:
         tracing = self._settings.tracing
         try:
-            wanted, config = await self._read_variables()
+            desired, config = await self._read_variables()
         except InvalidDocument as error:
             if self._problem != (problem := f"{error}: functions go on as they were"):
                 self._problem = problem
@@ -112,11 +112,15 @@ class FollowedTracing:
                     post(config, "Warning", "InvalidTracing", problem)
             return
         self._problem = ""
-        if wanted == tracing.desired:
+        if desired == tracing.desired:
             return
         tracing.begin_rollout(
-            wanted,
-            [owner for each in operator.all_operators for owner in service_owners(each.states)],
+            desired,
+            [
+                owner
+                for family_operator in operator.all_operators
+                for owner in service_owners(family_operator.states)
+            ],
         )
         count = len(tracing.pending_owners)
         seconds = count * ROLL_OUT_SPACING
@@ -140,19 +144,23 @@ class FollowedTracing:
     async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
         """Return the tracing variables, and the ConfigMap that declares them; raises
         `InvalidDocument`."""
-        found = {name: await self._get(name) for name in CONFIG_MAPS}
-        data = {name: (each or {}).get("data") or {} for name, each in found.items()}
+        config_maps = {name: await self._get(name) for name in CONFIG_MAPS}
+        data = {
+            name: (config_map or {}).get("data") or {} for name, config_map in config_maps.items()
+        }
         settings = self._settings
-        wanted = tracing_environment(
+        desired = tracing_environment(
             data[OBSERVABILITY], data[TRACING], settings.namespace, settings.cluster_domain
         )
-        return wanted, found[OBSERVABILITY] or found[TRACING]
+        return desired, config_maps[OBSERVABILITY] or config_maps[TRACING]
 
     async def _running_variables(self) -> Mapping[str, str]:
         """Return the tracing variables of the first Service found; empty if there is none."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
-            for each in await self._cluster.list(SERVING, "Service", {services.ROLE_LABEL: role}):
-                return tracing_variables_of(each)
+            for service in await self._cluster.list(
+                SERVING, "Service", {services.ROLE_LABEL: role}
+            ):
+                return tracing_variables_of(service)
         return {}
 
     async def _get(self, name: str) -> Document | None:
@@ -173,7 +181,7 @@ def service_owners(states: States) -> list[Owner]:
     """Return the owners of Services: Brokers, for receivers and shards, and Triggers that no shard
     delivers."""
     family = states.family
-    brokers = [(family.broker, *each) for each in states.brokers]
+    brokers = [(family.broker, *broker) for broker in states.brokers]
     triggers = [
         (family.trigger, *identity)
         for identity, record in states.triggers.items()
@@ -185,12 +193,14 @@ def service_owners(states: States) -> list[Owner]:
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
     """Return the Triggers in a Broker's shards, whose reconciliation applies the shards."""
     kind, namespace, name = owner
-    found: list[Owner] = []
+    triggers: list[Owner] = []
     for states in (
-        each.states for each in operator.all_operators if each.states.family.broker == kind
+        family_operator.states
+        for family_operator in operator.all_operators
+        if family_operator.states.family.broker == kind
     ):
         for identity in states.triggers_of(Identity(namespace, name)):
             record = states.triggers.get(identity)
             if record is not None and record.watched is not None and record.watched.place:
-                found.append((states.family.trigger, *identity))
-    return found
+                triggers.append((states.family.trigger, *identity))
+    return triggers

@@ -116,14 +116,14 @@ def decide_scale(
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
         return Scale(0, f"paused; {waiting}", Cause.PAUSED)
-    needed = -(-lag // autoscaling.lag_threshold)
+    needed_drains = -(-lag // autoscaling.lag_threshold)
     reason = f"{waiting}; "
     cause = Cause.LAG
     if lag == 0:
         reason = NOTHING_WAITS
         cause = Cause.NO_LAG
     elif held == 0 and lag <= autoscaling.activation_lag_threshold:
-        needed = 0
+        needed_drains = 0
         cause = Cause.ACTIVATION
         reason += f"it starts when more than {autoscaling.activation_lag_threshold} wait"
     elif shared:
@@ -131,15 +131,15 @@ def decide_scale(
     else:
         reason += f"one dispatcher per {autoscaling.lag_threshold}"
     if shared:
-        return _shared_scale(Scale(needed, reason, cause), partitions, autoscaling)
-    replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
-    if replicas > needed:
+        return _shared_scale(Scale(needed_drains, reason, cause), partitions, autoscaling)
+    replicas = min(max(needed_drains, autoscaling.min_scale), autoscaling.max_scale, partitions)
+    if replicas > needed_drains:
         cause = Cause.MIN_SCALE
         reason += f", at least {autoscaling.min_scale} (min-scale)"
-    elif replicas < needed and replicas == autoscaling.max_scale:
+    elif replicas < needed_drains and replicas == autoscaling.max_scale:
         cause = Cause.MAX_SCALE
         reason += f", at most {autoscaling.max_scale} (max-scale)"
-    elif replicas < needed:
+    elif replicas < needed_drains:
         cause = Cause.PARTITIONS
         reason += f", at most {partitions} (its topic's partitions)"
     return Scale(replicas, reason, cause)

@@ -85,32 +85,41 @@ class HttpDrains:
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain; yields its progress. Closing the iterator closes the connection. Raises
         `DrainRefused` and what `aiohttp` raises."""
-        wanted = request.model_copy(update={"egress": documents.digest(egress)})
-        return self._progress_lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
+        checked_request = request.model_copy(update={"egress": documents.digest(egress)})
+        return self._progress_lines(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
         """Hold the drains of one shard, as `hold` does one."""
-        wanted = request.model_copy(update={"shard": shard.group})
-        return self._progress_lines(ShardProgress, shard.group, wanted, stop, self._shard_line)
+        shard_request = request.model_copy(update={"shard": shard.group})
+        return self._progress_lines(
+            ShardProgress, shard.group, shard_request, stop, self._shard_line
+        )
 
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain of a Sensor, as `hold` does."""
-        wanted = request.model_copy(update={"sensor": documents.digest(sensor)})
-        return self._progress_lines(DrainProgress, sensor_id, wanted, stop, SENSOR_LINE_BYTES)
+        sensor_request = request.model_copy(update={"sensor": documents.digest(sensor)})
+        return self._progress_lines(
+            DrainProgress, sensor_id, sensor_request, stop, SENSOR_LINE_BYTES
+        )
 
     async def _progress_lines(
-        self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event, limit: int
+        self,
+        progress_type: type[Progress],
+        unit: str,
+        drain_request: DrainRequest,
+        stop: asyncio.Event,
+        limit: int,
     ) -> AsyncIterator[Progress]:
-        of_function = self._urls[unit].rstrip("/")
-        url, pace = of_function + drain.PATH, self._pace(unit, limit)
-        bearers = self._tokens.bearers(of_function) or [""]
+        function_url = self._urls[unit].rstrip("/")
+        url, pace = function_url + drain.PATH, self._pace(unit, limit)
+        bearers = self._tokens.bearers(function_url) or [""]
 
         async def body() -> AsyncIterator[bytes]:
-            yield json.dumps(documents.dump(wanted)).encode() + b"\n"
+            yield json.dumps(documents.dump(drain_request)).encode() + b"\n"
             await stop.wait()
             yield drain.STOP
 
@@ -129,16 +138,18 @@ class HttpDrains:
                     # Don't quote the body: the message goes to a status, and anyone may have
                     # answered.
                     raise DrainRefused(f"{url} answered {response.status}: see its log")
-                told = paced_lines(response, pace)
-                while (line := await _next_line(told, url, limit)) is not None:
-                    yield await parsed_off_loop(partial(_parsed_progress, of, line), len(line))
+                lines = paced_lines(response, pace)
+                while (line := await _next_line(lines, url, limit)) is not None:
+                    yield await parsed_off_loop(
+                        partial(_parsed_progress, progress_type, line), len(line)
+                    )
                 return
 
     def _pace(self, unit: str, limit: int) -> LinePace:
         if unit not in self._paces:
             if len(self._paces) > 2 * len(self._urls):
-                for gone in self._paces.keys() - self._urls.keys():
-                    del self._paces[gone]
+                for removed_unit in self._paces.keys() - self._urls.keys():
+                    del self._paces[removed_unit]
             self._paces[unit] = LinePace(LINES_PER_SECOND, limit / LONGEST_LINE_SECONDS)
         return self._paces[unit]
 
@@ -156,22 +167,27 @@ class HttpDrains:
         return self._session
 
 
-async def _next_line(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
+async def _next_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
     """Return the next line; None at the end. Raises `DrainRefused` for a line that is too long."""
     try:
-        return await anext(told, None)
+        return await anext(lines, None)
     except (ValueError, LineTooLong) as error:
         raise DrainRefused(
             f"{url} answered with a line of more than {limit} bytes, which is no dispatcher's"
         ) from error
 
 
-def _parsed_progress(of: type[Progress], line: bytes) -> Progress:
+def _parsed_progress(progress_type: type[Progress], line: bytes) -> Progress:
     """Parse a line of progress, and cut a large one to its bounds; raises `InvalidDocument`."""
-    told = documents.parse_json(of, line.decode("utf-8", "replace"))
+    progress = documents.parse_json(progress_type, line.decode("utf-8", "replace"))
     if len(line) < LARGE_DOCUMENT:
-        return told
-    if isinstance(told, ShardProgress):
-        egresses = {group: within_bounds(each) for group, each in told.egresses.items()}
-        return told.model_copy(update={"egresses": egresses, "error": bounded_text(told.error)})
-    return within_bounds(told)
+        return progress
+    if isinstance(progress, ShardProgress):
+        egresses = {
+            group: within_bounds(drain_progress)
+            for group, drain_progress in progress.egresses.items()
+        }
+        return progress.model_copy(
+            update={"egresses": egresses, "error": bounded_text(progress.error)}
+        )
+    return within_bounds(progress)

@@ -42,7 +42,7 @@ class FilterRest:
         self._over_at = -math.inf
         self._rests = 0
         """Number of rests in a row without an event that passed."""
-        self._waited = 0
+        self._initial_lag = 0
         """Lag when the drains began."""
         self._looked = -math.inf
         self._filtered = 0
@@ -61,7 +61,7 @@ class FilterRest:
         if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._looked = now
-        self._waited, self._filtered = lag, 0
+        self._initial_lag, self._filtered = lag, 0
 
     def on_request_end(self, now: float) -> None:
         """Record that a drain request has ended."""
@@ -84,16 +84,16 @@ class FilterRest:
     ) -> bool:
         """Begin a rest if the open drains have caught up and passed nothing; returns whether it has
         begun. `lag` is the number of waiting events."""
-        filtered = sum(each.filtered for each in drains)
-        grown = filtered - self._filtered
-        rate = grown / max(now - self._looked, 1.0)
+        filtered = sum(drain_progress.filtered for drain_progress in drains)
+        newly_filtered = filtered - self._filtered
+        rate = newly_filtered / max(now - self._looked, 1.0)
         self._looked, self._filtered = now, filtered
         awake_for = 0.0 if self._rests else autoscaling.cooldown_period
         if (
             autoscaling.min_scale
             or not autoscaling.may_rest
-            or grown <= 0
-            or filtered < self._waited
+            or newly_filtered <= 0
+            or filtered < self._initial_lag
             or now - self._passed_at < awake_for
             or lag > max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
         ):

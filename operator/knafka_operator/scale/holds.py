@@ -73,8 +73,8 @@ class Slots:
     def assign(self, request: Hashable, others: Collection[int] = ()) -> int:
         """Assign the lowest free slot to a request; `others` are slots of drains without a
         request."""
-        taken = {*self._slots.values(), *others}
-        self._slots[request] = next(each for each in count() if each not in taken)
+        taken_slots = {*self._slots.values(), *others}
+        self._slots[request] = next(slot for slot in count() if slot not in taken_slots)
         return self._slots[request]
 
     def slot_of(self, request: Hashable) -> int | None:
@@ -84,12 +84,12 @@ class Slots:
     def note_slot(self, request: Hashable, slot: int) -> None:
         """Record the slot that the request's drain reports; a request that had it gets this one's
         slot."""
-        mine = self._slots.get(request)
-        if mine is None or mine == slot:
+        own_slot = self._slots.get(request)
+        if own_slot is None or own_slot == slot:
             return
-        for other, each in self._slots.items():
-            if each == slot:
-                self._slots[other] = mine
+        for other_request, other_slot in self._slots.items():
+            if other_slot == slot:
+                self._slots[other_request] = own_slot
         self._slots[request] = slot
 
     def free(self, request: Hashable) -> None:
@@ -156,7 +156,7 @@ class Holds(Generic[Line]):
         self._slots = slots
         self._open: dict[Hold, asyncio.Event] = {}
         self._ending: set[Hold] = set()
-        self._unheld: set[Hold] = set()
+        self._without_request: set[Hold] = set()
         """Holds whose last request ended or broke off before its drain ended."""
         self.wakes: Counter[Cause] = Counter()
         """Times that a hold was opened while there was none, by cause."""
@@ -215,7 +215,7 @@ class Holds(Generic[Line]):
                         async with asyncio.timeout(pause):
                             await stop.wait()
                 if stop.is_set():
-                    if hold in self._unheld:
+                    if hold in self._without_request:
                         await self._end_unheld(hold, stop, ask)
                     return
                 wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
@@ -224,7 +224,7 @@ class Holds(Generic[Line]):
         finally:
             self._open.pop(hold, None)
             self._ending.discard(hold)
-            self._unheld.discard(hold)
+            self._without_request.discard(hold)
             if self._slots is not None:
                 self._slots.free(hold)
             self._on_over()
@@ -235,25 +235,25 @@ class Holds(Generic[Line]):
         over_at = loop.time() + self._budget
 
         def stop_if_needless() -> None:
-            going_on = sum(not each.is_set() for each in self._open.values())
-            if going_on > self._unit.wanted:
+            running = sum(not stop_event.is_set() for stop_event in self._open.values())
+            if running > self._unit.wanted:
                 stop.set()
 
-        deciding = loop.call_at(over_at - STOP_DECISION_SECONDS, stop_if_needless)
-        longest = self._first_budget
+        decision_timer = loop.call_at(over_at - STOP_DECISION_SECONDS, stop_if_needless)
+        request_limit = self._first_budget
         try:
             while True:
                 began = loop.time()
-                budget = min(longest, over_at - began)
+                budget = min(request_limit, over_at - began)
                 ended = await self._request(hold, stop, ask, budget)
-                went_on_for = loop.time() - began
+                lasted = loop.time() - began
                 # A request that ends long before its budget isn't repeated at once.
-                spent = ended is not Ended.BUDGET or went_on_for < budget / 2
-                if spent or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
+                is_over = ended is not Ended.BUDGET or lasted < budget / 2
+                if is_over or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
                     return ended
-                longest = self._request_budget
+                request_limit = self._request_budget
         finally:
-            deciding.cancel()
+            decision_timer.cancel()
 
     async def _end_unheld(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> None:
         """End a drain that has no open request: send another one with `stop` set. Otherwise the
@@ -286,16 +286,16 @@ class Holds(Generic[Line]):
         )
         last: Line | None = None
         self._unit.on_open(hold)
-        asking = ask(request, stop)
+        lines = ask(request, stop)
         try:
             async with asyncio.timeout(budget + GRACE):
-                async for line in asking:
+                async for line in lines:
                     last = line
                     # Unless a later line reports an end, the drain outlives this request.
                     if line.ended in (None, Ended.BUDGET):
-                        self._unheld.add(hold)
+                        self._without_request.add(hold)
                     else:
-                        self._unheld.discard(hold)
+                        self._without_request.discard(hold)
                     self._unit.on_line(hold, line)
         except Exception as error:  # any error goes to the status, and the drain is retried
             if not may_fail:
@@ -303,15 +303,15 @@ class Holds(Generic[Line]):
             return Ended.FAILED
         finally:
             self._unit.on_close(hold)
-        ended, said = (None, None) if last is None else (last.ended, last.error)
+        ended, reported_error = (None, None) if last is None else (last.ended, last.error)
         match ended:
             case Ended.IDLE | Ended.BUDGET:
                 self._unit.on_end(ended, last, None)
             case Ended.STOPPED if stop.is_set():
                 self._unit.on_end(ended, last, None)
             case Ended.FAILED:
-                why = said or "it did not say why"
-                self._unit.on_end(ended, last, f"the drain failed: {why}")
+                reason = reported_error or "it did not say why"
+                self._unit.on_end(ended, last, f"the drain failed: {reason}")
             case None if not may_fail:
                 self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
         return ended or Ended.FAILED

@@ -30,12 +30,12 @@ class CheckedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the allowed addresses of a host; raises `OSError` if there is none."""
-        found = await self._resolver.resolve(host, port, family)
-        allowed = [each for each in found if addresses.refusal(each["host"]) is None]
+        resolved = await self._resolver.resolve(host, port, family)
+        allowed = [result for result in resolved if addresses.refusal(result["host"]) is None]
         if not allowed:
-            why = "; ".join({addresses.refusal(each["host"]) or "" for each in found})
+            refusals = "; ".join({addresses.refusal(result["host"]) or "" for result in resolved})
             # The message is what aiohttp shows.
-            message = f"{host}: {why}, which is not allowed here"
+            message = f"{host}: {refusals}, which is not allowed here"
             raise OSError(errno.EHOSTUNREACH, message)
         return allowed
 

@@ -83,9 +83,9 @@ class LagChecks:
         """Checks that have no task yet."""
         self._added = asyncio.Event()
 
-    def add(self, look: LagCheck) -> None:
+    def add(self, check: LagCheck) -> None:
         """Add a check, which starts at once if `run` is running."""
-        self._waiting.append(look)
+        self._waiting.append(check)
         self._added.set()
 
     async def run(self, looks: Iterable[LagCheck]) -> None:
@@ -94,8 +94,8 @@ class LagChecks:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._added.clear()
-                added, self._waiting = self._waiting, []
-                for each in added:
+                new_checks, self._waiting = self._waiting, []
+                for each in new_checks:
                     tasks.create_task(each.run())
                 await self._added.wait()
 
@@ -115,7 +115,7 @@ class TopicLagCheck(LagCheck):
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the topic meanwhile may be missing in the answer.
         self.due = self.checked_at + min(each.autoscaling.polling_interval for each in triggers)
-        if asked := [(each, each.egress) for each in triggers if each.needs_question]:
+        if asked := [(each, each.egress) for each in triggers if each.needs_lag_request]:
             await self._ask(asked)
 
     async def _ask(self, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
@@ -129,17 +129,17 @@ class TopicLagCheck(LagCheck):
             return
         for trigger, egress in asked:
             if self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
-                trigger.asked_at, trigger.settled_since = began, 0
+                trigger.asked_at, trigger.settled_since_request = began, 0
                 self._apply(trigger, lags.get(egress.group))
 
     async def _lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
-        found = [await self.kafka.lags(groups, each) for each in self.names]
+        lags_by_topic = [await self.kafka.lags(groups, each) for each in self.names]
         return {
-            group: merged_lags(self.names, [each[group] for each in found])
+            group: merged_lags(self.names, [each[group] for each in lags_by_topic])
             for group in groups
-            if all(group in each for each in found)
+            if all(group in each for each in lags_by_topic)
         }
 
     def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
@@ -154,7 +154,7 @@ class TopicLagCheck(LagCheck):
         trigger.beyond_end = lag.beyond_end
         trigger.floor = decide_scale(0, partitions, autoscaling, 0, shared=shared).replicas
         scale = decide_scale(lag.total, partitions, autoscaling, len(holds), shared=shared)
-        due = asyncio.get_running_loop().time() >= trigger.join_by
+        due = asyncio.get_running_loop().time() >= trigger.join_due_at
         if due and not scale.replicas and not autoscaling.paused:
             scale = keeping_offsets(scale, partitions, shared=shared)
         elif not shared and not autoscaling.paused:
@@ -220,7 +220,7 @@ class SensorLagCheck(LagCheck):
             async with asyncio.timeout(LAG_TIMEOUT):
                 bus = await self._lag(sensor.group, sensor.topic)
                 trigger = await self._lag(sensor.group, sensor.trigger_topic)
-                if self._is_as_it_was(sensor):
+                if self._is_unchanged(sensor):
                     await self._apply(bus, trigger)
         except Exception as error:  # any error: keep the last decision
             scaled.lag_error = f"the lag is not known: {error_text(error)}"
@@ -228,7 +228,7 @@ class SensorLagCheck(LagCheck):
     async def _lag(self, group: str, topic: str) -> Lag:
         return (await self.kafka.lags([group], topic))[group]
 
-    def _is_as_it_was(self, sensor: SensorContract) -> bool:
+    def _is_unchanged(self, sensor: SensorContract) -> bool:
         return not self.over and self.scaled.sensor is sensor
 
     async def _apply(self, bus: Lag, trigger: Lag) -> None:
@@ -237,7 +237,11 @@ class SensorLagCheck(LagCheck):
         scaled.lag_error = None
         scaled.lag = bus.total + trigger.total
         scaled.due = min(
-            (at for each in trigger.metadata.values() if (at := records.due_in(each)) is not None),
+            (
+                at
+                for each in trigger.metadata.values()
+                if (at := records.parse_due(each)) is not None
+            ),
             default=None,
         )
         # A member may have partitions of only one of the two topics.
@@ -248,14 +252,14 @@ class SensorLagCheck(LagCheck):
         if not scale.replicas and not autoscaling.paused:
             if wait <= 0:
                 scale = due_now(scale)
-            elif now >= scaled.join_by:
+            elif now >= scaled.join_due_at:
                 scale = keeping_offsets(scale, partitions, shared=False)
         scaled.scale = scale
         if wait > 0:
             self.due = min(self.due, now + wait)
         if len(holds) < scale.replicas and not self._is_ending():
             others = {sensor.slot_of(each) for each in await self.kafka.members(sensor.group)}
-            if self._is_as_it_was(sensor) and not self._is_ending():
+            if self._is_unchanged(sensor) and not self._is_ending():
                 while len(holds) < scaled.scale.replicas:
                     holds.open(scale.cause, {each for each in others if each is not None})
 

@@ -35,11 +35,11 @@ def within_bounds(progress: DrainProgress) -> DrainProgress:
 def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
     """Return counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as
     `other`."""
-    few: Counter[str] = Counter()
+    bounded: Counter[str] = Counter()
     for reason, count in letters.items():
-        known = reason in few or len(few) < MAX_REASONS
-        few[reason if known and len(reason) <= MAX_TEXT_LENGTH else OTHER_REASONS] += count
-    return dict(few)
+        is_counted = reason in bounded or len(bounded) < MAX_REASONS
+        bounded[reason if is_counted and len(reason) <= MAX_TEXT_LENGTH else OTHER_REASONS] += count
+    return dict(bounded)
 
 
 def bounded_text(text: str | None) -> str | None:

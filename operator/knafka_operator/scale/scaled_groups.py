@@ -32,7 +32,7 @@ from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds, Slots
 from knafka_operator.scale.progress_bounds import MAX_REASONS, bounded_reasons
 
-KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
+MAX_SECONDS_WITHOUT_DRAIN: Final = 24 * 3600.0
 """Longest time (seconds) without a drain; then one is opened even without lag. Kafka deletes the
 offsets of a group without members after offsets.retention.minutes (7 days), and all events in its
 topic would be delivered again."""
@@ -43,7 +43,7 @@ LAG_INTERVAL: Final = 60.0
 """Seconds, on average, between two requests for the lag of a Trigger that a shard drains: the
 shard's reports are enough in between, as a small lag need not be known to the second."""
 
-COMMITTED_WITHIN: Final = 3.0
+COMMIT_SECONDS: Final = 3.0
 """Seconds within which a dispatcher commits events that it has reported as settled."""
 
 
@@ -64,7 +64,7 @@ class ScaledGroup:
     """Counts of drains that have ended; for a Trigger, including all counts of shards."""
     lag_error: str | None = None
     drain_error: str | None = None
-    join_by: float = math.inf
+    join_due_at: float = math.inf
     """When a drain must join the group again, by the event loop's clock."""
 
     @property
@@ -94,7 +94,7 @@ class ScaledGroup:
     def note_joined(self) -> None:
         """Record that the group was joined; the next time is random, so that groups spread."""
         now = asyncio.get_running_loop().time()
-        self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
+        self.join_due_at = now + MAX_SECONDS_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
 
 class SharedDrain(Protocol):
@@ -124,14 +124,14 @@ class ScaledTrigger(ScaledGroup):
     """Settled records by partition, as of the last request for the lag (`Lag.settled`)."""
     decisions: Counter[Cause] = field(default_factory=Counter)
     beyond_end: frozenset[int] = frozenset()
-    ask_by: float = -math.inf
+    lag_request_due_at: float = -math.inf
     """When the lag must be read again while the Trigger's shard drains, by the event loop's
     clock."""
     asked_at: float = -math.inf
     """When the last request for the lag began, by the event loop's clock."""
-    settled_since: int = 0
+    settled_since_request: int = 0
     """Events that the shard has reported as settled since that request."""
-    rests_since: float = math.inf
+    nothing_unsettled_since: float = math.inf
     """Since when the shard has had no unsettled events of the Trigger and settled none, by the
     event loop's clock."""
 
@@ -173,7 +173,7 @@ class ScaledTrigger(ScaledGroup):
             self.drain_error = None
 
     @property
-    def needs_question(self) -> bool:
+    def needs_lag_request(self) -> bool:
         """Whether the lag must be read from Kafka, because the shard's reports aren't enough."""
         if self.shard is None or not self.shard.holds:
             return True
@@ -183,29 +183,33 @@ class ScaledTrigger(ScaledGroup):
         # Triggers.
         goes_on = self.lag > 0 and self.scale.replicas == 0
         now = asyncio.get_running_loop().time()
-        return goes_on or now >= self.ask_by or (self.lag > 0 and self._has_committed_since(now))
+        return (
+            goes_on
+            or now >= self.lag_request_due_at
+            or (self.lag > 0 and self._has_committed_since(now))
+        )
 
     def _has_committed_since(self, now: float) -> bool:
         """Whether the events that waited at the last request are probably settled and committed by
         now. True once for each pause in its deliveries."""
-        committed = self.rests_since + COMMITTED_WITHIN
+        committed = self.nothing_unsettled_since + COMMIT_SECONDS
         return self.asked_at < committed <= now
 
     def note_lag_known(self) -> None:
         """Record that the lag is known; the time of the next request is random, so that Triggers
         spread."""
         now = asyncio.get_running_loop().time()
-        self.ask_by = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
+        self.lag_request_due_at = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
         """Record the shard's report that `events` more are settled, and `unsettled` are not yet;
         scale to zero if all are."""
-        self.settled_since += events
+        self.settled_since_request += events
         if unsettled:
-            self.rests_since = math.inf
+            self.nothing_unsettled_since = math.inf
         elif events:
-            self.rests_since = asyncio.get_running_loop().time()
-        if self.lag and not unsettled and self.settled_since >= self.lag:
+            self.nothing_unsettled_since = asyncio.get_running_loop().time()
+        if self.lag and not unsettled and self.settled_since_request >= self.lag:
             # All events are settled: make no request, as one event may wake a thousand Triggers.
             self.lag = 0
             self.set_scale(decide_scale(0, 1, self.autoscaling, 1, shared=True))
@@ -238,12 +242,12 @@ class ScaledTrigger(ScaledGroup):
     def status(self) -> TriggerStatus:
         """Return the Trigger's scaling now."""
         shard = self.shard
-        open_ = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
+        open_drains = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return TriggerStatus(
             lag=self.lag,
-            replicas=len(open_),
+            replicas=len(open_drains),
             scale=self.scale,
-            counts=sum_progress([self.ended], open_) if open_ else self.ended,
+            counts=sum_progress([self.ended], open_drains) if open_drains else self.ended,
             error=self.drain_error or (shard.error if shard else None) or self.lag_error,
             beyond_end=self.beyond_end,
             paused=self.autoscaling.paused,
@@ -276,8 +280,8 @@ class ScaledSensor(ScaledGroup):
         self.open[hold] = line
         if (now := line.holding) is not None:
             for number in now.partitions:
-                of = [each for each in now.triggers if each.partition == number]
-                self.holding[number] = of
+                held_events = [each for each in now.triggers if each.partition == number]
+                self.holding[number] = held_events
         if line.slot is not None:
             self.slots.note_slot(hold, line.slot)
         if line.partitions:
@@ -285,12 +289,12 @@ class ScaledSensor(ScaledGroup):
 
     def status(self) -> TriggerStatus:
         """Return the Sensor's scaling now."""
-        open_ = list(self.open.values())
+        open_drains = list(self.open.values())
         return TriggerStatus(
             lag=self.lag,
-            replicas=len(open_),
+            replicas=len(open_drains),
             scale=self.scale,
-            counts=sum_progress([self.ended], open_) if open_ else self.ended,
+            counts=sum_progress([self.ended], open_drains) if open_drains else self.ended,
             error=self.drain_error or self.lag_error,
             paused=self.autoscaling.paused,
         )
@@ -302,22 +306,38 @@ def has_settled(counts: Counts | DrainProgress) -> bool:
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
 
 
-def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
+def sum_progress(
+    ended: Iterable[DrainProgress], open_drains: Collection[DrainProgress]
+) -> DrainProgress:
     """Sum the counts of all drains. Momentary values, such as `unsettled` and `partitions`, come
     from the open drains."""
-    everything = [*ended, *open_]
+    all_drains = [*ended, *open_drains]
     counts: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in everything) for name in COUNTED
+        name: sum(getattr(drain_progress, name) for drain_progress in all_drains)
+        for name in COUNTED
     }
     letters: Counter[str] = Counter()
-    for each in everything:
-        letters.update(each.dead_letters)
+    for drain_progress in all_drains:
+        letters.update(drain_progress.dead_letters)
     return DrainProgress(
         **counts,
         dead_letters=bounded_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
-        late=sum(each.late for each in everything),
-        unsettled=sum(each.unsettled for each in open_),
-        congestion=next((each.congestion for each in open_ if each.congestion), None),
-        loop=next((each.loop for each in open_ if each.loop), None),
-        partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
+        late=sum(drain_progress.late for drain_progress in all_drains),
+        unsettled=sum(drain_progress.unsettled for drain_progress in open_drains),
+        congestion=next(
+            (
+                drain_progress.congestion
+                for drain_progress in open_drains
+                if drain_progress.congestion
+            ),
+            None,
+        ),
+        loop=next(
+            (drain_progress.loop for drain_progress in open_drains if drain_progress.loop), None
+        ),
+        partitions=tuple(
+            sorted(
+                {number for drain_progress in open_drains for number in drain_progress.partitions}
+            )
+        ),
     )

@@ -67,17 +67,17 @@ class ScaledShard:
     def wanted(self) -> int:
         """Return the requests that the shard needs: 1 if any of its Triggers needs a drain, else
         0."""
-        return int(any(each.scale.replicas for each in self._members.values()))
+        return int(any(member.scale.replicas for member in self._members.values()))
 
     @property
     def floor(self) -> int:
         """Return the requests that the shard needs even if idle: 0 or 1."""
-        return int(any(each.floor for each in self._members.values()))
+        return int(any(member.floor for member in self._members.values()))
 
     @property
     def cooldown(self) -> float:
         """Return the seconds without work after which a drain ends: the longest of its Triggers."""
-        return max((each.cooldown for each in self._members.values()), default=0.0)
+        return max((member.cooldown for member in self._members.values()), default=0.0)
 
     @property
     def is_empty(self) -> bool:
@@ -87,7 +87,7 @@ class ScaledShard:
     @property
     def topics(self) -> set[str]:
         """Return the topics of the shard's Triggers."""
-        return {each.egress.topic for each in self._members.values()}
+        return {member.egress.topic for member in self._members.values()}
 
     def status(self) -> ShardStatus:
         """Return the shard's status; the shard must have a Trigger."""
@@ -98,7 +98,7 @@ class ScaledShard:
             egress.kind,
             self.shard.group,
             len(self._members),
-            sum(each.lag or 0 for each in self._members.values()),
+            sum(member.lag or 0 for member in self._members.values()),
             self.wanted,
             len(self.holds),
             self.holds.wakes,
@@ -123,19 +123,21 @@ class ScaledShard:
     def wake(self, topic: str, grown: int) -> None:
         """Open a request if there is none, and if `grown` new records in the topic are enough to
         wake one of its Triggers."""
-        members = [each for each in self._members.values() if each.egress.topic == topic]
-        if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
+        members = [member for member in self._members.values() if member.egress.topic == topic]
+        if self.holds.all or all(member.autoscaling.activation_lag_threshold for member in members):
             return
-        for each in members:
-            each.note_growth(grown)
+        for member in members:
+            member.note_growth(grown)
         self.holds.open(members[0].scale.cause)
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """Return the current progress of a Trigger, without counts; empty if no request is open."""
         if not self._is_open:
             return ()
-        told = self._told.get(trigger.egress.group)
-        return (told.model_copy(update=_NO_COUNTS) if told is not None else DrainProgress(),)
+        progress = self._told.get(trigger.egress.group)
+        return (
+            progress.model_copy(update=_NO_COUNTS) if progress is not None else DrainProgress(),
+        )
 
     def has_applied(self, position: int) -> bool:
         """Whether the shard delivers by all records before `position`, or doesn't drain at all."""
@@ -175,8 +177,8 @@ class ScaledShard:
             self._began = None
         if ended not in (Ended.IDLE, Ended.BUDGET) or last is None:
             # Another process may have unsettled events: read the lags again.
-            for each in self._members.values():
-                each.ask_by = -math.inf
+            for trigger in self._members.values():
+                trigger.lag_request_due_at = -math.inf
             return
         for group, progress in last.egresses.items():
             member = self._members.get(group)
@@ -186,19 +188,19 @@ class ScaledShard:
         if ended is Ended.IDLE and last.settled is not None and began is not None:
             self._settled = self._groups_of(last, last.settled, began)
 
-    def take_settled(self) -> SettledGroups | None:
+    def pop_settled(self) -> SettledGroups | None:
         """Return the commits that the last request has reported, once; None if returned already or
         unknown."""
         settled, self._settled = self._settled, None
         return settled
 
     def _groups_of(self, last: ShardProgress, settled: Settled, began: float) -> SettledGroups:
-        without = set(settled.without)
+        uncommitted_groups = set(settled.without)
         groups = [
             group
             for group, progress in last.egresses.items()
             if progress.error is None
-            and group not in without
+            and group not in uncommitted_groups
             and (member := self._members.get(group)) is not None
             and member.egress.topic == settled.topic
         ]
@@ -212,20 +214,20 @@ class ScaledShard:
 
     def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
         group, counts, letters = member.egress.group, progress.counts, progress.dead_letters
-        before, known_letters = self._counted.get(group, (Counts(), {}))
-        grown = counts - before
-        if any(getattr(grown, name) < 0 for name in COUNTED):
-            grown, known_letters = counts, {}  # The dispatcher has begun to count anew.
+        counted_before, known_letters = self._counted.get(group, (Counts(), {}))
+        new_counts = counts - counted_before
+        if any(getattr(new_counts, name) < 0 for name in COUNTED):
+            new_counts, known_letters = counts, {}  # The dispatcher has begun to count anew.
         self._counted[group] = counts, letters
-        of_line = {name: getattr(grown, name) for name in COUNTED}
+        new_counts_by_name = {name: getattr(new_counts, name) for name in COUNTED}
         # Most lines have no dead letters, and up to a thousand lines a second come here.
-        more = dict(Counter(letters) - Counter(known_letters)) if letters else {}
-        line = DrainProgress(**of_line, dead_letters=more)
+        new_letters = dict(Counter(letters) - Counter(known_letters)) if letters else {}
+        line = DrainProgress(**new_counts_by_name, dead_letters=new_letters)
         member.ended = sum_progress([member.ended, line], [])
-        settled = grown.filtered + grown.delivered + grown.dead_lettered
+        settled = new_counts.filtered + new_counts.delivered + new_counts.dead_lettered
         member.on_settled(settled, progress.unsettled)
         if progress.error is not None:
-            member.ask_by = -math.inf
+            member.lag_request_due_at = -math.inf
             member.drain_error = f"the drain failed: {progress.error}"
-        elif has_settled(grown):
+        elif has_settled(new_counts):
             member.drain_error = self.error = None

@@ -143,31 +143,36 @@ class Scaler:
         its last Trigger. Returns once the ended drains are over.
         """
         trigger = self._triggers.get(trigger_id)
-        own_before = (
+        previous_own_egress = (
             self._forgotten.pop(trigger_id, None) if trigger is None else trigger.own_egress
         )
         if trigger is None:
             trigger = self._triggers[trigger_id] = self._new_trigger(
                 trigger_id, egress, autoscaling
             )
-        before, had = trigger.egress, trigger.shard
-        joins = None if autoscaling.paused else shard
-        if had is not None:
-            stays = joins is not None and joins.group == had.shard.group
-            if not stays or before.group != egress.group:
-                self._leave(trigger, stays=stays)
-        if shard is not None or autoscaling.paused or before != egress:
+        previous_egress, previous_shard = trigger.egress, trigger.shard
+        next_shard = None if autoscaling.paused else shard
+        if previous_shard is not None:
+            stays_in_shard = (
+                next_shard is not None and next_shard.group == previous_shard.shard.group
+            )
+            if not stays_in_shard or previous_egress.group != egress.group:
+                self._leave(trigger, stays=stays_in_shard)
+        if shard is not None or autoscaling.paused or previous_egress != egress:
             self._ending.end(trigger_id, trigger.own)
-        if own_before is not None and (own_before != egress or shard is not None):
-            self._await_empty(trigger_id, own_before.group, egress.group, autoscaling)
-        if before != egress:
+        if previous_own_egress is not None and (previous_own_egress != egress or shard is not None):
+            self._await_empty(trigger_id, previous_own_egress.group, egress.group, autoscaling)
+        if previous_egress != egress:
             self._remove_from_check(trigger)
             trigger.egress = egress
             trigger.rest.reset()
-            if shard is None or (before.topics, before.group) != (egress.topics, egress.group):
+            if shard is None or (previous_egress.topics, previous_egress.group) != (
+                egress.topics,
+                egress.group,
+            ):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
-        trigger.ask_by = -math.inf
+        trigger.lag_request_due_at = -math.inf
         self._add_to_check(trigger)
         self._join(trigger)
         self._check_soon(topics_key(egress))
@@ -180,11 +185,11 @@ class Scaler:
 
         A changed contract and a pause end its drains. Returns once these have ended.
         """
-        look = self._sensors.get(sensor_id)
-        if look is None:
-            look = self._sensors[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
-            self._lag_checks.add(look)
-        scaled = look.scaled
+        check = self._sensors.get(sensor_id)
+        if check is None:
+            check = self._sensors[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
+            self._lag_checks.add(check)
+        scaled = check.scaled
         if autoscaling.paused or scaled.sensor != sensor:
             self._ending.end(sensor_id, scaled.holds)
         if scaled.sensor != sensor:
@@ -195,7 +200,7 @@ class Scaler:
             scaled.drain_error = None
             scaled.holding.clear()  # the new contract may have other triggers
         scaled.autoscaling = autoscaling
-        look.check_soon()
+        check.check_soon()
         await self._ending.wait(sensor_id)
 
     async def forget(self, id_: str) -> None:
@@ -235,41 +240,47 @@ class Scaler:
         `grown` is the number of new records, 0 if not known. With it, a shard without a request
         drains without asking Kafka for each group's lag.
         """
-        found = self._topics.get(topic)
-        for several in self._checks_of(topic):
-            triggers = several.triggers.values()
-            if several is not found and any(each.needs_question for each in triggers):
-                several.check_soon()
-        asleep = [
-            each
-            for each in (found.triggers.values() if found else ())
-            if not (each.holds or each.autoscaling.paused or each.is_resting)
+        topic_check = self._topics.get(topic)
+        for topics_check in self._checks_of(topic):
+            triggers = topics_check.triggers.values()
+            if topics_check is not topic_check and any(
+                trigger.needs_lag_request for trigger in triggers
+            ):
+                topics_check.check_soon()
+        idle_triggers = [
+            trigger
+            for trigger in (topic_check.triggers.values() if topic_check else ())
+            if not (trigger.holds or trigger.autoscaling.paused or trigger.is_resting)
         ]
         if grown:
-            for shard in {self._shards[each.shard.shard.group] for each in asleep if each.shard}:
+            for shard in {
+                self._shards[trigger.shard.shard.group]
+                for trigger in idle_triggers
+                if trigger.shard
+            }:
                 shard.wake(topic, grown)
-        if any(each.needs_question for each in asleep):
+        if any(trigger.needs_lag_request for trigger in idle_triggers):
             self._check_soon(topic)
-        for look in self._sensors.values():
-            sensor = look.scaled
+        for sensor_check in self._sensors.values():
+            sensor = sensor_check.scaled
             if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
-                look.check_soon()
+                sensor_check.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
         """Open drains for a topic's Triggers that have none, before an announced event is in Kafka;
         only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
         same time as the receiver, not after it.
         """
-        found = self._topics.get(topic)
-        asleep: dict[Holds[Any], list[ScaledTrigger]] = {}
-        for trigger in found.triggers.values() if found else ():
+        topic_check = self._topics.get(topic)
+        idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
+        for trigger in topic_check.triggers.values() if topic_check else ():
             holds = trigger.holds
             if trigger.is_resting:
                 continue
             if not (holds.all or trigger.autoscaling.paused or trigger.id in self._ending):
-                asleep.setdefault(holds, []).append(trigger)
-        if len(asleep) <= limit:
-            for holds, triggers in asleep.items():
+                idle_holds.setdefault(holds, []).append(trigger)
+        if len(idle_holds) <= limit:
+            for holds, triggers in idle_holds.items():
                 for trigger in triggers:
                     trigger.set_scale(expecting_event(shared=trigger.shard is not None))
                     trigger.note_lag_known()
@@ -284,16 +295,20 @@ class Scaler:
 
     def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
         """Return how often drains of a Sensor were opened while it had none, by cause."""
-        look = self._sensors.get(sensor_id)
-        return {} if look is None else look.scaled.holds.wakes
+        check = self._sensors.get(sensor_id)
+        return {} if check is None else check.scaled.holds.wakes
 
     def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
         """Return the events that a Sensor's triggers hold, as reported by drains; None: not
         reported yet."""
-        look = self._sensors.get(sensor_id)
-        if look is None or not look.scaled.holding:
+        check = self._sensors.get(sensor_id)
+        if check is None or not check.scaled.holding:
             return None
-        return [each for of in look.scaled.holding.values() for each in of]
+        return [
+            held_event
+            for held_in_partition in check.scaled.holding.values()
+            for held_event in held_in_partition
+        ]
 
     def settled(self, trigger_id: str) -> Positions:
         """Return the number of records that a Trigger's group has settled, by partition."""
@@ -307,26 +322,26 @@ class Scaler:
 
     def shards(self) -> Sequence[ShardStatus]:
         """Return the status of each shard with Triggers."""
-        return [each.status() for each in self._shards.values() if not each.is_empty]
+        return [shard.status() for shard in self._shards.values() if not shard.is_empty]
 
     def reads(self, topic: str) -> bool:
         """Whether a scaled Trigger or Sensor reads this topic."""
-        sensors = (each.scaled for each in self._sensors.values())
-        return bool(self._checks_of(topic)) or any(topic in each.topics for each in sensors)
+        sensors = (check.scaled for check in self._sensors.values())
+        return bool(self._checks_of(topic)) or any(topic in check.topics for check in sensors)
 
     def _checks_of(self, topic: str) -> Sequence[TopicLagCheck]:
         """Return the checks that cover this topic."""
-        found = [self._several[key] for key in self._several if topic in self._several[key].names]
-        return [*found, self._topics[topic]] if topic in self._topics else found
+        checks = [self._several[key] for key in self._several if topic in self._several[key].names]
+        return [*checks, self._topics[topic]] if topic in self._topics else checks
 
     def drained(self) -> set[str]:
         """Return the topics whose Triggers have drains; replies may be written to these."""
-        drained = (each.egress.topics for each in self._triggers.values() if each.holds)
+        drained = (trigger.egress.topics for trigger in self._triggers.values() if trigger.holds)
         return {topic for topics in drained for topic in topics}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """Return the status of all Triggers, by id."""
-        return {each.id: each.status() for each in self._triggers.values()}
+        return {trigger.id: trigger.status() for trigger in self._triggers.values()}
 
     def _await_empty(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
         """Delay new drains until the consumer group is empty, as drains without a request of ours,
@@ -338,19 +353,21 @@ class Scaler:
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
         """Wait until the group is empty, or log a warning after `LEAVE_TIMEOUT`."""
-        loop, why = asyncio.get_running_loop(), ""
+        loop, obstacle = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
             try:
                 members = await self._kafka.members(group)
             except LogError as error:
-                why = str(error)
+                obstacle = str(error)
             else:
                 if not members:
                     return
-                why = f"group {group} has {len(members)} members"
+                obstacle = f"group {group} has {len(members)} members"
             await asyncio.sleep(MEMBERS_CHECK_INTERVAL)
-        log.warning("%s was changed, and may still be delivered by what was before: %s", id_, why)
+        log.warning(
+            "%s was changed, and may still be delivered by what was before: %s", id_, obstacle
+        )
 
     def _check_soon(self, name: str) -> None:
         if topic := self._topics.get(name):
@@ -375,17 +392,17 @@ class Scaler:
         self, sensor_id: str, sensor: SensorContract, autoscaling: Autoscaling
     ) -> SensorLagCheck:
         scaled = ScaledSensor(sensor_id, autoscaling, sensor)
-        look = SensorLagCheck(scaled, self._kafka, self._ending, self._now)
+        check = SensorLagCheck(scaled, self._kafka, self._ending, self._now)
         scaled.holds = Holds(
             scaled,
             lambda: partial(self._drains.hold_sensor, sensor_id, scaled.sensor),
             self._budget,
-            look.on_over,
+            check.on_over,
             scaled.slots,
             self._request_budgets,
         )
         scaled.note_joined()  # not known; most Sensors have events before the next
-        return look
+        return check
 
     def _new_shard(self, declared: Shard) -> ScaledShard:
         shard = ScaledShard(declared)
@@ -443,7 +460,7 @@ class Scaler:
 
     def _on_shard_request_end(self, shard: ScaledShard) -> None:
         shard.notify_waiting()
-        if (settled := shard.take_settled()) is not None:
+        if (settled := shard.pop_settled()) is not None:
             # This saves a request for the lag of each of its groups.
             self._kafka.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
@@ -455,8 +472,8 @@ class Scaler:
         if successor := self._triggers.get(id_):
             self._join(successor)
             self._check_soon(topics_key(successor.egress))
-        if look := self._sensors.get(id_):
-            look.check_soon()
+        if sensor_check := self._sensors.get(id_):
+            sensor_check.check_soon()
 
 
 def topics_key(egress: Egress) -> str:

@@ -61,16 +61,18 @@ class Authentication:
         return ingress.model_copy(
             update={
                 "audience": audience_of(resource),
-                "policies": tuple(each.policy for each in self.applied_policies_of(resource)),
+                "policies": tuple(applied.policy for applied in self.applied_policies_of(resource)),
                 "default_authorization": self.mode,
             }
         )
 
-    def policies_status(self, resource: Resource, before: Mapping[str, Any]) -> dict[str, Any]:
+    def policies_status(
+        self, resource: Resource, previous_status: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the patch of `status.policies`; null removes it from a status that had it."""
         if self.is_on:
             return {"policies": policies_status(self.applied_policies_of(resource))}
-        return {"policies": None} if "policies" in before else {}
+        return {"policies": None} if "policies" in previous_status else {}
 
     def policies_condition(self, resource: Resource) -> Condition | None:
         """Return the condition `EventPoliciesReady`; None: authentication is off."""
@@ -99,10 +101,10 @@ def http_address(url: str, audience: str | None) -> Mapping[str, Any]:
 
 
 def addresses_status(
-    addresses: Sequence[Mapping[str, Any]], before: Mapping[str, Any]
+    addresses: Sequence[Mapping[str, Any]], previous_status: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the patch of `status.addresses` if that has more than `status.address`, namely https
     or audiences. Null removes it from a status that had it."""
-    if any(each["name"] != "http" or each.keys() - {"name", "url"} for each in addresses):
+    if any(address["name"] != "http" or address.keys() - {"name", "url"} for address in addresses):
         return {"addresses": list(addresses)}
-    return {"addresses": None} if "addresses" in before else {}
+    return {"addresses": None} if "addresses" in previous_status else {}

@@ -51,11 +51,11 @@ def https_of_secret(
             "CertificateExpired",
             f"the certificate in {where} expired at {until}: have it renewed",
         )
-    if not any(_matches_host(each, host) for each in hosts):
-        named = ", ".join(hosts[:5]) or "no host"
+    if not any(_matches_host(certificate_host, host) for certificate_host in hosts):
+        certificate_hosts = ", ".join(hosts[:5]) or "no host"
         raise NotReady(
             "CertificateForOtherHost",
-            f"the certificate in {where} is for {named:.500}: want one for {host}",
+            f"the certificate in {where} is for {certificate_hosts:.500}: want one for {host}",
         )
     authorities = secret.get("ca.crt", "").strip()
     if authorities and not are_certificates(authorities):
@@ -75,10 +75,12 @@ def _invalid_secret(where: str, problem: str) -> NotReady:
 
 def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
     try:
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        alternative_names = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
     except x509.ExtensionNotFound:
         return []
-    return found.value.get_values_for_type(x509.DNSName)
+    return alternative_names.value.get_values_for_type(x509.DNSName)
 
 
 def _matches_host(name: str, host: str) -> bool:

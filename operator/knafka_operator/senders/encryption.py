@@ -78,12 +78,12 @@ class Encryption:
     ) -> list[Mapping[str, Any]]:
         """Return all addresses of a receiver; the last one becomes `status.address`, as upstream's.
         Without https, `https` is None or the error that explains why."""
-        found: list[Mapping[str, Any]] = []
+        all_addresses: list[Mapping[str, Any]] = []
         if isinstance(https, Https):
             address = {**http, "name": "https", "url": https.url + path}
-            trusted = {} if https.ca_certs is None else {"CACerts": https.ca_certs}
-            found.append({**address, **trusted})
-        return found if self.mode == "strict" else [*found, http]
+            ca_certs = {} if https.ca_certs is None else {"CACerts": https.ca_certs}
+            all_addresses.append({**address, **ca_certs})
+        return all_addresses if self.mode == "strict" else [*all_addresses, http]
 
     def encrypted_condition(self, https: Https | NotReady | None) -> Condition | None:
         """Return the condition `TransportEncrypted`; None: encryption is off. It is informational

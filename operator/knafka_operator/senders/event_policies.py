@@ -42,8 +42,8 @@ def applied_policies(
 ) -> tuple[AppliedPolicy, ...]:
     """Return the policies that apply to a resource, sorted by name; `policies` are all policies of
     its namespace."""
-    found = (_applied_policy(each, resource) for each in policies)
-    return tuple(sorted((each for each in found if each), key=lambda each: each.name))
+    applied = (_applied_policy(each, resource) for each in policies)
+    return tuple(sorted((each for each in applied if each), key=lambda each: each.name))
 
 
 def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
@@ -97,8 +97,8 @@ def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
     def group(version: str) -> str:
         return version.rpartition("/")[0].lower()
 
-    same = group(api_version) == group(resource.api_version)
-    return same and kind.lower() == resource.kind.lower()
+    is_same_group = group(api_version) == group(resource.api_version)
+    return is_same_group and kind.lower() == resource.kind.lower()
 
 
 def _senders_in_status(status: object) -> tuple[str, ...] | None:
@@ -106,11 +106,11 @@ def _senders_in_status(status: object) -> tuple[str, ...] | None:
     if not isinstance(status, Mapping):
         return None
     conditions = status.get("conditions")
-    given = status.get("from") or []
+    senders = status.get("from") or []
     ready = isinstance(conditions, list) and any(
         isinstance(each, Mapping) and (each.get("type"), each.get("status")) == ("Ready", "True")
         for each in conditions
     )
-    if not ready or not isinstance(given, list):
+    if not ready or not isinstance(senders, list):
         return None
-    return tuple(each for each in given if isinstance(each, str))
+    return tuple(each for each in senders if isinstance(each, str))

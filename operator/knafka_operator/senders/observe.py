@@ -47,8 +47,10 @@ async def observe_features(
         return Features(error, error, False)
 
     def authentication() -> Authentication:
-        found = Authentication.of(config)
-        return replace(found, policies=policies.of(namespace)) if found.is_on else found
+        configured = Authentication.of(config)
+        return (
+            replace(configured, policies=policies.of(namespace)) if configured.is_on else configured
+        )
 
     return Features(
         _value_or_error(authentication),

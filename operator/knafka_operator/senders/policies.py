@@ -34,8 +34,8 @@ class Policies:
             self._by_namespace.setdefault(identity.namespace, {})[identity] = document
         for document in gone:
             identity = Identity.of(document)
-            kept = self._by_namespace.get(identity.namespace, {})
-            if kept.pop(identity, None) is not None and not kept:
+            namespace_policies = self._by_namespace.get(identity.namespace, {})
+            if namespace_policies.pop(identity, None) is not None and not namespace_policies:
                 del self._by_namespace[identity.namespace]
         return {Identity.of(each).namespace for each in (*changed, *gone)}
 

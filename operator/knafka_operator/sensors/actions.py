@@ -56,19 +56,19 @@ def actions_for_trigger(
     kind, bus = broker.broker.kind, sensor.bus
     if (bus.family, bus.identity.name) != (family_of(kind), broker.broker.metadata.name):
         raise NotReady("SensorNotOurs", f"its Sensor is on {bus}")
-    mine, of_sensor = trigger["metadata"]["name"], sensor.metadata.name
+    trigger_name, sensor_name = trigger["metadata"]["name"], sensor.metadata.name
     fired_by = [
-        each.name
-        for each in sensor.spec.triggers
-        if names.sensor_trigger(of_sensor, each.name) == mine
+        sensor_trigger.name
+        for sensor_trigger in sensor.spec.triggers
+        if names.sensor_trigger(sensor_name, sensor_trigger.name) == trigger_name
     ]
     if not fired_by:
-        message = f"Sensor {of_sensor} has no trigger whose actions {mine} could deliver"
+        message = f"Sensor {sensor_name} has no trigger whose actions {trigger_name} could deliver"
         raise NotReady("SensorNotOurs", message)
     annotations = sensor.status.annotations
     name = recorded_topic(sensor, ACTION, annotations)
     if name is None:
-        message = f"Sensor {of_sensor} has no topics yet"
+        message = f"Sensor {sensor_name} has no topics yet"
         raise NotReady("SensorNotReady", message, transient=True)
     topic = desired_topics(sensor, broker, annotations, {}, frozenset())[ACTION]
     return SensorActions(topic, fired_by[0])
@@ -76,11 +76,14 @@ def actions_for_trigger(
 
 def _controlling_sensor(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the owner reference to the Sensor that controls a Trigger; None: it has none."""
-    for each in trigger["metadata"].get("ownerReferences") or ():
-        if each.get("controller") and (each.get("apiVersion"), each.get("kind")) == (
+    for owner_reference in trigger["metadata"].get("ownerReferences") or ():
+        if owner_reference.get("controller") and (
+            owner_reference.get("apiVersion"),
+            owner_reference.get("kind"),
+        ) == (
             KNAFKA,
             SENSOR,
         ):
-            found: Mapping[str, Any] = each
-            return found
+            sensor_reference: Mapping[str, Any] = owner_reference
+            return sensor_reference
     return None

@@ -139,16 +139,16 @@ class SensorDecision:
 
 
 def decide(
-    observed: ObservedSensor[K], taken: Container[str], settings: Settings
+    observed: ObservedSensor[K], names_of_others: Container[str], settings: Settings
 ) -> SensorDecision:
     """Decide a Sensor's conditions, status and next effects, which keep `SENSOR_ORDER`.
 
     `names_of_others` has the topics and consumer groups of other Sensors.
     """
     family = bus_of(observed.document).family
-    of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
-    bus_ready, _, _, triggers_ready = of_sensor
-    conditions, needed = ConditionSet(of_sensor), Needed(observed.failed)
+    condition_types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
+    bus_ready, _, _, triggers_ready = condition_types
+    conditions, needed = ConditionSet(condition_types), Needed(observed.failed)
     annotations = observed.annotations
     status = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
@@ -173,20 +173,28 @@ def decide(
         return decided()
 
     with conditions.step(TOPICS_READY):
-        found = value_or_raise(observed.topics)
-        wanted = sensor_topics.desired_topics(sensor, broker, annotations, found, taken)
-        group = _consumer_group(sensor, annotations, taken, foreign=observed.group_is_foreign)
-        if news := sensor_topics.annotations_to_record(wanted, group, broker, annotations, found):
-            needed.run_first(Annotate(Step.RECORD_TOPIC, news))
+        existing_topics = value_or_raise(observed.topics)
+        desired_topics = sensor_topics.desired_topics(
+            sensor, broker, annotations, existing_topics, names_of_others
+        )
+        group = _consumer_group(
+            sensor, annotations, names_of_others, foreign=observed.group_is_foreign
+        )
+        if annotations_to_write := sensor_topics.annotations_to_record(
+            desired_topics, group, broker, annotations, existing_topics
+        ):
+            needed.run_first(Annotate(Step.RECORD_TOPIC, annotations_to_write))
         maxima, disputed = settings.maxima, observed.disputed
-        if missing := sensor_topics.topics_to_create(wanted, annotations, found, maxima, disputed):
-            needed.run_first(*missing)
+        if topics_to_create := sensor_topics.topics_to_create(
+            desired_topics, annotations, existing_topics, maxima, disputed
+        ):
+            needed.run_first(*topics_to_create)
         ids = {
-            TOPICS[each][1]: sensor_topics.topic_id(found[topic.name])
-            for each, topic in wanted.items()
+            TOPICS[each][1]: sensor_topics.topic_id(existing_topics[topic.name])
+            for each, topic in desired_topics.items()
         }
-        sensor_topics.check_partitions(wanted, found)
-        conditions.set(sensor_topics.as_declared_condition(wanted, found))
+        sensor_topics.check_partitions(desired_topics, existing_topics)
+        conditions.set(sensor_topics.as_declared_condition(desired_topics, existing_topics))
         bus = broker.topic.name
         if annotations.get(BUS) != bus:
             if observed.stands:
@@ -195,7 +203,7 @@ def decide(
                 needed.run_first(*_delete_function_effects(observed, settings))
             needed.run_first(
                 # Its own topic first: an offset there proves that the group is the Sensor's.
-                CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
+                CommitOffsets(group, desired_topics[TRIGGER].name, "earliest"),
                 CommitOffsets(group, bus, "latest"),
                 Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
             )
@@ -207,19 +215,19 @@ def decide(
         function = function_contract(sensor, broker, annotations)
         autoscaling = sensor_scaling.sensor_autoscaling(sensor, settings.maxima)
         if (
-            found_out := sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling)
+            delivering := sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling)
         ) is not None:
-            conditions.set(found_out)
-        if (letters := sensor_scaling.dead_letters_condition(observed.scaling)) is not None:
-            conditions.set(letters)
-        if (late := sensor_scaling.in_order_condition(observed.scaling)) is not None:
-            conditions.set(late)
+            conditions.set(delivering)
+        if (dead_letters := sensor_scaling.dead_letters_condition(observed.scaling)) is not None:
+            conditions.set(dead_letters)
+        if (in_order := sensor_scaling.in_order_condition(observed.scaling)) is not None:
+            conditions.set(in_order)
         if autoscaling.paused:
             if observed.stands:
                 # Without the Service no pod of min-scale drains, and no drain goes on by itself.
                 needed.run_first(*_delete_function_effects(observed, settings))
         elif observed.revision is None:
-            partitions = max(broker.partitions, wanted[TRIGGER].partitions)
+            partitions = max(broker.partitions, desired_topics[TRIGGER].partitions)
             manifest = sensor_manifests.function_service(
                 sensor, function, autoscaling, partitions, broker.secret, settings
             )
@@ -230,13 +238,19 @@ def decide(
     with conditions.step(triggers_ready):
         check_subscriptions_handler(observed.handler)
         if not observed.applied:
-            left = observed.triggers.keys() - {each["metadata"]["name"] for each in declared}
+            undeclared_names = observed.triggers.keys() - {
+                each["metadata"]["name"] for each in declared
+            }
             kind = family.trigger_version, family.trigger, sensor.metadata.namespace
-            gone = tuple(ObjectName(*kind, name) for name in sorted(left))
+            triggers_to_delete = tuple(ObjectName(*kind, name) for name in sorted(undeclared_names))
             reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
             needed.run_first(
                 Apply(Step.APPLY_TRIGGERS, tuple(declared), Refusal("this Sensor", *reasons)),
-                *((Delete(Step.DELETE_TRIGGERS, gone),) if gone else ()),
+                *(
+                    (Delete(Step.DELETE_TRIGGERS, triggers_to_delete),)
+                    if triggers_to_delete
+                    else ()
+                ),
             )
         for each in declared:
             check_trigger(observed.triggers[each["metadata"]["name"]])
@@ -282,15 +296,15 @@ def check_trigger(document: Mapping[str, Any]) -> None:
     if not is_ready(document):
         kind = document["kind"]
         message = f"{kind} {document['metadata']['name']}: {why_not_ready(document)}"
-        found = ready_condition((document.get("status") or {}).get("conditions") or ())
-        raise NotReady(f"{kind}NotReady", message, transient=found.get("status") != "False")
+        ready = ready_condition((document.get("status") or {}).get("conditions") or ())
+        raise NotReady(f"{kind}NotReady", message, transient=ready.get("status") != "False")
 
 
 def _bus_is_gone(observed: ObservedSensor[K]) -> bool:
     """Whether the Sensor's bus is gone or may not be read; False while that isn't known yet."""
     stored = observed.stored_broker
-    is_going = stored is None or "deletionTimestamp" in stored["metadata"]
-    return observed.stopped is not None or not observed.ours or is_going
+    is_being_deleted = stored is None or "deletionTimestamp" in stored["metadata"]
+    return observed.stopped is not None or not observed.ours or is_being_deleted
 
 
 # The function.
@@ -302,18 +316,24 @@ def _consumer_group(
     """Return a Sensor's consumer group: the one in its status, else one of the usual name
     (BUS-S14), or a distinct one if another owner has that. Raises `NotReady` if the group in the
     status isn't proved to be the Sensor's."""
-    mine = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
-    kept, usual = annotations.get(GROUP_STATUS), names.sensor_group(*mine)
-    if kept is not None and names.is_sensor_group(kept, *mine) and not (kept == usual and foreign):
-        return kept
-    if kept == usual and annotations.get(BUS):
+    name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
+    recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
+    if (
+        recorded_group is not None
+        and names.is_sensor_group(recorded_group, *name_parts)
+        and not (recorded_group == usual_group and foreign)
+    ):
+        return recorded_group
+    if recorded_group == usual_group and annotations.get(BUS):
         topic = annotations.get(TOPICS[TRIGGER][0], "")
         raise NotReady(
             "GroupNotOurs",
-            f"consumer group {usual} has no offset on {topic}, so it isn't known to be this "
+            f"consumer group {usual_group} has no offset on {topic}, so it isn't known to be this "
             "Sensor's: delete the group if nobody needs it, or give the Sensor another name",
         )
-    return names.distinct_sensor_group(*mine) if foreign or usual in taken else usual
+    return (
+        names.distinct_sensor_group(*name_parts) if foreign or usual_group in taken else usual_group
+    )
 
 
 def function_contract(
@@ -324,7 +344,7 @@ def function_contract(
     limits = sensor_limits.held_limits(sensor)
     kafka: Kafka = broker.defaults.kafka
     namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
-    mine = contract.SensorTrigger.model_fields
+    trigger_fields = contract.SensorTrigger.model_fields
     return contract.SensorContract(
         namespace=namespace,
         name=sensor.metadata.name,
@@ -354,7 +374,7 @@ def function_contract(
         dedupe=sensor.spec.dedupe,
         dependencies=sensor.spec.dependencies,
         triggers=tuple(
-            contract.SensorTrigger(**{name: getattr(each, name) for name in mine})
-            for each in sensor.spec.triggers
+            contract.SensorTrigger(**{name: getattr(trigger, name) for name in trigger_fields})
+            for trigger in sensor.spec.triggers
         ),
     )

@@ -83,9 +83,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def scaled_sensors(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
         """Return the scaler's status of each scaled Sensor, and its number of wakes by cause."""
         return {
-            identity: (status, each.scaled[0].scaler.wakes(each.id))
-            for identity, each in self.states.sensors.items()
-            if each.scaled is not None and (status := self.scaling_status(identity)) is not None
+            identity: (status, record.scaled[0].scaler.wakes(record.id))
+            for identity, record in self.states.sensors.items()
+            if record.scaled is not None and (status := self.scaling_status(identity)) is not None
         }
 
     async def publish(self, queue: WorkQueue) -> None:
@@ -104,13 +104,15 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
         """Decide what to do from `observed`, and reserve the names that will be recorded."""
-        taken = desired.NamesOfOthers(self.states.sensor_uid_by_name, record.uid)
-        decision = deciding.decide(observed, taken, self.settings)
+        names_of_others = desired.NamesOfOthers(self.states.sensor_uid_by_name, record.uid)
+        decision = deciding.decide(observed, names_of_others, self.settings)
         # Reserve before the next await, so that no other Sensor gets these names.
         for effect in decision.effects:
             if isinstance(effect, Annotate):
-                named = {effect.annotations[key] for key in NAME_KEYS if key in effect.annotations}
-                self.states.claim_of_sensor(record, named)
+                recorded_names = {
+                    effect.annotations[key] for key in NAME_KEYS if key in effect.annotations
+                }
+                self.states.claim_of_sensor(record, recorded_names)
         return decision
 
     def status_of(
@@ -129,11 +131,11 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         topics again, and fire with the same ids.
         """
         groups = set()
-        for each in self.states.sensors_on(bus):
-            record = self.states.sensors[each]
+        for identity in self.states.sensors_on(bus):
+            record = self.states.sensors[identity]
             await self._delete_function(record)
             group = status_annotations(record.document).get(GROUP_STATUS)
-            if group is None or not may_have_group(group, bus, each):
+            if group is None or not may_have_group(group, bus, identity):
                 continue
             try:
                 kafka = await self._kafka_of(record.document, record)
@@ -149,15 +151,15 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         Raises `NotReady` while one of the Triggers still exists, `LogError`, also while the group
         has members, and `ClusterError`.
         """
-        record, of = self.remember(document), resource_of(document)
+        record, sensor = self.remember(document), resource_of(document)
         family = record.bus.family
-        triggers = await self._triggers(of, family)
-        for name, each in triggers.items():
-            if "deletionTimestamp" not in each["metadata"]:
-                await self._delete_trigger(family, of.metadata.namespace, name)
+        triggers = await self._triggers(sensor, family)
+        for name, trigger in triggers.items():
+            if "deletionTimestamp" not in trigger["metadata"]:
+                await self._delete_trigger(family, sensor.metadata.namespace, name)
         await self._delete_function(record)
-        if left := sorted(await self._triggers(of, family)):
-            message = f"{family.trigger}s {', '.join(left)} are being deleted"
+        if remaining_triggers := sorted(await self._triggers(sensor, family)):
+            message = f"{family.trigger}s {', '.join(remaining_triggers)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
         annotations = status_annotations(document)
         if any(name in annotations for name, _ in TOPICS.values()):
@@ -170,8 +172,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 topic = annotations.get(name)
                 if topic not in kept_names(document):
                     continue
-                known, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
-                if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
+                recorded_id, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
+                if await topic_to_delete(topics, topic, recorded_id, claimed=claimed) is not None:
                     await topics.delete_topic(topic)
         await self.forget(document)
 
@@ -187,9 +189,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """Register a Sensor with the scaler, which wakes it; returns once its previous drains have
         ended."""
         sensor, autoscaling = watched
-        kafka, before = record.kafka, record.scaled
+        kafka, previous = record.kafka, record.scaled
         assert kafka is not None
-        if before is not None and before[0] is not kafka:
+        if previous is not None and previous[0] is not kafka:
             await self._stop_scaling(record)
         record.scaled = kafka, sensor
         function = self._function_identity(record)
@@ -198,8 +200,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         )
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
         await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
-        if before is not None and before[0] is kafka:
-            for topic in (before[1].topic, before[1].trigger_topic):
+        if previous is not None and previous[0] is kafka:
+            for topic in (previous[1].topic, previous[1].trigger_topic):
                 kafka.unwatch(topic)
 
     async def _stop_scaling(self, record: SensorRecord) -> None:
@@ -220,18 +222,20 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             sensor = await parsed_off_loop(lambda: parse(Sensor, document), spec_size(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error)
-        there = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
+        stored_service = await self.cluster.get(
+            SERVING, "Service", *self._function_identity(record)
+        )
         observed: Observed = ObservedSensor(
             document,
             sensor,
-            stands=there is not None and services.is_owned(there, sensor),
+            stands=stored_service is not None and services.is_owned(stored_service, sensor),
             triggers=await self._triggers(sensor, record.bus.family),
             scaling=self.scaling_status(Identity.of(document)),
         )
-        brokers, of_bus = self.buses.get(record.bus.family), self._bus_record(record.bus)
+        brokers, bus_record = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
             return replace(observed, served=False)
-        state, stored = of_bus.state if of_bus else None, None
+        state, stored = bus_record.state if bus_record else None, None
         if state is None:
             stored = await self._stored_bus(record.bus)
         observed = replace(
@@ -239,7 +243,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             broker=state,
             stored_broker=stored,
             ours=stored is None or brokers.is_ours(stored),
-            stopped=of_bus.stopped if of_bus else None,
+            stopped=bus_record.stopped if bus_record else None,
             handler=brokers.handler,
         )
         if state is None:
@@ -248,20 +252,25 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         topics = await self._topics(sensor, annotations, state)
         try:
             disputed = await self._own.disputed_topics(annotations, topics, state.kafka, record)
-            foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
+            group_is_foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
         except EXPECTED as error:
             return replace(observed, topics=error)
-        return replace(observed, topics=topics, disputed=disputed, group_is_foreign=foreign)
+        return replace(
+            observed, topics=topics, disputed=disputed, group_is_foreign=group_is_foreign
+        )
 
     async def _topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
     ) -> Mapping[str, Any] | KnafkaError:
-        asked = [bus.topic.name]
-        for what in TOPICS:
-            kept = recorded_topic(sensor, what, annotations)
-            asked += [kept] if kept is not None else candidate_names(sensor, what)
+        topic_names = [bus.topic.name]
+        for role in TOPICS:
+            recorded = recorded_topic(sensor, role, annotations)
+            topic_names += [recorded] if recorded is not None else candidate_names(sensor, role)
         try:
-            return {each: await bus.kafka.topics.describe_topic(each) for each in asked}
+            return {
+                topic_name: await bus.kafka.topics.describe_topic(topic_name)
+                for topic_name in topic_names
+            }
         except EXPECTED as error:
             return error
 
@@ -271,18 +280,24 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             return {}  # the operator may lack the right to list them
         labels = {SENSOR_NAME_KEY: sensor_manifests.sensor_label(sensor)}
         kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
-        found = await self.cluster.list(*kind, labels, namespace)
-        return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
+        stored_triggers = await self.cluster.list(*kind, labels, namespace)
+        return {
+            trigger["metadata"]["name"]: trigger
+            for trigger in stored_triggers
+            if services.is_owned(trigger, sensor)
+        }
 
     async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
         """Return the Kafka with a Sensor's topics, even if its bus was deleted first.
 
         Raises `NotReady`, `InvalidDocument`.
         """
-        bus, of_bus = record.bus, self._bus_record(record.bus)
-        known = of_bus.state.kafka if of_bus is not None and of_bus.state else record.kafka
-        if known is not None:
-            return known
+        bus, bus_record = record.bus, self._bus_record(record.bus)
+        known_kafka = (
+            bus_record.state.kafka if bus_record is not None and bus_record.state else record.kafka
+        )
+        if known_kafka is not None:
+            return known_kafka
         brokers = self.buses.get(bus.family)
         stored = None if brokers is None else await self._stored_bus(bus)
         # If a channel is gone, the installation's settings are used, for the Kafka servers that the

@@ -34,9 +34,11 @@ def held_limits(sensor: Resource) -> HeldLimits:
     `InvalidDocument`."""
     declared = sensor.metadata.annotations
 
-    def number(name: str, default: int, least: int, most: int) -> int:
+    def number(name: str, default: int, minimum: int, maximum: int) -> int:
         text = declared.get(name)
-        return default if text is None else whole_number(text, annotation_path(name), least, most)
+        return (
+            default if text is None else whole_number(text, annotation_path(name), minimum, maximum)
+        )
 
     return HeldLimits(
         keys=number(MAX_HELD_KEYS_ANNOTATION, MAX_HELD_KEYS, 1, MAX_KEYS),
@@ -48,11 +50,13 @@ def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
     """Yield the index of each trigger whose firings may be too large for the action topic, with a
     sentence about it."""
     for number, rule in enumerate(conditions.rules()):
-        wanted = sum(rule.condition.wanted.values())
-        if wanted > ACTION_EVENTS:
-            room = ACTION_EVENTS * MAX_RECORD_BYTES // wanted
-            doubt = (
-                f"a firing may have {wanted} events, and its topic has room for {ACTION_EVENTS}"
-                f" of the largest: of more than {room:,} bytes each, as JSON, it is dead-lettered"
+        event_count = sum(rule.condition.wanted.values())
+        if event_count > ACTION_EVENTS:
+            bytes_per_event = ACTION_EVENTS * MAX_RECORD_BYTES // event_count
+            warning = (
+                f"a firing may have {event_count} events, and its topic has room for "
+                f"{ACTION_EVENTS}"
+                f" of the largest: of more than {bytes_per_event:,} bytes each, as "
+                "JSON, it is dead-lettered"
             )
-            yield number, doubt
+            yield number, warning

@@ -73,15 +73,15 @@ def function_service(
         function_name(family, identity),
         services.function_namespace(family, identity, settings),
     )
-    most = max(1, min(autoscaling.max_scale, partitions))
-    always = min(autoscaling.min_scale, most)
+    max_pods = max(1, min(autoscaling.max_scale, partitions))
+    min_pods = min(autoscaling.min_scale, max_pods)
     environment = {
         "FUNCTION_TARGET": "sense",
         SENSOR: services.compact_json(documents.dump(function_contract)),
         SERVICE_URL: services.service_url(name, namespace, settings),
         GRACE_PERIOD: str(services.GRACE_PERIOD),
     }
-    if always:
+    if min_pods:
         environment[DRAIN_AT_START] = "true"
     return services.knative_service(
         name,
@@ -91,8 +91,8 @@ def function_service(
             services.BROKER_LABEL: family.label_value(sensor.bus.identity),
             SENSOR_NAME_KEY: family.label_value(identity),
         },
-        annotations=services.one_pod_per_drain(always, most, settings),
-        declared={"pods": [always, most]},
+        annotations=services.one_pod_per_drain(min_pods, max_pods, settings),
+        declared={"pods": [min_pods, max_pods]},
         environment=environment,
         secret=secret,
         resources=settings.pods.dispatcher_resources,
@@ -109,8 +109,13 @@ def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Mani
     A Trigger delivers the Sensor's actions only if both its annotation and its owner name the
     Sensor (`actions`).
     """
-    both = zip(sensor.spec.triggers, document["spec"]["triggers"], strict=True)
-    return tuple(_trigger_manifest(sensor, each, declared) for each, declared in both)
+    triggers_with_declarations = zip(
+        sensor.spec.triggers, document["spec"]["triggers"], strict=True
+    )
+    return tuple(
+        _trigger_manifest(sensor, trigger, declared)
+        for trigger, declared in triggers_with_declarations
+    )
 
 
 def sensor_label(sensor: Resource) -> str:
@@ -165,6 +170,6 @@ def _trigger_manifest(
 def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
     family, identity = sensor.bus
     if family is CHANNELS:
-        of = {"apiVersion": family.broker_version, "kind": family.broker}
-        return {"channel": {**of, "name": identity.name}}
+        channel_kind = {"apiVersion": family.broker_version, "kind": family.broker}
+        return {"channel": {**channel_kind, "name": identity.name}}
     return {"broker": identity.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}

@@ -70,26 +70,30 @@ class SensorPublishing:
         scaled = kafka.scaler.status(record.id)
         if scaled is None:
             return
-        there = record.document.get("status") or {}
-        letters = sensor_scaling.dead_letters_condition(scaled)
+        stored_status = record.document.get("status") or {}
+        dead_letters_condition = sensor_scaling.dead_letters_condition(scaled)
         if delivering_condition(scaled).reason != statuses.reason_of(
-            there, statuses.DELIVERING
-        ) or (letters is not None and letters.reason != statuses.reason_of(there, letters.type)):
+            stored_status, statuses.DELIVERING
+        ) or (
+            dead_letters_condition is not None
+            and dead_letters_condition.reason
+            != statuses.reason_of(stored_status, dead_letters_condition.type)
+        ):
             self.queue.enqueue((SENSOR, *identity))
         now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)
-        before, since = self._published.get(record.uid, (None, -math.inf))
-        if state == before and now - since < LAG_INTERVAL:
+        previous_state, published_at = self._published.get(record.uid, (None, -math.inf))
+        if state == previous_state and now - published_at < LAG_INTERVAL:
             return
         self._published[record.uid] = state, now
         status: dict[str, Any] = {"annotations": scaling_annotations(scaled)}
-        if (held := kafka.scaler.held_events(record.id)) is not None:
-            status["waiting"] = sensor_waiting.waiting_status(sensor, held)
-        if not _is_published(there, status):
+        if (held_events := kafka.scaler.held_events(record.id)) is not None:
+            status["waiting"] = sensor_waiting.waiting_status(sensor, held_events)
+        if not _is_published(stored_status, status):
             await self.cluster.write_status(record.document, status)
 
 
-def _is_published(there: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    annotations = there.get("annotations") or {}
+def _is_published(stored_status: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    annotations = stored_status.get("annotations") or {}
     return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
-        "waiting" not in status or there.get("waiting") == status["waiting"]
+        "waiting" not in status or stored_status.get("waiting") == status["waiting"]
     )

@@ -54,10 +54,11 @@ def sensor_delivering_condition(
 def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
     """Return the condition `InOrder`: False, with the number of events that came too late for their
     order since this operator began to scale the Sensor. None: no such event is known."""
-    if scaled is None or not (late := scaled.counts.late):
+    if scaled is None or not (late_events := scaled.counts.late):
         return None
     message = (
-        f"{late} events came later than the Sensor's grace allows and were taken after others of a"
+        f"{late_events} events came later than the Sensor's grace allows and were "
+        "taken after others of a"
         " later time, so other events may have fired together: declare a larger grace"
     )
     return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
@@ -66,13 +67,15 @@ def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
 def dead_letters_condition(scaled: TriggerStatus | None) -> Condition | None:
     """Return the condition about the Sensor's dead letters since this operator began to scale it,
     with their number by reason. None: no dead letter is known."""
-    counted = {} if scaled is None else scaled.counts.dead_letters
-    if not counted:
+    counts_by_reason = {} if scaled is None else scaled.counts.dead_letters
+    if not counts_by_reason:
         return None
-    by_reason = ", ".join(f"{count} {why}" for why, count in sorted(counted.items()))
+    by_reason = ", ".join(
+        f"{count} {letter_reason}" for letter_reason, count in sorted(counts_by_reason.items())
+    )
     message = f"dead letters: {by_reason}; knafka sensor dead-letters shows them"
     reason = "DeadLettered"
-    if Reason.STATE_FULL.value in counted:
+    if Reason.STATE_FULL.value in counts_by_reason:
         reason = "StateFull"
         message += (
             "; it holds as much as it may and let go of its oldest events: declare a window"

@@ -41,30 +41,34 @@ def desired_topics(
     number of partitions that the Broker's topic had at first, since changelog and trigger topic
     must always have equally many.
     """
-    counted = annotations.get(desired.PARTITIONS, "")
-    partitions = int(counted) if counted.isdecimal() and int(counted) else broker.partitions
+    recorded_partitions = annotations.get(desired.PARTITIONS, "")
+    partitions = (
+        int(recorded_partitions)
+        if recorded_partitions.isdecimal() and int(recorded_partitions)
+        else broker.partitions
+    )
     limit = max(
         desired.max_record_bytes(broker.topic), _configured_max_bytes(found.get(broker.topic.name))
     )
-    one = 2 * limit + RECORD_OVERHEAD_BYTES
+    event_record_bytes = 2 * limit + RECORD_OVERHEAD_BYTES
     limits = {
-        TRIGGER: one,
-        CHANGELOG: one,
-        ACTION: max(one, min(16 * limit, MAX_ACTION_BYTES)),
+        TRIGGER: event_record_bytes,
+        CHANGELOG: event_record_bytes,
+        ACTION: max(event_record_bytes, min(16 * limit, MAX_ACTION_BYTES)),
     }
     return {
-        what: Topic(
-            _topic_name(sensor, what, annotations, found, taken),
+        use: Topic(
+            _topic_name(sensor, use, annotations, found, taken),
             partitions,
             # How many replicas an external topic has isn't known here.
             -1 if broker.topic.external else broker.topic.replication,
             {
                 **broker.topic.config,
-                "cleanup.policy": "compact" if what == CHANGELOG else "delete",
-                MAX_MESSAGE_BYTES: str(min(limits[what], MAX_INT)),
+                "cleanup.policy": "compact" if use == CHANGELOG else "delete",
+                MAX_MESSAGE_BYTES: str(min(limits[use], MAX_INT)),
             },
         )
-        for what in TOPICS
+        for use in TOPICS
     }
 
 
@@ -75,33 +79,33 @@ def _configured_max_bytes(bus: TopicDescription | None) -> int:
     return int(limit) if limit.isdecimal() else 0
 
 
-def candidate_names(sensor: Sensor, what: str) -> Sequence[str]:
+def candidate_names(sensor: Sensor, use: str) -> Sequence[str]:
     """Return the two names that a Sensor's topic may have; the second is used if the first is
     taken."""
     bus = sensor.bus
     own_name = bus.family.own_name(bus.identity.name)
-    of = sensor.metadata.namespace, own_name, sensor.metadata.name, what
-    return names.sensor_topic(*of), names.distinct_sensor_topic(*of)
+    name_parts = sensor.metadata.namespace, own_name, sensor.metadata.name, use
+    return names.sensor_topic(*name_parts), names.distinct_sensor_topic(*name_parts)
 
 
-def recorded_topic(sensor: Sensor, what: str, annotations: Mapping[str, str]) -> str | None:
+def recorded_topic(sensor: Sensor, use: str, annotations: Mapping[str, str]) -> str | None:
     """Return the topic that the Sensor's status names; None if it names none, or one that can't be
     its own."""
-    name = annotations.get(TOPICS[what][0])
-    return name if name in candidate_names(sensor, what) else None
+    name = annotations.get(TOPICS[use][0])
+    return name if name in candidate_names(sensor, use) else None
 
 
 def _topic_name(
     sensor: Sensor,
-    what: str,
+    use: str,
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
     taken: Container[str],
 ) -> str:
-    usual, distinct = candidate_names(sensor, what)
-    if (mine := recorded_topic(sensor, what, annotations)) is not None:
-        return mine
-    return distinct if usual in taken or found.get(usual) is not None else usual
+    usual_name, distinct_name = candidate_names(sensor, use)
+    if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
+        return recorded_name
+    return distinct_name if usual_name in taken or found.get(usual_name) is not None else usual_name
 
 
 def annotations_to_record(
@@ -113,9 +117,9 @@ def annotations_to_record(
 ) -> Mapping[str, str]:
     """Return the annotations to write to the status before topics are created; empty if they are up
     to date. Raises `TopicRefused` for a topic that somebody else created."""
-    news = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
-    for what, topic in wanted.items():
-        name, id_ = TOPICS[what]
+    annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
+    for use, topic in wanted.items():
+        name, id_ = TOPICS[use]
         is_recorded = annotations.get(name) == topic.name
         if found[topic.name] is not None and not is_recorded:
             raise TopicRefused(
@@ -124,11 +128,11 @@ def annotations_to_record(
                 "give this one another name",
             )
         if not is_recorded or (found[topic.name] is None and annotations.get(id_)):
-            news |= {name: topic.name, id_: ""}
-    if news:
-        news[desired.PARTITIONS] = str(wanted[TRIGGER].partitions)
-        news[desired.BOOTSTRAP_SERVERS] = broker.defaults.kafka.bootstrap_servers
-    return news
+            annotations_to_write |= {name: topic.name, id_: ""}
+    if annotations_to_write:
+        annotations_to_write[desired.PARTITIONS] = str(wanted[TRIGGER].partitions)
+        annotations_to_write[desired.BOOTSTRAP_SERVERS] = broker.defaults.kafka.bootstrap_servers
+    return annotations_to_write
 
 
 def topics_to_create(
@@ -142,12 +146,12 @@ def topics_to_create(
     somebody else has recreated, or that is too large; `disputed` has topics for which an empty id
     proves nothing (`topic_effects`)."""
     effects: list[CreateTopic] = []
-    for what, topic in wanted.items():
-        name_key, id_key = TOPICS[what]
-        known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(id_key, "")}
+    for use, topic in wanted.items():
+        name_key, id_key = TOPICS[use]
+        recorded = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(id_key, "")}
         is_disputed = topic.name in disputed
-        needed = topic_effects(topic, found[topic.name], known, maxima, disputed=is_disputed)
-        if any(isinstance(each, CreateTopic) for each in needed):
+        needed = topic_effects(topic, found[topic.name], recorded, maxima, disputed=is_disputed)
+        if any(isinstance(effect, CreateTopic) for effect in needed):
             effects.append(CreateTopic(topic, name_key, id_key))
     return effects
 
@@ -158,13 +162,16 @@ def check_partitions(
     """Check that trigger topic and changelog have equally many partitions, since those of one
     number belong together. Raises `TopicRefused`."""
     counts = [
-        each.partitions for what in (TRIGGER, CHANGELOG) if (each := found[wanted[what].name])
+        description.partitions
+        for use in (TRIGGER, CHANGELOG)
+        if (description := found[wanted[use].name])
     ]
     if len(set(counts)) != 1:
-        one, other = wanted[TRIGGER].name, wanted[CHANGELOG].name
+        trigger_topic, changelog_topic = wanted[TRIGGER].name, wanted[CHANGELOG].name
         raise TopicRefused(
             "PartitionsDiffer",
-            f"{one} and {other} have {' and '.join(map(str, counts))} partitions: want as many",
+            f"{trigger_topic} and {changelog_topic} have "
+            f"{' and '.join(map(str, counts))} partitions: want as many",
         )
 
 
@@ -173,9 +180,12 @@ def as_declared_condition(
 ) -> Condition:
     """Return the condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
     return all_as_declared_condition(
-        (replace(each, replication=there.replication) if each.replication < 0 else each, there)
-        for each in wanted.values()
-        if (there := found[each.name]) is not None
+        (
+            replace(topic, replication=existing.replication) if topic.replication < 0 else topic,
+            existing,
+        )
+        for topic in wanted.values()
+        if (existing := found[topic.name]) is not None
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from knafka.core.drain import Waiting
 from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.rules import Rule
-from knafka.core.times import to_the_second
+from knafka.core.times import kubernetes_timestamp
 
 MAX_TRIGGERS: Final = 20
 """Most triggers shown, the oldest first."""
@@ -28,25 +28,31 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
     """Return `status.waiting`: which events each trigger holds and waits for, and since when;
     triggers without held events are left out."""
     rules = {each.name: each for each in sensor.rules()}
-    found: dict[str, list[Waiting]] = {}
+    held_by_trigger: dict[str, list[Waiting]] = {}
     for each in held:
         if each.trigger in rules:
-            found.setdefault(each.trigger, []).append(each)
-    shown = [_trigger_status(rules[name], of) for name, of in found.items()]
-    return sorted(shown, key=lambda each: (each["since"], each["trigger"]))[:MAX_TRIGGERS]
+            held_by_trigger.setdefault(each.trigger, []).append(each)
+    statuses = [
+        _trigger_status(rules[name], held_events) for name, held_events in held_by_trigger.items()
+    ]
+    return sorted(statuses, key=lambda each: (each["since"], each["trigger"]))[:MAX_TRIGGERS]
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
     """Return `status.waiting` as text for users, a line for each trigger and key."""
-    found = []
-    for each in shown:
-        for oldest in each["oldest"]:
-            name = "/".join(filter(None, (each["trigger"], oldest.get("key"))))
-            wanted = f", waits for {', '.join(oldest['waitsFor'])}" if oldest["waitsFor"] else ""
-            found.append(f"{name} has {', '.join(oldest['has'])}{wanted} since {oldest['since']}")
-        if (more := each["keys"] - len(each["oldest"])) > 0:
-            found.append(f"{each['trigger']} holds {more} more keys")
-    return found
+    lines = []
+    for trigger_status in shown:
+        for oldest in trigger_status["oldest"]:
+            name = "/".join(filter(None, (trigger_status["trigger"], oldest.get("key"))))
+            first_blocked = (
+                f", waits for {', '.join(oldest['waitsFor'])}" if oldest["waitsFor"] else ""
+            )
+            lines.append(
+                f"{name} has {', '.join(oldest['has'])}{first_blocked} since {oldest['since']}"
+            )
+        if (hidden_keys := trigger_status["keys"] - len(trigger_status["oldest"])) > 0:
+            lines.append(f"{trigger_status['trigger']} holds {hidden_keys} more keys")
+    return lines
 
 
 def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
@@ -63,10 +69,10 @@ def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # A complete condition waits for the end of the time in which the unwanted events may arrive.
-    wanted = missing or [f"!{each}" for each in sorted(condition.unwanted)]
-    shown = {"has": list(waiting.has), "waitsFor": wanted, "since": _since(waiting)}
-    return shown if waiting.key is None else {"key": waiting.key, **shown}
+    first_blocked = missing or [f"!{each}" for each in sorted(condition.unwanted)]
+    status = {"has": list(waiting.has), "waitsFor": first_blocked, "since": _since(waiting)}
+    return status if waiting.key is None else {"key": waiting.key, **status}
 
 
 def _since(waiting: Waiting) -> str:
-    return to_the_second(waiting.since // 1000)
+    return kubernetes_timestamp(waiting.since // 1000)

@@ -57,9 +57,9 @@ def _sink_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 
 def _immutable_sink_changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (
+    old_fields, new_fields = (
         {f"spec.{name}": spec[name] for name in IMMUTABLE_SPEC_FIELDS if spec.get(name) is not None}
         for spec in (mapping_at(old, "spec"), mapping_at(new, "spec"))
     )
-    if diff := changed_values(was, is_):
+    if diff := changed_values(old_fields, new_fields):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")

@@ -108,14 +108,14 @@ class SinkDecision:
 
 def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
     """Decide a KafkaSink's conditions, status and next effects, which keep `BROKER_ORDER`."""
-    before = observed.document.get("status") or {}
+    previous_status = observed.document.get("status") or {}
     conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(observed.failed)
     annotations = observed.annotations
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
         "annotations": annotations,
         # Once there is a receiver, it receives; while replaced, the old one does.
-        "address": before.get("address"),
+        "address": previous_status.get("address"),
     }
     unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
 
@@ -136,7 +136,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
     assert kafka is not None
     with conditions.step(TOPIC_READY):
         topic = value_or_raise(observed.topic)
-        found = _owned_or_external_topic(
+        existing_topic = _owned_or_external_topic(
             observed, sink, topic, annotations, settings, needed, conditions
         )
     if not conditions.holds(TOPIC_READY):
@@ -149,7 +149,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
         topic=sink.spec.topic,
         content_mode=sink.spec.content_mode,
         kafka=kafka,
-        **desired.ingress_limits(found.config),
+        **desired.ingress_limits(existing_topic.config),
     )
     ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, sink))
     with conditions.step(DATA_PLANE_AVAILABLE):
@@ -169,7 +169,10 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
         http_address(url, ingress.audience), ingress.path, observed.https
     )
     status["address"] = addresses[-1] if addresses else None
-    status.update(addresses_status(addresses, before) | senders.policies_status(sink, before))
+    status.update(
+        addresses_status(addresses, previous_status)
+        | senders.policies_status(sink, previous_status)
+    )
     for condition in (
         encryption.encrypted_condition(observed.https),
         senders.policies_condition(sink),
@@ -186,7 +189,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
 def _owned_or_external_topic(
     observed: ObservedSink,
     sink: KafkaSink,
-    found: TopicDescription | None,
+    existing: TopicDescription | None,
     annotations: dict[str, str],
     settings: Settings,
     needed: Needed,
@@ -194,39 +197,39 @@ def _owned_or_external_topic(
 ) -> TopicDescription:
     """Check or create the sink's topic, and note its owner in `annotations`; returns the topic.
     Raises `NotReady` and `TopicRefused`."""
-    wanted = topic_to_create(sink)
-    is_own = wanted is not None and is_made_for(sink, found, annotations, observed)
-    if found is None and wanted is None:
+    topic_to_make = topic_to_create(sink)
+    is_own = topic_to_make is not None and is_made_for(sink, existing, annotations, observed)
+    if existing is None and topic_to_make is None:
         raise TopicRefused(
             "TopicNotFound",
             f"{sink.servers:.300} has no topic {sink.spec.topic}: create it, let the sink's user "
             "describe it, or have it made by spec.numPartitions and spec.replicationFactor",
         )
-    if found is None and observed.taken:
+    if existing is None and observed.taken:
         message = f"topic {sink.spec.topic} is being made for another KafkaSink"
         raise NotReady("TopicNotOurs", message, transient=True)
-    if wanted is None or (found is not None and not is_own):
+    if topic_to_make is None or (existing is not None and not is_own):
         # The topic existed before, or was recreated by somebody else: it isn't changed.
         for key in (TOPIC_STATUS, TOPIC_ID):
             annotations.pop(key, None)
         annotations[TOPIC_OWNER] = EXTERNAL
-        assert found is not None
-        return found
+        assert existing is not None
+        return existing
     recorded = {TOPIC_OWNER: MADE}
-    if making := topic_effects(
-        wanted,
-        found,
+    if creating_effects := topic_effects(
+        topic_to_make,
+        existing,
         annotations,
         settings.maxima,
         observed.others,
         disputed=observed.disputed,
         recorded=recorded,
     ):
-        needed.run_first(*making)
-    assert found is not None
+        needed.run_first(*creating_effects)
+    assert existing is not None
     annotations.update(recorded)
-    conditions.set(as_declared_condition(wanted, found))
-    return found
+    conditions.set(as_declared_condition(topic_to_make, existing))
+    return existing
 
 
 def topic_to_create(sink: KafkaSink) -> Topic | None:
@@ -243,12 +246,12 @@ def topic_to_create(sink: KafkaSink) -> Topic | None:
 
 def is_made_for(
     sink: KafkaSink,
-    found: TopicDescription | None,
+    existing: TopicDescription | None,
     annotations: Mapping[str, str],
     observed: ObservedSink,
 ) -> bool:
     """Whether an existing topic was created for this sink, by the id in its status."""
-    known = annotations.get(TOPIC_ID)
-    if found is None or known is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
+    recorded_id = annotations.get(TOPIC_ID)
+    if existing is None or recorded_id is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
         return False
-    return known == found.id if known else not (observed.disputed or observed.taken)
+    return recorded_id == existing.id if recorded_id else not (observed.disputed or observed.taken)

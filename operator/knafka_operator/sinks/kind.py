@@ -86,7 +86,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         if record is None or record.uid != uid:
             self._drop(identity)
             record = self.records[identity] = SinkRecord(uid)
-        if (topic := _topic_made(document)) is not None:
+        if (topic := _created_topic(document)) is not None:
             self._claim(record, _servers(document), topic)
         return record
 
@@ -111,15 +111,15 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
 
     def used_kafkas(self) -> set[KafkaCluster]:
         """Return the Kafka clusters that sinks use, including sinks that are being deleted."""
-        return {each.kafka for each in self.records.values() if each.kafka is not None}
+        return {record.kafka for record in self.records.values() if record.kafka is not None}
 
     async def delete(self, document: Document) -> None:
         """Delete a sink's receiver, then its topic, if that was created for it and no other sink of
         its namespace names it. Raises `LogError`, `NotReady` and `ClusterError`."""
-        record, of = self.remember(document), resource_of(document)
+        record, sink = self.remember(document), resource_of(document)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
-        await delete_service(self.cluster, sink_receiver_name(of), of)
-        if (topic := _topic_made(document)) is not None:
+        await delete_service(self.cluster, sink_receiver_name(sink), sink)
+        if (topic := _created_topic(document)) is not None:
             await self._delete_topic(document, topic, record)
         await self.forget(document)
 
@@ -128,7 +128,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             sink = parse(KafkaSink, _declared(document))
         except InvalidDocument:
             return  # an invalid sink: which topic it has can't be known
-        if await self._is_named_elsewhere(sink, topic):
+        if await self._is_named_by_other_sink(sink, topic):
             return
         try:
             kafka, _ = await self._connect(sink)
@@ -136,23 +136,23 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             if record.kafka is None:
                 raise
             kafka = record.kafka
-        known = status_annotations(document).get(TOPIC_ID)
+        recorded_id = status_annotations(document).get(TOPIC_ID)
         claimed = self._is_claimed(record, sink.servers, topic)
-        if await topic_to_delete(kafka.topics, topic, known, claimed=claimed) is not None:
+        if await topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed) is not None:
             await kafka.topics.delete_topic(topic)
 
     def _is_claimed(self, record: SinkRecord, servers: str, topic: str) -> bool:
         return self.owners.get((servers, topic), record.uid) != record.uid
 
-    async def _is_named_elsewhere(self, sink: Resource, topic: str) -> bool:
+    async def _is_named_by_other_sink(self, sink: Resource, topic: str) -> bool:
         """Whether another sink of its namespace names this topic, too. Raises `ClusterError`."""
         namespace = sink.metadata.namespace
-        found = await self.cluster.list(SINKS_VERSION, KAFKA_SINK, None, namespace)
+        sinks = await self.cluster.list(SINKS_VERSION, KAFKA_SINK, None, namespace)
         return any(
-            (each.get("spec") or {}).get("topic") == topic
-            for each in found
-            if each["metadata"].get("uid") != sink.metadata.uid
-            and "deletionTimestamp" not in each["metadata"]
+            (other_sink.get("spec") or {}).get("topic") == topic
+            for other_sink in sinks
+            if other_sink["metadata"].get("uid") != sink.metadata.uid
+            and "deletionTimestamp" not in other_sink["metadata"]
         )
 
     # Reconcile.
@@ -202,14 +202,14 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             self.cluster, self.settings, self.states.policies, identity.namespace
         )
         path = None if secret is None else services.SECRET_PATH
-        reached = Kafka(bootstrap_servers=sink.servers, secret_path=path)
+        kafka_settings = Kafka(bootstrap_servers=sink.servers, secret_path=path)
         observed = ObservedSink(
             document,
             sink,
-            reached,
+            kafka_settings,
             secret,
             taken=self._is_claimed(record, sink.servers, sink.spec.topic),
-            others=self._partitions_beside(identity),
+            others=self._other_partitions(identity),
             authentication=features.authentication,
             encryption=features.encryption,
         )
@@ -218,12 +218,14 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             observed = replace(observed, https=await observe_https_of(self.cluster, *receiver))
         try:
             topics = record.kafka.topics
-            found = await topics.describe_topic(sink.spec.topic)
-            asked = found is not None and status_annotations(document).get(TOPIC_ID) == ""
-            disputed = not asked or await has_records(topics, sink.spec.topic)
+            description = await topics.describe_topic(sink.spec.topic)
+            id_unrecorded = (
+                description is not None and status_annotations(document).get(TOPIC_ID) == ""
+            )
+            disputed = not id_unrecorded or await has_records(topics, sink.spec.topic)
         except EXPECTED as error:
             return replace(observed, topic=error)
-        return replace(observed, topic=found, disputed=disputed)
+        return replace(observed, topic=description, disputed=disputed)
 
     async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
         """Return the sink's Kafka, and the name and version of its Secret; None if it needs no
@@ -246,18 +248,18 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         version = str(stored["metadata"].get("resourceVersion", ""))
         return self.kafkas.cluster_at(sink.servers, values), (ref.name, version)
 
-    def _partitions_beside(self, sink: Identity) -> int:
+    def _other_partitions(self, sink: Identity) -> int:
         """Return the number of partitions of the topics created for the other sinks and Brokers in
         its namespace."""
-        beside = sum(
-            each.partitions
-            for identity, each in self.records.items()
+        other_partitions = sum(
+            record.partitions
+            for identity, record in self.records.items()
             if identity.namespace == sink.namespace and identity != sink
         )
-        return beside + partitions_of_others(self.states, Identity(sink.namespace, ""))
+        return other_partitions + partitions_of_others(self.states, Identity(sink.namespace, ""))
 
 
-def _topic_made(document: Document) -> str | None:
+def _created_topic(document: Document) -> str | None:
     """Return the topic that was created for a sink by its status, if it is the declared one."""
     topic = status_annotations(document).get(TOPIC_STATUS)
     return topic if topic and topic == (document.get("spec") or {}).get("topic") else None

@@ -53,7 +53,8 @@ def sink_receiver_service(
         )
     declared = receiver_services.declared_scaling(sink)
     scaling = {
-        KNATIVE_AUTOSCALING + key: each for key, each in receiver_services.RECEIVER_SCALING.items()
+        KNATIVE_AUTOSCALING + key: value
+        for key, value in receiver_services.RECEIVER_SCALING.items()
     }
     return services.knative_service(
         sink_receiver_name(sink),

@@ -45,9 +45,9 @@ def defaulted_source(
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
-    spec, before = mapping_at(document, "spec"), mapping_at(old, "spec")
+    spec, old_spec = mapping_at(document, "spec"), mapping_at(old, "spec")
     if not spec.get("consumerGroup"):
-        spec["consumerGroup"] = before.get("consumerGroup") or f"{names.SOURCES}{unique}"
+        spec["consumerGroup"] = old_spec.get("consumerGroup") or f"{names.SOURCES}{unique}"
     for name, value in (("initialOffset", DEFAULT_OFFSET), ("ordering", DEFAULT_ORDER)):
         if spec.get(name) in (None, ""):
             spec[name] = value
@@ -71,7 +71,11 @@ def _source_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 
 def _immutable_source_changes(old: Document, new: Document) -> Iterator[Problem]:
-    was, is_ = (mapping_at(each, "spec").get("consumerGroup") for each in (old, new))
+    old_group, new_group = (
+        mapping_at(document, "spec").get("consumerGroup") for document in (old, new)
+    )
     # A group that no webhook has filled in may be set later.
-    if was and (diff := changed_values({"spec.consumerGroup": was}, {"spec.consumerGroup": is_})):
+    if old_group and (
+        diff := changed_values({"spec.consumerGroup": old_group}, {"spec.consumerGroup": new_group})
+    ):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")

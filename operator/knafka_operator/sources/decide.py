@@ -67,23 +67,27 @@ _ADDRESSES: Final = {
 
 
 def kafka_secret_values(
-    spec: KafkaSourceSpec, found: Mapping[Credential, str | None], namespace: str
+    spec: KafkaSourceSpec, credential_values: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
     """Return a source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: none
     are needed. `credential_values` has the values of the required credentials. Raises `NotReady` if
     one is missing."""
-    for (_, path, secret, key), value in found.items():
+    for (_, path, secret, key), value in credential_values.items():
         if value is None:
             raise NotReady(
                 "SecretNotFound",
                 f"{path}: Secret {namespace}/{secret} has no key {key:.253}, or does not exist: "
                 "create it, or name another one",
             )
-    named = security_protocol(spec.net)
-    if named is None:
+    protocol = security_protocol(spec.net)
+    if protocol is None:
         return None
-    values = {credential.name: value for credential, value in found.items() if value is not None}
-    return with_protocol(values, named)
+    values = {
+        credential.name: value
+        for credential, value in credential_values.items()
+        if value is not None
+    }
+    return with_protocol(values, protocol)
 
 
 def missing_topics_error(topics: list[str], servers: str) -> NotReady:
@@ -97,30 +101,41 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
 
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
     """Translate a Trigger's conditions to a KafkaSource's; `failed` are the steps that failed."""
-    found, shown = decided.by_type(), ConditionSet(CONDITIONS)
-    for before, type_ in _RENAMED.items():
-        shown.set(replace(found[before], type=type_, message=_reworded(found[before])))
-    dependency = found[DEPENDENCY_READY]
-    if dependency.status is not Status.TRUE and shown.holds(CONNECTION):
-        shown.set(replace(dependency, type=DEPLOYED))
+    trigger_conditions, translated = decided.by_type(), ConditionSet(CONDITIONS)
+    for trigger_type, type_ in _RENAMED.items():
+        translated.set(
+            replace(
+                trigger_conditions[trigger_type],
+                type=type_,
+                message=_source_message(trigger_conditions[trigger_type]),
+            )
+        )
+    dependency = trigger_conditions[DEPENDENCY_READY]
+    if dependency.status is not Status.TRUE and translated.holds(CONNECTION):
+        translated.set(replace(dependency, type=DEPLOYED))
     for type_ in _KEPT:
-        if type_ in found:
-            shown.set(found[type_])
+        if type_ in trigger_conditions:
+            translated.set(trigger_conditions[type_])
     if (error := failed.get(Step.COMMIT_OFFSETS)) is not None:
-        shown.fail(OFFSETS, error)
-    elif found[SUBSCRIPTION_READY].status is Status.TRUE or failed.keys() & _BEHIND_OFFSETS:
-        shown.set_true(OFFSETS)
+        translated.fail(OFFSETS, error)
+    elif (
+        trigger_conditions[SUBSCRIPTION_READY].status is Status.TRUE
+        or failed.keys() & _STEPS_AFTER_OFFSETS
+    ):
+        translated.set_true(OFFSETS)
     else:
-        deployed = shown.by_type()[DEPLOYED]
-        why = "waits for what Deployed says"
-        shown.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", why))
-    return shown
+        deployed = translated.by_type()[DEPLOYED]
+        message = "waits for what Deployed says"
+        translated.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", message))
+    return translated
 
 
-_BEHIND_OFFSETS: Final = frozenset(each for each in Step if each.value > Step.COMMIT_OFFSETS.value)
+_STEPS_AFTER_OFFSETS: Final = frozenset(
+    each for each in Step if each.value > Step.COMMIT_OFFSETS.value
+)
 
 
-def _reworded(condition: Condition) -> str:
+def _source_message(condition: Condition) -> str:
     """Return the message of a Trigger's condition, with a source's terms."""
     if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
@@ -136,16 +151,16 @@ def source_status(
     scaled: TriggerStatus | None,
 ) -> dict[str, Any]:
     """Translate a Trigger's status, without conditions, to a KafkaSource's."""
-    named = {_ADDRESSES.get(key, key): each for key, each in decided.items()}
-    named["sinkUri"] = named.get("sinkUri") or None
+    translated = {_ADDRESSES.get(key, key): value for key, value in decided.items()}
+    translated["sinkUri"] = translated.get("sinkUri") or None
     identity = Identity.of(document)
     dispatcher = services.dispatcher_name(SOURCES, identity)
-    named["consumers"] = 0 if scaled is None else scaled.replicas
-    named["selector"] = f"serving.knative.dev/service={dispatcher}"
+    translated["consumers"] = 0 if scaled is None else scaled.replicas
+    translated["selector"] = f"serving.knative.dev/service={dispatcher}"
     if isinstance(trigger, SourceTrigger):
         source = trigger.egress_fields()["conversion"].source
         topics = trigger.source.spec.topics
-        named["ceAttributes"] = [
+        translated["ceAttributes"] = [
             {"type": "dev.knative.kafka.event", "source": f"{source}#{topic}"} for topic in topics
         ]
-    return named
+    return translated

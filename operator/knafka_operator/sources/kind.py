@@ -45,12 +45,12 @@ class KafkaSources(Triggers):
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Record a change as `Kind.on_change` does; also request that the group's offsets are read
         again."""
-        news = Kind.on_change(self, document, gone=gone)
+        changed_keys = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
-        if news and record is not None and record.watched is not None:
+        if changed_keys and record is not None and record.watched is not None:
             # A user who resets its group annotates it so that the operator notices at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
-        return news
+        return changed_keys
 
     def remember(self, document: Document) -> object:
         """Update the source's record from its document."""
@@ -64,14 +64,16 @@ class KafkaSources(Triggers):
     async def leave(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
         functions and our part of its status, but leave its consumer group."""
-        ours = [each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)]
-        if not ours:
+        knafka_annotations = [
+            each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)
+        ]
+        if not knafka_annotations:
             return
         identity = Identity.of(document)
         await self.stop_delivery(identity)
         await self._delete_functions(document)
         self.drop(document)
-        patch = {"annotations": dict.fromkeys(ours), "conditions": []}
+        patch = {"annotations": dict.fromkeys(knafka_annotations), "conditions": []}
         await self.cluster.write_status(document, patch)
 
     async def needs_finalizer(self, document: Document) -> bool:
@@ -110,7 +112,7 @@ class KafkaSources(Triggers):
             observed = replace(observed, broker=broker)
         return await self.observer.with_destinations(observed, identity)
 
-    def in_words_of_kind(
+    def translated_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate a Trigger's conditions and status to a KafkaSource's."""
@@ -153,9 +155,9 @@ class KafkaSources(Triggers):
 
     async def _is_shared(self, identity: Identity, group: str) -> bool:
         """Whether another KafkaSource names this group, too. Raises `ClusterError`."""
-        found = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
+        sources = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
         return any(
-            (each.get("spec") or {}).get("consumerGroup") == group
-            for each in found
-            if Identity.of(each) != identity
+            (source.get("spec") or {}).get("consumerGroup") == group
+            for source in sources
+            if Identity.of(source) != identity
         )

@@ -51,25 +51,25 @@ class SourceObserver:
         """Return a source's Kafka, and the version of its credentials, None: it needs none. Raises
         `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
-        wanted = list(required_credentials(spec.net))
+        credentials = list(required_credentials(spec.net))
         stored = {
             name: await self.cluster.get(CORE, "Secret", namespace, name)
-            for name in dict.fromkeys(each.secret for each in wanted)
+            for name in dict.fromkeys(each.secret for each in credentials)
         }
         decoded_by_name = {
             name: decoded_secret(each) for name, each in stored.items() if each is not None
         }
-        found: dict[Credential, str | None] = {
-            each: decoded_by_name.get(each.secret, {}).get(each.key) for each in wanted
+        credential_values: dict[Credential, str | None] = {
+            each: decoded_by_name.get(each.secret, {}).get(each.key) for each in credentials
         }
-        secret = kafka_secret_values(spec, found, namespace)
+        secret = kafka_secret_values(spec, credential_values, namespace)
         if secret is not None:
             await check_endpoint(secret, self.settings)
         kafka = self.kafkas.cluster_at(",".join(spec.bootstrap_servers), secret)
         versions = [
             str(each["metadata"].get("resourceVersion", "")) for each in stored.values() if each
         ]
-        return kafka, (MOUNTED, ".".join(versions)) if wanted else None
+        return kafka, (MOUNTED, ".".join(versions)) if credentials else None
 
     async def broker_state_of(self, document: Document, source: KafkaSource) -> BrokerState:
         """Return a source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
@@ -77,12 +77,14 @@ class SourceObserver:
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.kafka_of(source)
-        found = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
-        there = [each for each in found if each is not None]
-        if len(there) < len(found):
-            missing = [name for name, each in zip(spec.topics, found, strict=True) if each is None]
+        descriptions = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
+        existing = [each for each in descriptions if each is not None]
+        if len(existing) < len(descriptions):
+            missing = [
+                name for name, each in zip(spec.topics, descriptions, strict=True) if each is None
+            ]
             raise missing_topics_error(missing, kafka.bootstrap_servers)
-        reached = Kafka(
+        kafka_settings = Kafka(
             bootstrap_servers=kafka.bootstrap_servers,
             secret_path=None if secret is None else services.SECRET_PATH,
             protocol=security_protocol(spec.net),
@@ -92,9 +94,9 @@ class SourceObserver:
         )
         return BrokerState(
             broker=SOURCES.read_broker(document),
-            topic=Topic(spec.topics[0], 1, 1, there[0].config, external=True),
-            partitions=sum(each.partitions for each in there),
-            defaults=Defaults(kafka=reached),
+            topic=Topic(spec.topics[0], 1, 1, existing[0].config, external=True),
+            partitions=sum(each.partitions for each in existing),
+            defaults=Defaults(kafka=kafka_settings),
             secret=secret,
             kafka=kafka,
             ready="True",

@@ -73,7 +73,7 @@ from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
 
-RECORDED_BEFORE_MADE: Final = (GROUP_STATUS, DISPATCHER_KEY)
+RECORDED_BEFORE_CREATION: Final = (GROUP_STATUS, DISPATCHER_KEY)
 """Keys of `status.annotations` that are written before the group or Service that they name is
 created."""
 
@@ -158,19 +158,19 @@ def decide(
     decision.status["annotations"].update(observed.written)
     if observed.failure is not None:
         decision.conditions.fail(SUBSCRIPTION_READY, observed.failure)
-    if (refused := observed.failed.get(Step.APPLY_ACCOUNT)) is not None:
-        decision.conditions.fail(OIDC_IDENTITY_CREATED, refused)
+    if (account_error := observed.failed.get(Step.APPLY_ACCOUNT)) is not None:
+        decision.conditions.fail(OIDC_IDENTITY_CREATED, account_error)
     return replace(decision, effects=()) if observed.acted else decision
 
 
 def _decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    before = observed.document.get("status") or {}
+    previous_status = observed.document.get("status") or {}
     conditions = ConditionSet(TRIGGER_CONDITIONS)
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "annotations": dict(before.get("annotations") or {}),
+        "annotations": dict(previous_status.get("annotations") or {}),
         "subscriberUri": "",  # KN-TRG-03
         "subscriberCACerts": None,
         "deadLetterSinkUri": None,
@@ -185,14 +185,14 @@ def _decide(
         return TriggerDecision((), conditions, status)
     trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED) == "true"
-    stopping = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
+    effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.PAUSED)
     with conditions.step(BROKER_READY):
         if observed.unreachable is not None:
             raise observed.unreachable
-        of = family_of(trigger.kind), trigger.spec.broker
-        check_broker(*of, observed.stopped, observed.broker, observed.stored_broker)
+        broker_reference = family_of(trigger.kind), trigger.spec.broker
+        check_broker(*broker_reference, observed.stopped, observed.broker, observed.stored_broker)
     with conditions.step(DEPENDENCY_READY):
         check_dependency(trigger, value_or_raise(observed.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
@@ -206,8 +206,10 @@ def _decide(
     if broker is None:
         kind = family_of(trigger.kind).broker
         conditions.set(_waiting_condition(f"it has no {kind} that could send it events"))
-        goes_on = not paused and (observed.watched is None or observed.stored_broker is not None)
-        return TriggerDecision(() if goes_on else stopping, conditions, status)
+        keeps_delivery = not paused and (
+            observed.watched is None or observed.stored_broker is not None
+        )
+        return TriggerDecision(() if keeps_delivery else effects_to_stop, conditions, status)
 
     conditions.set(
         service_accounts.ACCOUNT_WAITS if broker.oidc else service_accounts.OIDC_DISABLED
@@ -223,17 +225,17 @@ def _decide(
         elif (dead_letter_sink := value_or_raise(observed.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
             status["deadLetterSinkCACerts"] = dead_letter_sink.ca_certs
-    found = trigger_conditions.loop_condition(
+    loop = trigger_conditions.loop_condition(
         trigger, observed.document, sink, subscriber, dead_letter_sink
     )
-    if found is not None and observed.actions is None:  # not for a Sensor's actions
-        conditions.set(found)
+    if loop is not None and observed.actions is None:  # not for a Sensor's actions
+        conditions.set(loop)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
         conditions.set(
             _waiting_condition("it has no subscriber to deliver to: its events wait in Kafka")
         )
-        return TriggerDecision(stopping, conditions, status)
+        return TriggerDecision(effects_to_stop, conditions, status)
 
     sender = None
     with conditions.step(OIDC_IDENTITY_CREATED):
@@ -247,7 +249,7 @@ def _decide(
         conditions.set(
             _waiting_condition("it has no service account to send as: its events wait in Kafka")
         )
-        return TriggerDecision(stopping, conditions, status)
+        return TriggerDecision(effects_to_stop, conditions, status)
     with conditions.step(SUBSCRIPTION_READY):
         autoscaling = Autoscaling.from_annotations(
             trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
@@ -270,15 +272,15 @@ def _decide(
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
             # A Sensor's actions are in an internal topic, whose positions mean nothing to
             # subscribers.
-            more: dict[str, Any] = {
+            sensor_fields: dict[str, Any] = {
                 "filters": observed.actions.filters,
                 "batch": batch,
                 "record_position": False,
                 "shares_topic": False,
             }
             if trigger.kind == BROKERS.trigger:
-                more["reply_topic"] = broker.topic.name
-            egress = egress.model_copy(update=more)
+                sensor_fields["reply_topic"] = broker.topic.name
+            egress = egress.model_copy(update=sensor_fields)
             autoscaling = replace(autoscaling, may_rest=False)
         elif not settings.record_position:
             egress = egress.model_copy(update={"record_position": False})
@@ -318,7 +320,7 @@ def _decide(
             )
             status["auth"] = None if observed.failure is None else {"serviceAccountName": account}
         return TriggerDecision(effects, conditions, status, watched, automatic)
-    return TriggerDecision(stopping if paused else (), conditions, status)
+    return TriggerDecision(effects_to_stop if paused else (), conditions, status)
 
 
 def _delivery_effects(
@@ -333,43 +335,47 @@ def _delivery_effects(
     run, no event is missed (KN-TRG-06). A paused Trigger has no Service, so that no pod of
     min-scale drains; the scaler still reports its lag.
     """
-    egress, before, place = watched.egress, observed.watched, watched.place
+    egress, running, place = watched.egress, observed.watched, watched.place
     paused = watched.autoscaling.paused
-    promised = ((observed.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    promised_group = ((observed.document.get("status") or {}).get("annotations") or {}).get(
+        GROUP_STATUS
+    )
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
-    delivered = before or record
+    delivered = running or record
     # The same group at other servers, mostly of the same Kafka: the running delivery goes on until
     # the new one is Ready. If it is another Kafka, the group has no members there.
-    moved = delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
+    has_other_offsets = (
+        delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
+    )
     elsewhere = (
         delivered is not None
-        and moved
+        and has_other_offsets
         and not broker.topic.external
         and (delivered.egress.topics, delivered.egress.group) == (egress.topics, egress.group)
     )
     effects: list[Effect] = []
     if (
         # The delivery has other offsets, which can't be written while a group has members.
-        (moved and not elsewhere)
+        (has_other_offsets and not elsewhere)
         # Before its function is deleted, so that events in flight are settled.
-        or (paused and (shared or (before is not None and not before.autoscaling.paused)))
+        or (paused and (shared or (running is not None and not running.autoscaling.paused)))
         # Its own pods would drain from their start, without requests.
         or (place is None and shared and watched.autoscaling.min_scale)
     ):
         effects.append(StopDelivery())
-        before, record, shared = None, None, False
+        running, record, shared = None, None, False
     if paused:
         effects.append(
             _delete_owned(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
         )
     effects.append(ClaimGroup(egress.group))
-    if before is None:
-        if promised is None and family_of(trigger.kind).owns_group:
+    if running is None:
+        if promised_group is None and family_of(trigger.kind).owns_group:
             effects.append(DeleteGroup(egress.group))
-        if promised != egress.group or (broker.topic.external and not paused):
+        if promised_group != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
-            effects += [CommitOffsets(egress.group, each, start) for each in egress.topics]
+            effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
         # Otherwise the Trigger was promised every event: if Kafka has no offsets of it any more, as
         # its Broker was recreated or it had no member for a week, it begins at the start of the
         # topic.
@@ -394,12 +400,12 @@ def _delivery_effects(
             account=service_accounts.dispatcher_account(egress),
         )
         effects.append(ApplyService(Step.APPLY_DISPATCHER, manifest))
-        if shared or (elsewhere and before is not None and before.place is not None):
+        if shared or (elsewhere and running is not None and running.place is not None):
             url = services.service_url(name, namespace, settings)
             effects += [Wake(url), StopDelivery(Step.HAND_OVER)]
     replaces = observed.replaced
-    if before != watched:
-        replaces = replaces or (before is not None and before.drains_unasked)
+    if running != watched:
+        replaces = replaces or (running is not None and running.drains_without_requests)
         effects.append(StartDelivery(watched, replaces))
     if watched.autoscaling.min_scale or replaces or paused:
         effects.append(AwaitReplacement(namespace, name))
@@ -422,24 +428,29 @@ def _shared_effects(
 
     `elsewhere`: the running delivery reaches the same Kafka by other servers.
     """
-    egress, before = watched.egress, observed.watched
+    egress, running = watched.egress, observed.watched
     annotations = (observed.document.get("status") or {}).get("annotations") or {}
-    family, of_broker = family_of(trigger.kind), services.identity_of(broker.broker)
+    family, broker_identity = family_of(trigger.kind), services.identity_of(broker.broker)
     identity = services.identity_of(trigger)
-    own, namespace = (
+    own_dispatcher, namespace = (
         services.dispatcher_name(family, identity),
         services.function_namespace(family, identity, settings),
     )
-    name = services.shard_name(family, of_broker, place.number)
+    name = services.shard_name(family, broker_identity, place.number)
     # A Trigger that was promised a group may have its own Service; the status tells.
-    moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER_KEY, own) == own
-    replaces = observed.replaced or (moves and (before is None or before.drains_unasked))
-    own_delivers = before is not None and before.place is None and not before.autoscaling.paused
+    leaves_own_service = (
+        GROUP_STATUS in annotations
+        and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher
+    )
+    replaces = observed.replaced or (
+        leaves_own_service and (running is None or running.drains_without_requests)
+    )
+    own_delivers = running is not None and running.place is None and not running.autoscaling.paused
     hands_over = elsewhere or own_delivers
-    wanted = SharedEgress(shard=place.shard.group, egress=egress)
-    news = hands_over or contract.records.get(egress.group) != wanted
+    desired_record = SharedEgress(shard=place.shard.group, egress=egress)
+    must_write_record = hands_over or contract.records.get(egress.group) != desired_record
 
-    yield _promise_group(egress, None if moves else name, observed)
+    yield _promise_group(egress, None if leaves_own_service else name, observed)
     yield from _account_effects(trigger, broker, watched, observed, settings)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
@@ -454,17 +465,17 @@ def _shared_effects(
     yield ApplyShard(place.number, manifest)
     if hands_over:
         yield StopDelivery(Step.HAND_OVER)
-    if news:
-        yield WriteContract(egress.group, wanted)
-    if hands_over or before != watched:
+    if must_write_record:
+        yield WriteContract(egress.group, desired_record)
+    if hands_over or running != watched:
         yield StartDelivery(watched, replaces)
-    if moves:
-        dispatcher = ObjectName(SERVING, "Service", namespace, own)
+    if leaves_own_service:
+        dispatcher = ObjectName(SERVING, "Service", namespace, own_dispatcher)
         yield _delete_owned(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
-    if news or not is_ready(observed.document):
+    if must_write_record or not is_ready(observed.document):
         yield AwaitShard(place.shard.group)
     if replaces:
-        yield AwaitReplacement(namespace, own)
+        yield AwaitReplacement(namespace, own_dispatcher)
 
 
 def _account_effects(
@@ -477,8 +488,8 @@ def _account_effects(
     if not broker.oidc:
         return ()
     shared = watched.place is not None
-    of = trigger, observed.document, broker.broker, watched.egress
-    return service_accounts.account_effects(*of, settings, shared=shared)
+    account_arguments = trigger, observed.document, broker.broker, watched.egress
+    return service_accounts.account_effects(*account_arguments, settings, shared=shared)
 
 
 def _audiences(
@@ -502,8 +513,11 @@ def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[Objec
     replayer."""
     family, identity = family_of(document["kind"]), Identity.of(document)
     namespace = services.function_namespace(family, identity, settings)
-    own = services.dispatcher_name(family, identity), services.replayer_name(family, identity)
-    return tuple(ObjectName(SERVING, "Service", namespace, name) for name in own)
+    service_names = (
+        services.dispatcher_name(family, identity),
+        services.replayer_name(family, identity),
+    )
+    return tuple(ObjectName(SERVING, "Service", namespace, name) for name in service_names)
 
 
 def _delete_owned(
@@ -522,8 +536,10 @@ def _promise_group(
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher
     status = (observed.document.get("status") or {}).get("annotations") or {}
-    news = any(key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_MADE)
-    return Annotate(Step.PROMISE_GROUP, promise, at_once=news)
+    is_changed = any(
+        key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_CREATION
+    )
+    return Annotate(Step.PROMISE_GROUP, promise, at_once=is_changed)
 
 
 def _automatic_isolation(

@@ -74,7 +74,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def watched(self) -> dict[Identity, Watched]:
         """Return every delivered Trigger, with its delivery."""
         records = self.states.triggers.items()
-        return {identity: each.watched for identity, each in records if each.watched is not None}
+        return {
+            identity: record.watched for identity, record in records if record.watched is not None
+        }
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Pass the change to the operator, which enqueues the objects that depend on it."""
@@ -137,8 +139,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
         """Decide what to do from `observed`, and reserve the Trigger's place in a shard."""
-        taken = replace(self._groups_of_others(record), applications=observed.foreign_groups)
-        decision = deciding.decide(observed, taken, self.settings)
+        names_of_others = replace(
+            self._groups_of_others(record), applications=observed.foreign_groups
+        )
+        decision = deciding.decide(observed, names_of_others, self.settings)
         if decision.watched is not None and not observed.acted:
             self.shards.reserve(broker_of(observed.document), decision.watched)
             record.needed = decision.automatic
@@ -154,20 +158,20 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         self, observed: Observed, decision: Decision, record: TriggerRecord
     ) -> Mapping[str, Any]:
         """Return the status of the last decision, with scaling and dead letters."""
-        document, conditions, shown = observed.document, decision.conditions, decision.status
+        document, conditions, status = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
-        scaled = self.scaling_status(identity)
-        shown["annotations"].update(scaling_annotations(scaled))
-        if scaled is not None:
-            conditions.set(delivering_condition(scaled))
-        self.dead_letters.add_to_status(document, conditions, shown["annotations"])
+        scaling = self.scaling_status(identity)
+        status["annotations"].update(scaling_annotations(scaling))
+        if scaling is not None:
+            conditions.set(delivering_condition(scaling))
+        self.dead_letters.add_to_status(document, conditions, status["annotations"])
         namespace = services.function_namespace(family, identity, self.settings)
         dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
         self.states.rolls.add_condition(conditions, dispatcher)
-        conditions, shown = self.in_words_of_kind(observed, conditions, shown)
-        return {**shown, "conditions": self.conditions(observed, conditions)}
+        conditions, status = self.translated_to_kind(observed, conditions, status)
+        return {**status, "conditions": self.conditions(observed, conditions)}
 
-    def in_words_of_kind(
+    def translated_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate conditions and status to the words of a derived kind; here unchanged."""
@@ -181,9 +185,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
-        left = await super().run_effects(leaving.effects_of_leaving(document), observed, record)
-        if left.failure is not None:
-            raise left.failure
+        observed_after = await super().run_effects(
+            leaving.effects_of_leaving(document), observed, record
+        )
+        if observed_after.failure is not None:
+            raise observed_after.failure
 
     async def delete(self, document: Document) -> None:
         """Delete a Trigger's functions and consumer group; its dead letters stay.
@@ -201,9 +207,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             # the operator.
             await self.shards.withdraw(broker_of(document), [group])
             broker, record = broker_of(document), self.states.triggers.get(identity)
-            state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
+            state, broker_record = self.states.broker_state(broker), self.states.brokers.get(broker)
             kafka = state.kafka if state else record.kafka if record else None
-            kafka = kafka or (of_broker.kafka if of_broker else None)
+            kafka = kafka or (broker_record.kafka if broker_record else None)
             kind = family.broker_version, family.broker
             stored = None if kafka else await self.cluster.get(*kind, *broker)
             if stored is not None:
@@ -244,15 +250,15 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             broker = Identity(identity.namespace, watched.egress.broker)
             url = self._url(services.shard_name(family, broker, place.number), broker)
             self.states.set_shard_url(broker, place.shard.group, url)
-        own = services.dispatcher_name(family, identity)
-        self.states.urls[trigger_id] = self._url(own, identity)
-        before = record.watched
-        if before is not None and before.kafka is not watched.kafka:
+        own_dispatcher = services.dispatcher_name(family, identity)
+        self.states.urls[trigger_id] = self._url(own_dispatcher, identity)
+        previous = record.watched
+        if previous is not None and previous.kafka is not watched.kafka:
             await self.stop_scaling(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.update(watched.egress.topics)
-        shard, scaling_ = place.shard if place else None, watched.autoscaling
-        await watched.kafka.scaler.watch(trigger_id, watched.egress, scaling_, shard)
+        shard, autoscaling = place.shard if place else None, watched.autoscaling
+        await watched.kafka.scaler.watch(trigger_id, watched.egress, autoscaling, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
         namespace = services.function_namespace(self.states.family, owner, self.settings)
@@ -274,8 +280,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         if broker is not None:
             # The record may belong to a later Trigger of the same name by now; then it lacks the
             # delivered group.
-            delivered = set() if watched is None else {watched.egress.group}
-            await self.shards.withdraw(broker, record.groups | delivered)
+            delivered_groups = set() if watched is None else {watched.egress.group}
+            await self.shards.withdraw(broker, record.groups | delivered_groups)
         await self.stop_scaling(identity)
 
     async def suspend(self, identity: Identity) -> None:
@@ -354,8 +360,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def _delete_functions(self, document: Document) -> None:
         owner = resource_of(document)
-        for each in deciding.own_services(document, self.settings):
-            await delete_service(self.cluster, each.name, owner, each.namespace)
+        for service in deciding.own_services(document, self.settings):
+            await delete_service(self.cluster, service.name, owner, service.namespace)
 
 
 def _unread_trigger(document: Document) -> Observed:

@@ -33,19 +33,19 @@ def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
     status = document.get("status") or {}
     patch: dict[str, Any] = {}
     annotations = status.get("annotations") or {}
-    if any(each.startswith(KNAFKA_PREFIX) for each in annotations):
-        patch["annotations"] = {
-            each: None for each in annotations if each.startswith(KNAFKA_PREFIX)
-        }
-    types = {each.get("type") for each in status.get("conditions") or ()}
-    beside = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
-    words = types - beside
+    if any(key.startswith(KNAFKA_PREFIX) for key in annotations):
+        patch["annotations"] = {key: None for key in annotations if key.startswith(KNAFKA_PREFIX)}
+    types = {key.get("type") for key in status.get("conditions") or ()}
+    informational = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
+    types_without_informational = types - informational
     # Knative Eventing's controller writes the same conditions into a Subscription.
-    own = words == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
-    if own or words == {READY, *TRIGGER_CONDITIONS}:
-        written = (
+    is_subscriptions = (
+        types_without_informational == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
+    )
+    if is_subscriptions or types_without_informational == {READY, *TRIGGER_CONDITIONS}:
+        fields = (
             *("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri"),
             *("subscriberCACerts", "deadLetterSinkCACerts"),
         )
-        patch.update({each: None for each in written if each in status})
+        patch.update({key: None for key in fields if key in status})
     return StopDelivery(), WriteStatus(Step.PUBLISH_STATUS, patch)

@@ -29,7 +29,7 @@ from knafka_operator.records.state import BrokerState, States, broker_of
 from knafka_operator.scale.parsing import parsed_off_loop, spec_size
 from knafka_operator.triggers.decide import ObservedTrigger
 
-ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
+MIN_SCALE_ANNOTATIONS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
 """Annotations that may give a Trigger pods that always run."""
 
 
@@ -49,15 +49,15 @@ class TriggerObserver:
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
         """Read a Trigger and everything that its decision needs. Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
-        read = self.states.family.read_trigger
+        read_trigger = self.states.family.read_trigger
         try:
-            trigger = await parsed_off_loop(lambda: read(document), spec_size(document))
+            trigger = await parsed_off_loop(lambda: read_trigger(document), spec_size(document))
         except InvalidDocument as error:
             return ObservedTrigger(
                 document, error, watched=self.states.ensure_trigger(document).watched
             )
         record = self.states.ensure_trigger(document)
-        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
+        state, broker_record = self.states.broker_state(broker), self.states.brokers.get(broker)
         family = self.states.family
         kind = family.broker_version, family.broker
         stored = None if state else await self.cluster.get(*kind, *broker)
@@ -68,7 +68,7 @@ class TriggerObserver:
             trigger,
             broker=state,
             stored_broker=stored,
-            stopped=of_broker.stopped if of_broker else None,
+            stopped=broker_record.stopped if broker_record else None,
             watched=record.watched,
             replaced=record.replaced,
             contract=await self._contract(broker) if state else None,
@@ -98,7 +98,9 @@ class TriggerObserver:
         )
 
     def _others_min_scale(self, trigger: Trigger) -> int:
-        if all(each not in trigger.metadata.annotations for each in ASKS_FOR_PODS):
+        if all(
+            annotation not in trigger.metadata.annotations for annotation in MIN_SCALE_ANNOTATIONS
+        ):
             return 0  # the Trigger asks for no min-scale, so the sum isn't needed
         return min_scale_of_others(
             self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
@@ -114,10 +116,10 @@ class TriggerObserver:
     def _record_references(self, identity: Identity, *destinations: Destination | None) -> None:
         """Record which destinations a Trigger refers to, so that their changes wake it."""
         self.states.clear_references(identity)
-        for each in destinations:
-            if each is not None and each.ref is not None:
-                namespace = each.ref.namespace or identity.namespace
-                self.states.add_reference(identity, Identity(namespace, each.ref.name))
+        for destination in destinations:
+            if destination is not None and destination.ref is not None:
+                namespace = destination.ref.namespace or identity.namespace
+                self.states.add_reference(identity, Identity(namespace, destination.ref.name))
 
     async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
@@ -131,10 +133,10 @@ class TriggerObserver:
             return None  # the decision reports the invalid annotation
         if reference is None:
             return None
-        named = (
+        location = (
             reference.api_version, reference.kind, trigger.metadata.namespace, reference.name,
         )  # fmt: skip
         try:
-            return await self.cluster.get(*named)
+            return await self.cluster.get(*location)
         except NotAllowed:
-            return not_allowed(*named)
+            return not_allowed(*location)

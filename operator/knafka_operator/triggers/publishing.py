@@ -59,9 +59,9 @@ class Publishing:
                 await asyncio.sleep(0)
             # A slow write delays only its own namespace.
             if identity.namespace not in self._publishing and (
-                news := self._stale_annotations(identity)
+                stale_annotations := self._stale_annotations(identity)
             ):
-                writing = asyncio.create_task(self._publish(identity, news))
+                writing = asyncio.create_task(self._publish(identity, stale_annotations))
                 self._tasks.add(writing)
                 writing.add_done_callback(self._tasks.discard)
                 await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
@@ -75,23 +75,30 @@ class Publishing:
         if record is None or document is None or scaled is None or is_entry(document):
             return None
         now, state = asyncio.get_running_loop().time(), _urgent_state(scaled)
-        before, since = record.published
-        is_recent = state == before and now - since < LAG_INTERVAL
+        previous_state, published_at = record.published
+        is_recent = state == previous_state and now - published_at < LAG_INTERVAL
         status = document.get("status") or {}
         # A KafkaSource's number of replicas is a status field, for its scale subresource.
         is_counted = status.get("consumers", scaled.replicas) == scaled.replicas
         if is_recent and is_counted and record.checked is document:
             return None
-        told = statuses.reason_of(status, statuses.DELIVERING)
-        if delivering_condition(scaled).reason != told or not is_counted:
+        reported_reason = statuses.reason_of(status, statuses.DELIVERING)
+        if delivering_condition(scaled).reason != reported_reason or not is_counted:
             self.queue.enqueue((self.states.family.trigger, *identity))
             return None
         record.checked = document
         if is_recent:
             return None
         record.published = state, now
-        there, wanted = status.get("annotations") or {}, scaling_annotations(scaled)
-        return wanted if any(there.get(key) != text for key, text in wanted.items()) else None
+        stored_annotations, desired_annotations = (
+            status.get("annotations") or {},
+            scaling_annotations(scaled),
+        )
+        return (
+            desired_annotations
+            if any(stored_annotations.get(key) != text for key, text in desired_annotations.items())
+            else None
+        )
 
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
         record = self.states.triggers[identity]
@@ -119,17 +126,17 @@ class Publishing:
             return  # an entry has no status; its channel reports it
         try:
             stored = await self.cluster.get(document["apiVersion"], document["kind"], *identity)
-            before = ((stored or {}).get("status") or {}).get("conditions") or ()
-            conditions = statuses.conditions_after_bug(before, error, self.now())
-            if stored is not None and conditions != before:
+            previous_conditions = ((stored or {}).get("status") or {}).get("conditions") or ()
+            conditions = statuses.conditions_after_bug(previous_conditions, error, self.now())
+            if stored is not None and conditions != previous_conditions:
                 await self.cluster.write_status(stored, {"conditions": conditions})
         except Exception:
             log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
 
     async def close(self) -> None:
         """Cancel the writes under way, and wait for their end."""
-        for each in self._tasks:
-            each.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -56,11 +56,11 @@ async def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
     """Fill in the defaults of a Broker that Knafka serves."""
-    names_one = old or BROKER_CLASS in (body.metadata.annotations or {})
+    names_class = old or BROKER_CLASS in (body.metadata.annotations or {})
     filled_in = admission.defaulted_broker(
         dict(body),
         old and dict(old),
-        default_class="" if names_one else await _default_class(dict(body), memo),
+        default_class="" if names_class else await _default_class(dict(body), memo),
     )
     # A Broker without a class has got the default class by now.
     if memo.operator.brokers.is_ours(old or filled_in):
@@ -107,8 +107,10 @@ async def _default_class(broker: Document, memo: kopf.Memo) -> str:
     if settings.default_class:
         return str(settings.default_class)
     try:
-        found = await memo.cluster.get(CORE, "ConfigMap", *settings.broker_defaults.split("/", 1))
-        defaults = None if found is None else parse(ConfigMap, found)
+        stored_defaults = await memo.cluster.get(
+            CORE, "ConfigMap", *settings.broker_defaults.split("/", 1)
+        )
+        defaults = None if stored_defaults is None else parse(ConfigMap, stored_defaults)
         class_ = broker_defaults.default_class(broker["metadata"].get("namespace", ""), defaults)
     except (ClusterError, InvalidDocument) as error:
         log.warning("a Broker without a class is left without one: %s", error)

@@ -1,6 +1,6 @@
 """Registration: registers the operator's webhooks at the API server, by the newest running version.
 
-    replica    serves -> registers all webhooks that it declares -> again every `REGISTER_EVERY`
+    replica    serves -> registers all webhooks that it declares -> again every `REGISTER_INTERVAL`
     unless replicas of a later version run, which declare the current webhooks
 
 kopf's own registration isn't used: an ending replica would overwrite its successor's webhooks with
@@ -23,7 +23,7 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import CORE
 from knafka_operator.webhooks.server import SERVICE
 
-REGISTER_EVERY: Final = 10.0
+REGISTER_INTERVAL: Final = 10.0
 """Seconds between two writes, which mostly change nothing; they repair changes by others, such as a
 version that registers by kopf."""
 
@@ -53,7 +53,7 @@ def declared_webhooks(
     `name` is the suffix of their names; `authority` is the PEM of the CA of the server's
     certificate.
     """
-    found: dict[str, list[Document]] = {kind: [] for kind in KINDS.values()}
+    webhooks_by_kind: dict[str, list[Document]] = {kind: [] for kind in KINDS.values()}
     for handler in registry._webhooks.get_all_handlers():
         selector = handler.selector
         assert handler.reason is not None
@@ -66,7 +66,7 @@ def declared_webhooks(
             "scope": "*",
         }
         service = {"name": SERVICE, "namespace": namespace, "port": 443, "path": f"/{handler.id}"}
-        found[KINDS[handler.reason.value]].append(
+        webhooks_by_kind[KINDS[handler.reason.value]].append(
             {
                 "name": f"{handler.id}.{name}",
                 "sideEffects": "None",
@@ -81,7 +81,7 @@ def declared_webhooks(
                 "admissionReviewVersions": ["v1"],
             }
         )
-    return found
+    return webhooks_by_kind
 
 
 def is_newest(uid: str, pods: Iterable[Document]) -> bool:
@@ -90,21 +90,21 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
     A version is as old as its oldest running pod, as pods of an older version may be recreated
     later. Ending pods don't count. True outside a cluster, where no pod is ours.
     """
-    began: dict[str, datetime] = {}
-    mine = None
+    started_at: dict[str, datetime] = {}
+    own_version = None
     for pod in pods:
         metadata, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
         version = (metadata.get("labels") or {}).get(VERSION, "")
-        ends = "deletionTimestamp" in metadata or phase in ("Succeeded", "Failed")
+        is_ending = "deletionTimestamp" in metadata or phase in ("Succeeded", "Failed")
         if metadata.get("uid") == uid:
-            if ends:
+            if is_ending:
                 return False  # an ending replica registers nothing
-            mine = version
-        elif ends:
+            own_version = version
+        elif is_ending:
             continue
         created = datetime.fromisoformat(metadata["creationTimestamp"])
-        began[version] = min(created, began.get(version, created))
-    return mine is None or began[mine] == max(began.values())
+        started_at[version] = min(created, started_at.get(version, created))
+    return own_version is None or started_at[own_version] == max(started_at.values())
 
 
 class Registration:

@@ -39,9 +39,9 @@ Pem = dict[str, str]
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
     """Return the webhooks' certificate from its Secret; create it if there is none or if it expires
     soon."""
-    found = await cluster.get(CORE, "Secret", namespace, SECRET)
-    if found is not None:
-        pem = dict(decoded_secret(found))
+    stored = await cluster.get(CORE, "Secret", namespace, SECRET)
+    if stored is not None:
+        pem = dict(decoded_secret(stored))
         if pem.get("tls.crt") and _expiry(pem["tls.crt"]) > now + RENEW_BEFORE:
             return pem
     pem = make_certificate(f"{SERVICE}.{namespace}.svc", now)
@@ -52,7 +52,7 @@ async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) ->
         "type": "kubernetes.io/tls",
         "data": {key: base64.b64encode(text.encode()).decode() for key, text in pem.items()},
     }
-    if found is not None:
+    if stored is not None:
         await cluster.apply(manifest)
     elif not await cluster.create(manifest):
         return await ensure_certificate(cluster, namespace, now)  # another replica was first
@@ -120,11 +120,11 @@ class ServiceServer:
                 pkeyfile=f"{folder}/tls.key",
                 cafile=f"{folder}/ca.crt",
             )
-            async for told in server(fn):
+            async for configuration in server(fn):
                 self._serves()
                 yield {
                     "service": {"name": SERVICE, "namespace": self._namespace, "port": 443},
-                    "caBundle": told["caBundle"],
+                    "caBundle": configuration["caBundle"],
                 }
 
 

@@ -220,36 +220,36 @@ def _condition_fields(trigger: Any) -> Any:
 
 def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     """Route the events of one task; yields rows of `ROUTED`."""
-    counted: Counts = Counter()
-    router = Router(parse(Conditions, document), lambda kind: counted.update([f"{ERROR}{kind}"]))
+    counts: Counts = Counter()
+    router = Router(parse(Conditions, document), lambda kind: counts.update([f"{ERROR}{kind}"]))
     for place, number, offset, record_time, names, values, value in rows:
-        counted[READ] += 1
+        counts[READ] += 1
         if record_time is None:
-            counted[UNDATED] += 1
+            counts[UNDATED] += 1
             continue
         try:
             headers = zip(names or (), values or (), strict=True)
             attributes = read(headers, None if value is None else bytes(value)).attributes
         except InvalidEvent:
-            counted[UNDECODABLE] += 1
+            counts[UNDECODABLE] += 1
             continue
         if routes := router.route(attributes):
-            counted[MATCHED] += len(routes)
+            counts[MATCHED] += len(routes)
             identity = identity_of(attributes)
             position = (record_time, place, number, offset)
             for order, (dependency, key, fires) in enumerate(routes):
                 yield key, *position, order, dependency, identity, fires, None
-    yield *[None] * (len(ROUTED) - 1), json.dumps(counted)
+    yield *[None] * (len(ROUTED) - 1), json.dumps(counts)
 
 
 def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     """Compute the firings of one task's keys; yields rows of `_FIRED`."""
-    counted: Counts = Counter()
+    counts: Counts = Counter()
     conditions = parse(Conditions, document)
     rules = {rule.name: rule for rule in conditions.rules()}
     for key, rows_of_key in groupby(rows, itemgetter(0)):
         if key is None:
-            counted += _sum_counts(row[-1] for row in rows_of_key)
+            counts += _sum_counts(row[-1] for row in rows_of_key)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
         model, seen = FiringModel(rules[trigger]), Seen(conditions.dedupe_millis)
@@ -264,8 +264,8 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
                 yield trigger, correlation, firing.at, list(firing.events), None
         for firing in model.end(until):
             yield trigger, correlation, firing.at, list(firing.events), None
-        counted[f"{WAITING}{trigger}"] += model.has_waiting_events(until)
-    yield None, None, None, None, json.dumps(counted)
+        counts[f"{WAITING}{trigger}"] += model.has_waiting_events(until)
+    yield None, None, None, None, json.dumps(counts)
 
 
 def _sum_counts(texts: Iterable[str]) -> Counts:

@@ -103,17 +103,22 @@ def records_of_topic(
         else max(offsets.start, first.get((name, number), offsets.start))
         for number, offsets in topic.spans.items()
     }  # fmt: skip
-    read = (
+    kafka_rows = (
         spark.read.format("kafka")
         .options(**kafka.connection.for_spark())
         .option("kafka.isolation.level", "read_committed")
         .option("assign", json.dumps({name: list(topic.spans)}))
-        .option("startingOffsets", json.dumps({name: {str(k): v for k, v in starts.items()}}))
-        .option("endingOffsets", json.dumps({name: {str(k): v for k, v in ends.items()}}))
+        .option(
+            "startingOffsets",
+            json.dumps({name: {str(number_): v for number_, v in starts.items()}}),
+        )
+        .option(
+            "endingOffsets", json.dumps({name: {str(number_): v for number_, v in ends.items()}})
+        )
         .option("includeHeaders", "true")
         .load()
     )
-    records = read.select(
+    records = kafka_rows.select(
         F.col("topic").alias("place"),
         "partition",
         "offset",
@@ -161,7 +166,7 @@ def backtest(
     outcome_rows.persist(StorageLevel.DISK_ONLY)
     try:
         firings = outcome_rows.transform(backtest_plan.firing_rows)
-        counted = backtest_plan.sum_task_counts(outcome_rows)
+        counts = backtest_plan.sum_task_counts(outcome_rows)
         by_trigger = {
             row["trigger"]: row["count"] for row in firings.groupBy("trigger").count().collect()
         }
@@ -172,13 +177,13 @@ def backtest(
     finally:
         outcome_rows.unpersist()
     return BacktestResult(
-        events=counted[backtest_plan.READ],
-        matched=counted[backtest_plan.MATCHED],
-        undecodable=counted[backtest_plan.UNDECODABLE],
-        undated=counted[backtest_plan.UNDATED],
-        errors=_counts_with_prefix(counted, backtest_plan.ERROR),
+        events=counts[backtest_plan.READ],
+        matched=counts[backtest_plan.MATCHED],
+        undecodable=counts[backtest_plan.UNDECODABLE],
+        undated=counts[backtest_plan.UNDATED],
+        errors=_counts_with_prefix(counts, backtest_plan.ERROR),
         firings={trigger.name: by_trigger.get(trigger.name, 0) for trigger in sensor.triggers},
-        waiting=_counts_with_prefix(counted, backtest_plan.WAITING),
+        waiting=_counts_with_prefix(counts, backtest_plan.WAITING),
         shown=[_firing_document(row.asDict(recursive=True)) for row in shown],
     )
 
@@ -246,11 +251,11 @@ def _records_of_lines(lines: DataFrame) -> DataFrame:
     )
 
 
-def _counts_with_prefix(counted: backtest_plan.Counts, prefix: str) -> dict[str, int]:
+def _counts_with_prefix(counts: backtest_plan.Counts, prefix: str) -> dict[str, int]:
     """Return the counts whose names begin with `prefix`, by the rest of the name."""
     return {
         name.removeprefix(prefix): count
-        for name, count in sorted(counted.items())
+        for name, count in sorted(counts.items())
         if name.startswith(prefix) and count
     }
 

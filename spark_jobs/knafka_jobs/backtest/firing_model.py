@@ -61,11 +61,11 @@ class FiringModel:
     def add(self, event: ArrivedEvent) -> Iterator[ExpectedFiring]:
         """Take the next event; yields the firings since the previous event, and with this one."""
         yield from self._end_wait(event.at)
-        which = (event.dependency, event.identity)
+        event_key = (event.dependency, event.identity)
         reset = self._last_reset(event.at)
-        self._ignored.pop(which, None)
-        if which in self._counting or self._begins_before(reset):
-            self._remove_from_counting(which, reset)
+        self._ignored.pop(event_key, None)
+        if event_key in self._counting or self._begins_before(reset):
+            self._remove_from_counting(event_key, reset)
         if reset is not None and event.at <= reset:
             return
         if event.dependency in self._rule.condition.unwanted:
@@ -73,7 +73,7 @@ class FiringModel:
             if self._until is not None:
                 self._clear()
         elif self._until is not None:
-            self._ignored[which] = event
+            self._ignored[event_key] = event
         elif self._count_event(event):
             if not self._rule.condition.unwanted:
                 yield self._fire(event.at)
@@ -123,11 +123,13 @@ class FiringModel:
         """Count an event; returns whether the condition is now complete."""
         counting, condition, within = self._counting, self._rule.condition, self._rule.within
         if within is not None:
-            for which in [
-                key for key, counted in counting.items() if counted.at + within < event.at
+            for event_key in [
+                key
+                for key, counted_event in counting.items()
+                if counted_event.at + within < event.at
             ]:
-                del counting[which]
-        same_dependency = [which for which in counting if which[0] == event.dependency]
+                del counting[event_key]
+        same_dependency = [event_key for event_key in counting if event_key[0] == event.dependency]
         if len(same_dependency) >= condition.wanted[event.dependency]:
             del counting[same_dependency[0]]
         counting[event.dependency, event.identity] = event
@@ -135,7 +137,7 @@ class FiringModel:
 
     def _is_complete(self) -> bool:
         """Whether the events that count complete the condition."""
-        return self._rule.condition.holds(Counter(which[0] for which in self._counting))
+        return self._rule.condition.holds(Counter(event_key[0] for event_key in self._counting))
 
     def _remove_from_counting(self, repeated: _EventKey, reset: int | None) -> None:
         """Remove a repeated event, and all events before a reset, from the events that count.
@@ -145,17 +147,17 @@ class FiringModel:
         that came during the wait.
         """
         self._counting = {
-            which: event
-            for which, event in self._counting.items()
-            if which != repeated and (reset is None or event.at > reset)
+            event_key: event
+            for event_key, event in self._counting.items()
+            if event_key != repeated and (reset is None or event.at > reset)
         }
         if self._until is None or self._is_complete():
             return
         assert self._rule.within is not None
         self._until = None
-        for which, event in list(self._ignored.items()):
+        for event_key, event in list(self._ignored.items()):
             if self._until is None and (reset is None or event.at > reset):
-                del self._ignored[which]
+                del self._ignored[event_key]
                 if self._count_event(event):
                     self._until = event.at + self._rule.within
 

@@ -85,9 +85,9 @@ class Checkpoints:
         finally:
             stream.close()
         return {
-            (topic_id, int(partition)): _read_state(noted)
+            (topic_id, int(partition)): _read_state(stored_state)
             for topic_id, offsets in topics.items()
-            for partition, noted in offsets.items()
+            for partition, stored_state in offsets.items()
         }
 
     def offsets_of_rows(self) -> Offsets:
@@ -135,10 +135,10 @@ class Checkpoints:
                 return _mark_of_row(row)
         return None
 
-    def save_offsets(self, batch: int, after: Offsets) -> None:
+    def save_offsets(self, batch: int, offsets: Offsets) -> None:
         """Save how far partitions are read once the batch is appended."""
         topics: dict[str, dict[int, ReadState | int]] = {}
-        for (topic_id, partition), reached in after.items():
+        for (topic_id, partition), reached in offsets.items():
             entry = reached if reached.mark or reached.cuts else reached.next
             topics.setdefault(topic_id, {})[partition] = entry
         path, system = self._file(batch)
@@ -155,10 +155,10 @@ class Checkpoints:
         tables = self._tables
         if self.last_batch() != last:
             raise tables.in_use_error()
-        counted = Observation()
+        row_count = Observation()
         # One file per task instead of one per Kafka partition: fewer files to merge later.
         tasks = 2 * tables.spark.sparkContext.defaultParallelism
-        rows = rows.coalesce(tasks).observe(counted, F.count("*").alias("rows"))
+        rows = rows.coalesce(tasks).observe(row_count, F.count("*").alias("rows"))
         try:
             tables.append(rows, "records", txnAppId=_WRITER, txnVersion=str(batch))
         except (PySparkException, Py4JJavaError) as error:
@@ -168,7 +168,7 @@ class Checkpoints:
         if self.last_batch() != batch:
             raise tables.in_use_error()
         self._delete_before(batch)
-        return int(counted.get["rows"])
+        return int(row_count.get["rows"])
 
     def check_fold(self) -> None:
         """Raise `JobError` unless `failures` was folded from the current table `records`."""

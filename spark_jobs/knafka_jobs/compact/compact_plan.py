@@ -56,7 +56,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
     partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
     """
-    known = F.col("reason").isin([reason.value for reason in Reason])
+    is_known_reason = F.col("reason").isin([reason.value for reason in Reason])
     position = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
     identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
@@ -106,7 +106,9 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             ),
             F.to_date("timestamp").alias("day"),
         )
-        .withColumn("reason", F.when(known, F.col("reason")).otherwise(Reason.UNDECODABLE.value))
+        .withColumn(
+            "reason", F.when(is_known_reason, F.col("reason")).otherwise(Reason.UNDECODABLE.value)
+        )
         .withColumn("failure_id", _digest(*parts, identity, digest))
         .select(*RECORDS)
     )
@@ -138,7 +140,7 @@ def count_errors(records: DataFrame) -> DataFrame:
     return records.select(F.approx_count_distinct("error").alias("errors"))
 
 
-def summarized(records: DataFrame) -> DataFrame:
+def error_summaries(records: DataFrame) -> DataFrame:
     """Return the different errors of the records with their summaries: `error`, `summary`.
 
     A summary takes a dozen regular expressions, and most failures have one of a few errors.
@@ -153,7 +155,7 @@ def failures_of(
     """Fold records to one row per failed event, to be merged into `failures`.
 
     `repeated` has the keys of failures with several records; all other records need no shuffle.
-    `summaries` are those of `summarized`. None: unknown. The column `day` stays null:
+    `summaries` are those of `error_summaries`. None: unknown. The column `day` stays null:
     `failure_days` sets it.
     """
     if repeated is None:
@@ -309,7 +311,7 @@ RANGES: Final[Columns] = {
 
 
 def older_ranges(
-    topics: Mapping[str, TopicState], young: Mapping[Position, int], read: Offsets
+    topics: Mapping[str, TopicState], young: Mapping[Position, int], offsets_read: Offsets
 ) -> list[tuple[Any, ...]]:
     """Return the read offsets of each partition before its first young record, as rows of `RANGES`.
 
@@ -319,7 +321,7 @@ def older_ranges(
     rows = []
     for (name, partition), span in spans_of(topics).items():
         topic_id = topics[name].id
-        if (reached := read.get((topic_id, partition))) is None:
+        if (reached := offsets_read.get((topic_id, partition))) is None:
             continue
         first = young.get((name, partition), span.start)
         end = min(span.end if first < 0 else min(first, span.end), reached.next)

@@ -188,10 +188,10 @@ def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     example_records = tables.read("records").where(within_bounds(offset_bounds(examples)))
     days = load_known_days(tables, rows)
     rows = assign_days(tables, rows, days, datetime.now(UTC).date())
-    with_heads = rows.transform(
+    rows_with_heads = rows.transform(
         compact_plan.with_heads, compact_plan.data_heads(examples, example_records)
     )
-    return FoldedBatch(with_heads, distinct_days(days), record_count)
+    return FoldedBatch(rows_with_heads, distinct_days(days), record_count)
 
 
 def _few_summaries(records: DataFrame) -> DataFrame | None:
@@ -199,7 +199,7 @@ def _few_summaries(records: DataFrame) -> DataFrame | None:
     ((errors,),) = records.transform(compact_plan.count_errors).collect()
     if errors > compact_plan.MAX_SUMMARIZED:
         return None
-    return materialized(records.transform(compact_plan.summarized))
+    return materialized(records.transform(compact_plan.error_summaries))
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
@@ -268,33 +268,38 @@ def _delete_tabled(
         else {}
     )
     last = checkpoints.last_batch()
-    read = (None if last is None else checkpoints.offsets_after(last)) or {}
-    ranges = compact_plan.older_ranges(topics, young, read)
+    offsets_read = (None if last is None else checkpoints.offsets_after(last)) or {}
+    ranges = compact_plan.older_ranges(topics, young, offsets_read)
     if not ranges:
         return 0
-    old = tables.rows(ranges, compact_plan.RANGES)
+    older_rows = tables.rows(ranges, compact_plan.RANGES)
     # Read both tables by position: only files that may have these.
     old_bounds = [
         OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
     ]
-    held = tables.read("records").select(*KEY).where(within_bounds(old_bounds))
+    tabled_positions = tables.read("records").select(*KEY).where(within_bounds(old_bounds))
     purged = not tables.is_empty("purged")
     if purged:
-        held = held.unionByName(tables.read("purged").where(within_bounds(old_bounds)))
+        tabled_positions = tabled_positions.unionByName(
+            tables.read("purged").where(within_bounds(old_bounds))
+        )
     tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
-    for row in held.transform(compact_plan.contiguous_ranges, old).collect():
+    for row in tabled_positions.transform(compact_plan.contiguous_ranges, older_rows).collect():
         tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
-    now = kafka.topics(sorted({name for name, *_ in ranges}))
+    current_topics = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     until: dict[Position, int] = {}
     for position, span in _spans_over_logs(ranges).items():
-        if position[0] in now and now[position[0]].id == topics[position[0]].id:
+        if (
+            position[0] in current_topics
+            and current_topics[position[0]].id == topics[position[0]].id
+        ):
             partition = (topics[position[0]].id, position[1])
             until[position] = deletable_until(
                 span, tabled[position], partial(log.messages, partition)
             )
     # At last, check that Kafka still has the records that were read.
-    cuts, _ = find_cuts(read, _spans_by_topic_id(now), log, checkpoints)
+    cuts, _ = find_cuts(offsets_read, _spans_by_topic_id(current_topics), log, checkpoints)
     until = {
         (name, partition): offset
         for (name, partition), offset in until.items()

@@ -52,20 +52,24 @@ class RowView(Protocol):
 
 
 def find_cuts(
-    read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
+    offsets_read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
 ) -> tuple[dict[Partition, int], dict[Partition, RecordMark]]:
     """Return the offsets at which logs were cut, and marks for uncut partitions that had none.
 
     Only cuts below the offsets that were read count.
     """
-    known = {
+    read_partitions = {
         partition: reached
-        for partition, reached in read.items()
+        for partition, reached in offsets_read.items()
         if partition in spans and spans[partition].start < reached.next
     }
-    unmarked = {partition: reached for partition, reached in known.items() if reached.mark is None}
+    unmarked = {
+        partition: reached for partition, reached in read_partitions.items() if reached.mark is None
+    }
     marks = {
-        partition: reached.mark for partition, reached in known.items() if reached.mark is not None
+        partition: reached.mark
+        for partition, reached in read_partitions.items()
+        if reached.mark is not None
     }
     if unmarked:
         marks |= rows.rows_read_last(unmarked)
@@ -82,12 +86,12 @@ def find_cuts(
             partition: start
             for partition, mark in marks.items()
             if (start := max(mark.offset + 1, spans[partition].start))
-            < min(known[partition].next, spans[partition].end)
+            < min(read_partitions[partition].next, spans[partition].end)
         }
     )
     cuts, new_marks = {}, {}
-    for partition, reached in known.items():
-        mark, record, new = (
+    for partition, reached in read_partitions.items():
+        mark, record, record_after_mark = (
             marks.get(partition),
             at_marks.get(partition),
             after_marks.get(partition),
@@ -95,7 +99,7 @@ def find_cuts(
         is_short = spans[partition].end < reached.next
         if mark is None and not is_short:
             continue  # the last row was purged, so nothing can be compared
-        is_filled = new is not None and new.offset < reached.next
+        is_filled = record_after_mark is not None and record_after_mark.offset < reached.next
         is_there = (
             mark is None
             or mark.offset < spans[partition].start
@@ -105,29 +109,29 @@ def find_cuts(
             if partition in unmarked and record is not None:
                 new_marks[partition] = record
             continue
-        cut = _find_cut(partition, reached, spans[partition], mark, log, rows)
-        if cut is None and is_filled and mark is not None:
-            cut = max(mark.offset + 1, spans[partition].start)
+        cut_offset = _find_cut(partition, reached, spans[partition], mark, log, rows)
+        if cut_offset is None and is_filled and mark is not None:
+            cut_offset = max(mark.offset + 1, spans[partition].start)
         elif (
-            cut is None
+            cut_offset is None
             and not is_there  # else only offsets after the mark are lost, such as a marker
             and mark is not None
             and record is not None
             and record.offset == mark.offset
         ):
-            cut = mark.offset
-        elif cut is None and is_short:
-            cut = spans[partition].end
-        if cut is not None:
-            cuts[partition] = cut
+            cut_offset = mark.offset
+        elif cut_offset is None and is_short:
+            cut_offset = spans[partition].end
+        if cut_offset is not None:
+            cuts[partition] = cut_offset
     return cuts, new_marks
 
 
-def is_same_record(record: RecordMark, read_before: RecordMark) -> bool:
+def is_same_record(record: RecordMark, mark_read: RecordMark) -> bool:
     """Whether Kafka's record is the one that was read; an impossible time is not compared."""
-    epochs_fit = None in (record.epoch, read_before.epoch) or record.epoch == read_before.epoch
-    times_fit = record.time == read_before.time or not 0 <= record.time <= LATEST * 1000
-    content_fits = (record.offset, record.digest) == (read_before.offset, read_before.digest)
+    epochs_fit = None in (record.epoch, mark_read.epoch) or record.epoch == mark_read.epoch
+    times_fit = record.time == mark_read.time or not 0 <= record.time <= LATEST * 1000
+    content_fits = (record.offset, record.digest) == (mark_read.offset, mark_read.digest)
     return content_fits and epochs_fit and times_fit
 
 
@@ -140,7 +144,7 @@ def _find_cut(
     rows: RowView,
 ) -> int | None:
     """Return the offset at which a log was cut; None if neither epochs nor rows tell."""
-    read = range(span.start, min(reached.next, span.end))
+    offsets_read = range(span.start, min(reached.next, span.end))
 
     def first_at(offset: int) -> RecordMark | None:
         """Return the first record at or after an offset; None if there is none."""
@@ -153,8 +157,8 @@ def _find_cut(
             record = first_at(offset)
             return record is None or record.epoch is None or record.epoch > epoch
 
-        if (cut := first_offset_where(read, is_newer)) is not None:
-            return cut
+        if (cut_offset := first_offset_where(offsets_read, is_newer)) is not None:
+            return cut_offset
 
     def row_at(offset: int) -> RecordMark | None:
         """Return the last row up to an offset that Kafka may still have; None if there is none."""
@@ -168,10 +172,10 @@ def _find_cut(
         record = first_at(row.offset)
         return record is None or not is_same_record(record, row)
 
-    if (cut := first_offset_where(read, differs)) is None:
+    if (cut_offset := first_offset_where(offsets_read, differs)) is None:
         return None
     # Rows that were purged in between can't be compared: rather read records twice than never.
-    last = row_at(cut - 1) if cut > span.start else None
+    last = row_at(cut_offset - 1) if cut_offset > span.start else None
     return span.start if last is None else last.offset + 1
 
 

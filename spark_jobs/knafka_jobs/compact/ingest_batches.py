@@ -66,23 +66,23 @@ commit with the batch's number. Raises `JobError`, also if the last batch has an
 
 
 def next_batch(
-    spans: Mapping[Partition, OffsetSpan], read: Offsets, limit: int
+    spans: Mapping[Partition, OffsetSpan], offsets_read: Offsets, limit: int
 ) -> IngestBatch | None:
     """Return the next batch of about `limit` records; None if there is nothing to read or to save.
 
-    `spans` are the offsets that Kafka has of the partitions to read; `read` is how far partitions
-    were read. A partition goes on where it was read to, or at its first record if that is later or
-    the partition was never read.
+    `spans` are the offsets that Kafka has of the partitions to read; `offsets_read` is how far
+    partitions were read. A partition goes on where it was read to, or at its first record if that
+    is later or the partition was never read.
     """
     waiting: dict[Partition, OffsetSpan] = {}
-    after = dict(read)
+    offsets_after = dict(offsets_read)
     missed = 0
     for partition, span in spans.items():
-        reached = read.get(partition, ReadState(span.start))
+        reached = offsets_read.get(partition, ReadState(span.start))
         start = max(reached.next, span.start)
         missed += max(0, span.start - reached.next)
-        if partition in read and start > reached.next:
-            after[partition] = reached._replace(next=start)
+        if partition in offsets_read and start > reached.next:
+            offsets_after[partition] = reached._replace(next=start)
         if start < span.end:
             waiting[partition] = OffsetSpan(start, span.end)
     total = sum(span.end - span.start for span in waiting.values())
@@ -91,10 +91,10 @@ def next_batch(
         for partition, span in waiting.items()
     }
     for partition, span in ranges.items():
-        after[partition] = after.get(partition, ReadState(span.start, NO_MARK))._replace(
-            next=span.end
-        )
-    return IngestBatch(ranges, after, missed) if after != read else None
+        offsets_after[partition] = offsets_after.get(
+            partition, ReadState(span.start, NO_MARK)
+        )._replace(next=span.end)
+    return IngestBatch(ranges, offsets_after, missed) if offsets_after != offsets_read else None
 
 
 def ingest_spans(
@@ -111,23 +111,28 @@ def ingest_spans(
     """
     last = store.last_batch()
     saved = None if last is None else store.offsets_after(last)
-    read = dict(store.offsets_of_rows() if saved is None else saved)
-    cuts, marks = find_cuts(read, spans, log, store)
+    offsets_read = dict(store.offsets_of_rows() if saved is None else saved)
+    cuts, marks = find_cuts(offsets_read, spans, log, store)
     cut_spans = {
-        partition: OffsetSpan(offset, read[partition].next) for partition, offset in cuts.items()
+        partition: OffsetSpan(offset, offsets_read[partition].next)
+        for partition, offset in cuts.items()
     }
-    read |= {partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()}
-    read |= {partition: read[partition].cut_at(offset) for partition, offset in cuts.items()}
+    offsets_read |= {
+        partition: offsets_read[partition]._replace(mark=mark) for partition, mark in marks.items()
+    }
+    offsets_read |= {
+        partition: offsets_read[partition].cut_at(offset) for partition, offset in cuts.items()
+    }
     batch: IngestBatch | None
-    if cuts or (read and read != saved):
+    if cuts or (offsets_read and offsets_read != saved):
         # Save this before any row: a purge may later delete the rows that show the offsets.
         up_to_cuts = {
             partition: OffsetSpan(spans[partition].start, offset)
             for partition, offset in cuts.items()
         }
-        batch = IngestBatch({}, with_marks_of_ranges(read, up_to_cuts, log), 0)
+        batch = IngestBatch({}, with_marks_of_ranges(offsets_read, up_to_cuts, log), 0)
     else:
-        batch = next_batch(spans, read, limit)
+        batch = next_batch(spans, offsets_read, limit)
     records = missed = 0
     while batch is not None:
         # Batch numbers of two runs differ, so that no run uses another run's offsets.

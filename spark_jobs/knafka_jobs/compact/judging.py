@@ -68,7 +68,9 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
         one_record = OffsetSpan(offset, min(offset + 1, span.end))
         mark = f"{row['replay_id']}/{row['failure_id']}".encode()
         messages = () if offset >= span.end else log.messages(position, one_record)
-        if offset >= span.start and not any((REPLAY, mark) in headers_of(m) for m in messages):
+        if offset >= span.start and not any(
+            (REPLAY, mark) in headers_of(message) for message in messages
+        ):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
         return

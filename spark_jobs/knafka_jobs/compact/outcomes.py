@@ -29,17 +29,21 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
         "appended",
     )
     pending = sent.where("outcome IS NULL")
-    again = pending.join(dead_lettered, place).where("appended >= sent").select(*place).distinct()
-    failed = pending.join(again, place, "left_semi").withColumn("outcome", F.lit(FAILED_AGAIN))
-    settled = (
-        pending.join(again, place, "left_anti")
+    failed_positions = (
+        pending.join(dead_lettered, place).where("appended >= sent").select(*place).distinct()
+    )
+    failed_events = pending.join(failed_positions, place, "left_semi").withColumn(
+        "outcome", F.lit(FAILED_AGAIN)
+    )
+    resolved_events = (
+        pending.join(failed_positions, place, "left_anti")
         .join(F.broadcast(committed), ["topic_id", "partition"])
         .where("offset < until")
         .withColumn("outcome", F.lit(RESOLVED))
     )
     return (
-        failed.select(*SENT)
-        .unionByName(settled.select(*SENT))
+        failed_events.select(*SENT)
+        .unionByName(resolved_events.select(*SENT))
         .withColumn("judged", F.current_timestamp())
         .select(*SENT)
     )

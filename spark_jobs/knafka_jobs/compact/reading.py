@@ -90,12 +90,12 @@ class BatchReader:
         self, ranges: Mapping[Partition, OffsetSpan]
     ) -> dict[Partition, list[OffsetSpan]]:
         """Return the spans of records in these ranges that Spark can't read. Reads every record."""
-        stretches: dict[Partition, list[OffsetSpan]] = {}
+        unreadable: dict[Partition, list[OffsetSpan]] = {}
         for partition, span in ranges.items():
             for message in self.log.messages(partition, span):
                 if not _MIN_TIME <= message.timestamp()[1] <= _MAX_TIME:
-                    _add_offset(stretches.setdefault(partition, []), message.offset())
-        return stretches
+                    _add_offset(unreadable.setdefault(partition, []), message.offset())
+        return unreadable
 
     def _read_one_by_one(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
         """Read records one by one; columns as of Spark's Kafka source, with a null timestamp."""
@@ -211,13 +211,13 @@ def _log_rows(
     return tables.rows(rows, LOGS)
 
 
-def _add_offset(stretches: list[OffsetSpan], offset: int) -> None:
+def _add_offset(spans: list[OffsetSpan], offset: int) -> None:
     """Add an offset, higher than all others, to the last span if it is adjacent and not full."""
-    last = stretches[-1] if stretches else None
+    last = spans[-1] if spans else None
     if last is not None and last.end == offset and offset - last.start < MAX_SPAN_RECORDS:
-        stretches[-1] = OffsetSpan(last.start, offset + 1)
+        spans[-1] = OffsetSpan(last.start, offset + 1)
     else:
-        stretches.append(OffsetSpan(offset, offset + 1))
+        spans.append(OffsetSpan(offset, offset + 1))
 
 
 def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:

@@ -221,12 +221,12 @@ class Tables:
 
     def check_layouts(self) -> None:
         """Raise `JobError` if a newer Knafka has made the tables: see `schema.LAYOUT`."""
-        for name, known in LAYOUT.items():
-            layout = self._layout(name) if self.exists(name) else known
-            if layout > known:
+        for name, known_layout in LAYOUT.items():
+            layout = self._layout(name) if self.exists(name) else known_layout
+            if layout > known_layout:
                 raise JobError(
                     f"{self.path(name)} has layout {layout}, which a newer Knafka made: use that "
-                    f"version or a later one (this one reads layout {known})"
+                    f"version or a later one (this one reads layout {known_layout})"
                 )
 
     def _layout(self, name: str) -> int:
@@ -293,8 +293,10 @@ class Tables:
                 if name in LAYOUT:
                     properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
                 if properties:
-                    listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
-                    create_statement += f" TBLPROPERTIES ({listed})"
+                    property_list = ", ".join(
+                        f"'{key}' = '{value}'" for key, value in properties.items()
+                    )
+                    create_statement += f" TBLPROPERTIES ({property_list})"
                 try:
                     self.spark.sql(create_statement)
                 except (PySparkException, Py4JError) as error:
@@ -338,10 +340,10 @@ def in_days(column: str, days: Iterable[date | None]) -> str:
     None among the days means rows without a day.
     """
     distinct_days = set(days)
-    listed = ", ".join(
+    day_list = ", ".join(
         f"DATE '{day}'" for day in sorted(day for day in distinct_days if day is not None)
     )
-    predicates = ([f"{column} IN ({listed})"] if listed else []) + (
+    predicates = ([f"{column} IN ({day_list})"] if day_list else []) + (
         [f"{column} IS NULL"] if None in distinct_days else []
     )
     return f"({' OR '.join(predicates)})" if predicates else "false"

@@ -140,7 +140,9 @@ class KafkaClient:
 
     def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, TopicState]:
         """Return the dead-letter topics of one Broker, or all of them for None, by name."""
-        return self.topics([e for e in self.topic_names() if is_dead_letter_topic(e, broker)])
+        return self.topics(
+            [name for name in self.topic_names() if is_dead_letter_topic(name, broker)]
+        )
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics."""
@@ -240,9 +242,9 @@ class KafkaClient:
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> TopicState:
         """Create a topic unless it exists; returns it once every broker of Kafka knows it."""
-        new = NewTopic(topic, partitions, replication, config=dict(config))
+        new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         _results(
-            lambda: self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT),
+            lambda: self._admin.create_topics([new_topic], request_timeout=REQUEST_TIMEOUT),
             leaving_out=KafkaError.TOPIC_ALREADY_EXISTS,
         )
         deadline = time.monotonic() + REQUEST_TIMEOUT
@@ -317,9 +319,11 @@ class KafkaClient:
 
     def consumer(self, **configuration: Any) -> Consumer:
         """Create a consumer, of a group only if `configuration` says so; the caller closes it."""
-        usual = {"group.id": "knafka-unused", "enable.auto.commit": False}
+        default_settings = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
-        return Consumer({**self.connection.for_librdkafka(), **errors, **usual, **configuration})
+        return Consumer(
+            {**self.connection.for_librdkafka(), **errors, **default_settings, **configuration}
+        )
 
     def _offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
@@ -328,10 +332,10 @@ class KafkaClient:
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = REQUEST_TIMEOUT
-        listed = _results(lambda: self._admin.list_offsets(specs, **options))
+        results = _results(lambda: self._admin.list_offsets(specs, **options))
         return {
             (partition.topic, partition.partition): result.offset
-            for partition, result in listed.items()
+            for partition, result in results.items()
         }
 
 

@@ -13,17 +13,20 @@ from knafka.core import names
 
 def possible_topics(namespace: str, broker: str) -> list[str]:
     """Return the names that a Broker's topic may have, the usual ones first."""
-    usual = names.broker_topic(namespace, broker), names.distinct_broker_topic(namespace, broker)
-    return [*usual, *_by_templates(namespace, broker)]
+    usual_names = (
+        names.broker_topic(namespace, broker),
+        names.distinct_broker_topic(namespace, broker),
+    )
+    return [*usual_names, *_by_templates(namespace, broker)]
 
 
 def possible_groups(namespace: str, trigger: str) -> list[str]:
     """Return the names that a Trigger's consumer group may have, the usual ones first."""
-    usual = (
+    usual_names = (
         names.trigger_group(namespace, trigger),
         names.distinct_trigger_group(namespace, trigger),
     )
-    return [*usual, *_by_templates(namespace, trigger)]
+    return [*usual_names, *_by_templates(namespace, trigger)]
 
 
 def _by_templates(namespace: str, name: str) -> list[str]:
@@ -31,4 +34,8 @@ def _by_templates(namespace: str, name: str) -> list[str]:
     none."""
     templates = os.environ.get(names.NAME_TEMPLATES, "").splitlines()
     rendered_names = (names.rendered(template, namespace, name) for template in templates)
-    return [name_ for name_ in dict.fromkeys(rendered_names) if names.is_topic(name_)]
+    return [
+        rendered_name
+        for rendered_name in dict.fromkeys(rendered_names)
+        if names.is_topic(rendered_name)
+    ]

@@ -83,8 +83,8 @@ class KafkaRecords:
         for partition, span in spans.items():
             for step in LOOKBACK_OFFSETS:
                 if partition not in marks:
-                    stretch = OffsetSpan(max(span.start, span.end - step), span.end)
-                    for message in self.messages(partition, stretch):
+                    end_of_span = OffsetSpan(max(span.start, span.end - step), span.end)
+                    for message in self.messages(partition, end_of_span):
                         marks[partition] = mark_of_message(message)
         return marks
 

@@ -40,20 +40,20 @@ def remove_own(spark: SparkSession) -> None:
     # It must not hide the job's own error. Rows that stay are removed by `use_folder` of a later
     # job.
     with contextlib.suppress(Py4JError, OSError):
-        if (own := spark.sparkContext.getCheckpointDir()) is not None:
-            path, system = _file(spark, own)
+        if (own_folder := spark.sparkContext.getCheckpointDir()) is not None:
+            path, system = _file(spark, own_folder)
             system.delete(path, True)
 
 
 def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
     """Remove the rows below the root that other applications kept `age` seconds ago or earlier."""
-    own = spark.sparkContext.getCheckpointDir()
+    own_folder = spark.sparkContext.getCheckpointDir()
     path, system = _file(spark, f"{root}/{FOLDER}")
     if not system.exists(path):
         return
     for folder in system.listStatus(path):
         name = folder.getPath().getName()
-        if own is not None and own.rstrip("/").endswith(f"/{name}"):
+        if own_folder is not None and own_folder.rstrip("/").endswith(f"/{name}"):
             continue
         # An object store keeps no time of a folder.
         if not age or _last_written(system, folder.getPath()) <= time.time() - age:

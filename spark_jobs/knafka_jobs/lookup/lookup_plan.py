@@ -73,24 +73,24 @@ ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 """Query: a row if any replayed event is not settled."""
 
 
-def likely_stubs(fits: str) -> str:
+def likely_stubs(predicate_sql: str) -> str:
     """Query: the number of failures that may lack their data, and the days of their records."""
     return (
         "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
-        f"WHERE {fits} AND {REPLAYABLE} AND {LIKELY_STUB}"
+        f"WHERE {predicate_sql} AND {REPLAYABLE} AND {LIKELY_STUB}"
     )
 
 
-def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
+def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
     """Query: the failures that a replay would send.
 
     `stubs_in` has the first and last day of records that may lack their data, None without such
     records; `pending` says whether any replayed event is unsettled.
     """
-    joined = ""
+    joins = ""
     if pending:
         on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
-        joined += f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id"
+        joins += f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id"
     if stubs_in is not None:
         headers = (
             f"SELECT {column_list(KEY)}, unnest(headers) AS header FROM records "
@@ -98,9 +98,9 @@ def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool
         )
         stubs = f"SELECT {column_list(KEY)} FROM ({headers}) WHERE header['key'] = '{STUB_HEADER}'"
         on = " AND ".join(f'f."{name}" = s."{name}"' for name in KEY)
-        joined += f" LEFT ANTI JOIN ({stubs}) AS s ON {on}"
-    chosen = f"SELECT * FROM failures WHERE {fits} AND {REPLAYABLE}"
-    return f"SELECT f.* FROM ({chosen}) AS f{joined}"
+        joins += f" LEFT ANTI JOIN ({stubs}) AS s ON {on}"
+    replayable = f"SELECT * FROM failures WHERE {predicate_sql} AND {REPLAYABLE}"
+    return f"SELECT f.* FROM ({replayable}) AS f{joins}"
 
 
 def count_by_trigger(rows: str) -> str:
@@ -119,12 +119,12 @@ def first_shown(rows: str) -> str:
     )
 
 
-def count_failures(fits: str) -> str:
-    """Query: the number of failures for which `fits` is true."""
-    return f"SELECT count(*) AS number FROM failures WHERE {fits}"
+def count_failures(predicate_sql: str) -> str:
+    """Query: the number of failures for which `predicate_sql` is true."""
+    return f"SELECT count(*) AS number FROM failures WHERE {predicate_sql}"
 
 
-def count_unresolved(fits: str, *, pending: bool) -> str:
+def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
     """Query: the number, oldest and newest of unresolved failures by Trigger, reason and code.
 
     Failures that a replay has sent and that are not settled are left out; `pending` says whether
@@ -132,23 +132,23 @@ def count_unresolved(fits: str, *, pending: bool) -> str:
     """
     group = column_list((*TRIGGER, "reason", "code"))
     on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
-    without = (
+    anti_join = (
         f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id" if pending else ""
     )
     return (
         f"SELECT {group}, count(*) AS number, min(last_failed) AS oldest, "
-        f"max(last_failed) AS newest FROM failures AS f{without} "
-        f"WHERE {fits} AND resolved IS NULL GROUP BY {group} ORDER BY number DESC"
+        f"max(last_failed) AS newest FROM failures AS f{anti_join} "
+        f"WHERE {predicate_sql} AND resolved IS NULL GROUP BY {group} ORDER BY number DESC"
     )
 
 
-def count_pending(fits: str) -> str:
+def count_pending(predicate_sql: str) -> str:
     """Query: the number of unresolved failures by Trigger that a replay has sent, unsettled."""
     sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     return (
         f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM failures AS f "
         f"LEFT SEMI JOIN ({sent}) AS p ON f.failure_id = p.failure_id "
-        f"WHERE {fits} AND resolved IS NULL GROUP BY {column_list(TRIGGER)}"
+        f"WHERE {predicate_sql} AND resolved IS NULL GROUP BY {column_list(TRIGGER)}"
     )
 
 
@@ -160,14 +160,14 @@ def next_offsets(tables: Iterable[str]) -> str:
     return f"SELECT {partition}, {ends} FROM ({positions}) GROUP BY {partition}"
 
 
-def latest_failures(fits: str, limit: int, skip: int = 0) -> str:
+def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
     """Query: the latest failures but for the first `skip`, with their last dead letters' positions.
 
     Of one time they are ordered by their ids, so that pages don't overlap.
     """
     return (
         f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "
-        f"WHERE {fits} ORDER BY last_failed DESC, failure_id LIMIT {limit} OFFSET {skip}"
+        f"WHERE {predicate_sql} ORDER BY last_failed DESC, failure_id LIMIT {limit} OFFSET {skip}"
     )
 
 
@@ -183,10 +183,10 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
 
 def sent_at(failure_ids: Iterable[str]) -> str:
     """Query: when replays sent these failures that are not settled yet."""
-    listed = ", ".join(map(sql_literal, failure_ids))
+    id_list = ", ".join(map(sql_literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "
-        f"AND failure_id IN ({listed}) GROUP BY failure_id"
+        f"AND failure_id IN ({id_list}) GROUP BY failure_id"
     )
 
 

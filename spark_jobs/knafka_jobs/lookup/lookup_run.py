@@ -25,8 +25,8 @@ def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Previe
         lookup_plan.count_failures(lookup_plan.predicate(conditions)), "failures"
     )
     rows, tables = sendable_rows(files, conditions)
-    counted = files.query(lookup_plan.count_by_trigger(rows), *tables)
-    triggers = {_trigger_name(row): int(row["number"]) for row in counted}
+    rows_by_trigger = files.query(lookup_plan.count_by_trigger(rows), *tables)
+    triggers = {_trigger_name(row): int(row["number"]) for row in rows_by_trigger}
     events = files.query(lookup_plan.first_shown(rows), *tables) if triggers else []
     return Preview(triggers, selected["number"] - sum(triggers.values()), events)
 
@@ -105,10 +105,10 @@ def tabled_until(files: TableFiles) -> dict[Partition, int]:
     `JobError`."""
     tables = [name for name in ("records", "purged") if files.has_table(name)]
     rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
-    read = read_states_of(
+    states = read_states_of(
         (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
     )
-    return {partition: reached.next for partition, reached in read.items()}
+    return {partition: reached.next for partition, reached in states.items()}
 
 
 @dataclass(frozen=True, slots=True)

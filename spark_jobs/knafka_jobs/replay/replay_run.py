@@ -153,8 +153,8 @@ def replay(
             tables, tables.read("failures").transform(select_failures, selection)
         )
         # Send each event once, also if its outcome is known by now.
-        own = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
-        sendable = materialized(sendable.select(*SENDABLE).join(own, "failure_id", "left_anti"))
+        own_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
+        sendable = materialized(sendable.select(*SENDABLE).join(own_ids, "failure_id", "left_anti"))
         counts = _count_by_trigger(sendable)
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
@@ -355,8 +355,8 @@ def ensure_replay_topic(
     topics = kafka.topics([name, dead_letter_topic, *possible_topics(namespace, broker)])
     limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in topics else None
     if name in topics:
-        own = kafka.record_limit(name)
-        if limit is not None and own is not None and own < limit:
+        replay_topic_limit = kafka.record_limit(name)
+        if limit is not None and replay_topic_limit is not None and replay_topic_limit < limit:
             kafka.raise_record_limit(name, limit)
         return topics[name]
     if dead_letter_topic not in topics:

@@ -135,7 +135,11 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
         if firsts[position] >= 0
     }
     note_sent_events(
-        tables, kafka, run["replay_id"], ranges, {triggers[name]: t for name, t in topics.items()}
+        tables,
+        kafka,
+        run["replay_id"],
+        ranges,
+        {triggers[name]: topic for name, topic in topics.items()},
     )
 
 

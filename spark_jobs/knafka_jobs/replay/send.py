@@ -119,9 +119,11 @@ class ReplaySender:
             for batch in batches(self._events(rows, result), batch_size, BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
                     producer = open_producer(self.connection, self.replay_id, lane)
-                    earlier = self._hashes_sent_earlier()
+                    sent_hashes = self._hashes_sent_earlier()
                 start = time.monotonic()
-                unsent = [event for event in batch if failure_hash(event.failure_id) not in earlier]
+                unsent = [
+                    event for event in batch if failure_hash(event.failure_id) not in sent_hashes
+                ]
                 if unsent:
                     _send_transaction(producer, self.replay_id, unsent)
                 result.sent += len(unsent)
@@ -171,8 +173,8 @@ class ReplaySender:
                 )
                 for number, span in topic.spans.items()
             }
-            later = TopicState(topic.name, topic.id, spans, topic.replication)
-            for sent in events_sent_by(kafka, later, self.replay_id):
+            topic_of_run = TopicState(topic.name, topic.id, spans, topic.replication)
+            for sent in events_sent_by(kafka, topic_of_run, self.replay_id):
                 hashes.add(failure_hash(sent.failure_id))
         return hashes
 
@@ -259,13 +261,13 @@ def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[li
     An event that is larger is a batch of its own.
     """
     batch: list[FailedEvent] = []
-    held = 0
+    batch_bytes = 0
     for event in events:
-        if batch and (len(batch) == count or held + event.size > size):
+        if batch and (len(batch) == count or batch_bytes + event.size > size):
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(event)
-        held += event.size
+        batch_bytes += event.size
     if batch:
         yield batch
 
@@ -278,8 +280,8 @@ def progress_text(sent: int, total: int, rate: float) -> str:
     text = f"{sent:,} of {total:,} sent"
     if rate <= 0:
         return text
-    minutes, rest = divmod(round((total - sent) / rate), 60)
-    return f"{text}, {rate:,.0f}/s, {f'{minutes} min ' if minutes else ''}{rest} s left"
+    minutes, seconds = divmod(round((total - sent) / rate), 60)
+    return f"{text}, {rate:,.0f}/s, {f'{minutes} min ' if minutes else ''}{seconds} s left"
 
 
 def _failure_id_of(message: Any, replay_id: str) -> str | None:

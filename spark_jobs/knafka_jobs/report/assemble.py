@@ -79,15 +79,16 @@ def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[
 
 
 def build_groups(
-    counted: CountedRows,
+    counted_rows: CountedRows,
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
-    known: Mapping[str, GroupHistory],
+    histories: Mapping[str, GroupHistory],
     acknowledged: Mapping[str, Acknowledgement],
 ) -> tuple[Group, ...]:
     """Build the groups of a report: acknowledged ones last, else by their unresolved events."""
     unsorted_groups = (
-        _build_group(row, counted, previous, shares, known, acknowledged) for row in counted.groups
+        _build_group(row, counted_rows, previous, shares, histories, acknowledged)
+        for row in counted_rows.groups
     )
     return tuple(sorted(unsorted_groups, key=_group_order))
 
@@ -98,7 +99,7 @@ def _group_order(group: Group) -> tuple[bool, int, int, str]:
 
 
 def delivery_shares(
-    failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]
+    failed_counts: Mapping[GroupKey, int], spans: Sequence[SettledSpan]
 ) -> dict[GroupKey, float]:
     """Return each group's share of its Trigger's deliveries (0 to 1), where that is known.
 
@@ -109,28 +110,28 @@ def delivery_shares(
     for namespace, broker, trigger, _, _, start, end in spans:
         settled[namespace, broker, trigger] += end - start
     all_failed: dict[tuple[str, ...], int] = defaultdict(int)
-    for key, events in failed.items():
+    for key, events in failed_counts.items():
         all_failed[key[:3]] += events
     return {
         key: events / all_failed[key[:3]]
-        for key, events in failed.items()
+        for key, events in failed_counts.items()
         if all_failed[key[:3]] == settled[key[:3]]
     }
 
 
 def _build_group(
     row: ReportRow,
-    counted: CountedRows,
+    counted_rows: CountedRows,
     previous: PreviousFigures | None,
     shares: Mapping[GroupKey, float],
-    known: Mapping[str, GroupHistory],
+    histories: Mapping[str, GroupHistory],
     acknowledged: Mapping[str, Acknowledgement],
 ) -> Group:
     """Build one group from its counted rows."""
     key = group_key_of(row)
     namespace, broker, trigger, subscriber, reason, status, summary = key
     id_ = group_id(*key)
-    known_group = known.get(id_)
+    group_history = histories.get(id_)
     return Group(
         id=id_,
         subscriber=subscriber,
@@ -142,20 +143,20 @@ def _build_group(
         **_columns(row, "first_seen", "last_seen", "oldest_unresolved"),
         buckets=tuple(
             Bucket(start=datetime.fromtimestamp(bucket["start"], UTC), failures=bucket["failures"])
-            for bucket in counted.buckets.get(key, [])[-MAX_BUCKETS:]
+            for bucket in counted_rows.buckets.get(key, [])[-MAX_BUCKETS:]
         ),
-        top_types=_top_values(counted.types.get(key, [])),
-        top_sources=_top_values(counted.sources.get(key, [])),
-        examples=tuple(map(_example, counted.examples.get(key, []))),
+        top_types=_top_values(counted_rows.types.get(key, [])),
+        top_sources=_top_values(counted_rows.sources.get(key, [])),
+        examples=tuple(map(_example, counted_rows.examples.get(key, []))),
         change=group_change(
             row["failures"],
             row["unresolved"],
             row["resolved"],
-            sum(group_row["events"] for group_row in counted.failed_again.get(key, [])),
+            sum(group_row["events"] for group_row in counted_rows.failed_again.get(key, [])),
             previous.groups.get(id_) if previous else None,
         ),
-        first_reported=known_group.first_reported if known_group else None,
-        history=known_group.history if known_group else (),
+        first_reported=group_history.first_reported if group_history else None,
+        history=group_history.history if group_history else (),
         acknowledged=_acknowledged(acknowledged.get(id_)),
         replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
@@ -182,8 +183,10 @@ def group_change(
         kind = ChangeKind.RESOLVED
     else:
         kind = ChangeKind.STEADY
-    more = failures - (previous[0] if previous else 0)
-    return Change(kind=kind, failures=max(0, more), resolved=resolved, failed_again=failed_again)
+    new_failures = failures - (previous[0] if previous else 0)
+    return Change(
+        kind=kind, failures=max(0, new_failures), resolved=resolved, failed_again=failed_again
+    )
 
 
 def sum_totals(groups: Sequence[Group]) -> Totals:

@@ -37,13 +37,13 @@ def publish(
     problems: dict[str, str] = {}
 
     @contextmanager
-    def noted(name: str) -> Iterator[None]:
+    def noted(problem_name: str) -> Iterator[None]:
         """Note a failure under this name, and go on."""
         try:
             yield
         except KnafkaError as error:
-            progress(f"{name}: {error}")
-            problems[name] = str(error)[:MAX_PROBLEM_CHARACTERS]
+            progress(f"{problem_name}: {error}")
+            problems[problem_name] = str(error)[:MAX_PROBLEM_CHARACTERS]
 
     with noted("notServed"):
         served_report.write_served_report(kafka, report, archive, replication)

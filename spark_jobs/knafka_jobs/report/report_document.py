@@ -323,10 +323,10 @@ def preview(data: bytes | None) -> str | None:
     hexadecimal."""
     if data is None:
         return None
-    cut = data[: PREVIEW_CHARACTERS * 4]
+    beginning = data[: PREVIEW_CHARACTERS * 4]
     try:
         # Decode incrementally: a cut within a character does not make text binary.
-        text = codecs.getincrementaldecoder("utf-8")().decode(cut, final=cut == data)
+        text = codecs.getincrementaldecoder("utf-8")().decode(beginning, final=beginning == data)
     except UnicodeDecodeError:
         text = f"hex: {data[:PREVIEW_CHARACTERS].hex(' ')}"
     return _cut_text(text, PREVIEW_CHARACTERS)

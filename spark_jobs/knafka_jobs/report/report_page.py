@@ -116,13 +116,13 @@ def _packed_data(report: Report, traces: str, path: str | None) -> str:
     Compressed without a time stamp, so that the same report always makes the same page.
     """
     document = report.model_dump_json(by_alias=True, exclude_none=True)
-    about = {
+    page_settings = {
         "reasons": [reason.value for reason in Reason],
         "others": OTHER_SUMMARIES,
         "served": path,
         "traces": traces,
     }
-    text = f'{{"report":{document},{json.dumps(about)[1:]}'
+    text = f'{{"report":{document},{json.dumps(page_settings)[1:]}'
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

@@ -89,11 +89,11 @@ def counted(*, many_summaries: bool) -> str:
         f"SELECT /*+ BROADCAST(f) */ {others}, CASE WHEN f.said IS NULL THEN '{OTHER_SUMMARIES}' "
         "ELSE f.said END AS summary FROM "
         f"(SELECT * FROM frequent WHERE place <= {MAX_SUMMARIES}) AS f RIGHT JOIN reported AS r "
-        f"ON {_same(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
+        f"ON {_identity(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
     )
 
 
-def _same(names: Iterable[str], one: str, other: str) -> str:
+def _identity(names: Iterable[str], one: str, other: str) -> str:
     """A predicate: two tables have the same values in these columns of `GROUP`."""
     return " AND ".join(
         # In brackets: DataFusion would take the rest of the condition for the second operand.
@@ -195,7 +195,7 @@ CHOSEN: Final = (
     f"PARTITION BY {columns_of(GROUP)} ORDER BY `rank`, last_failed DESC, failure_id) AS place "
     f"FROM (SELECT /*+ BROADCAST(l) */ {columns_of(GROUP, 'r')}, "
     "r.`rank`, r.last_failed, r.failure_id, r.`day` "
-    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_same(GROUP, 'r', 'l')} "
+    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_identity(GROUP, 'r', 'l')} "
     "WHERE r.`rank` < l.`rank` OR (r.`rank` = l.`rank` AND r.last_failed >= l.last_failed))) "
     f"WHERE place <= {MAX_EXAMPLES}"
 )
@@ -250,10 +250,11 @@ def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
     That was made at `previous_made`; None: there was none.
     """
     judged = "" if previous_made is None else f" AND judged > {dialect.moment(previous_made)}"
-    again = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
+    failed_again_events = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
     return (
         f"SELECT {columns_of(GROUP, 'r')}, count(*) AS events FROM counted AS r LEFT SEMI JOIN "
-        f"({again}) AS s ON r.failure_id = s.failure_id GROUP BY {columns_of(GROUP, 'r')}"
+        f"({failed_again_events}) AS s ON r.failure_id = s.failure_id GROUP BY "
+        f"{columns_of(GROUP, 'r')}"
     )
 
 

@@ -72,7 +72,7 @@ def make_report(
     engine.keep("limits", report_plan.LIMITS)
     engine.keep("chosen", report_plan.CHOSEN)
     chosen_days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
-    counted = CountedRows(
+    counted_rows = CountedRows(
         groups=engine.rows(report_plan.GROUPS),
         failed_again=_by_group(engine.rows(report_plan.failed_again(previous_made, dialect))),
         buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
@@ -83,9 +83,9 @@ def make_report(
     shares: dict[GroupKey, float] = {}
     if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
-    known = _known_groups(engine, about, counted)
+    known = _known_groups(engine, about, counted_rows)
     acknowledged = current_acknowledgements(engine.rows(report_plan.ACKNOWLEDGEMENTS), now)
-    groups = assemble.build_groups(counted, previous, shares, known, acknowledged)
+    groups = assemble.build_groups(counted_rows, previous, shares, known, acknowledged)
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,
@@ -163,14 +163,14 @@ def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
 
 
 def _known_groups(
-    engine: ReportEngine, about: str, counted: CountedRows
+    engine: ReportEngine, about: str, counted_rows: CountedRows
 ) -> dict[str, GroupHistory]:
     """Return the history of the current groups in the last reports."""
-    ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted.groups}
-    made = engine.rows(report_plan.last_made(about, MAX_HISTORY))
-    if not ids or not made:
+    ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted_rows.groups}
+    report_times = engine.rows(report_plan.last_made(about, MAX_HISTORY))
+    if not ids or not report_times:
         return {}
-    past = engine.rows(report_plan.past_figures(about, made[-1]["made"], engine.dialect))
+    past = engine.rows(report_plan.past_figures(about, report_times[-1]["made"], engine.dialect))
     first = engine.rows(report_plan.first_reported(about))
     return assemble.histories_of(
         (row for row in first if row["group_id"] in ids),

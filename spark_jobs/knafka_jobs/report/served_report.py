@@ -62,26 +62,28 @@ def fit_report(report: Report, limit: int) -> bytes:
     """
     if (document := _json_within(report, limit)) is not None:
         return document
-    kept = tuple(
+    shortened_groups = tuple(
         group.model_copy(update={"examples": group.examples[:1]}) for group in report.groups
     )
-    sizes = itertools.accumulate(len(group.model_dump_json(by_alias=True)) for group in kept)
+    sizes = itertools.accumulate(
+        len(group.model_dump_json(by_alias=True)) for group in shortened_groups
+    )
     count = sum(size <= MAX_JSON_BYTES for size in sizes)
     while True:
-        part = _shortened(report, kept[:count])
-        if (document := _json_within(part, limit)) is not None or not count:
-            return document or _report_json(part)
+        shortened_report = _shorten_report(report, shortened_groups[:count])
+        if (document := _json_within(shortened_report, limit)) is not None or not count:
+            return document or _report_json(shortened_report)
         count = count * 3 // 4
 
 
-def _shortened(report: Report, groups: tuple[Group, ...]) -> Report:
+def _shorten_report(report: Report, groups: tuple[Group, ...]) -> Report:
     """Return a copy of the report with these groups only, which says what it leaves out."""
     examples = sum(len(group.examples) for group in report.groups[: len(groups)])
-    cut = Cut(
+    omissions = Cut(
         groups=len(report.groups) - len(groups),
         examples=examples - sum(len(group.examples) for group in groups),
     )
-    return report.model_copy(update={"groups": groups, "cut": cut})
+    return report.model_copy(update={"groups": groups, "cut": omissions})
 
 
 def _json_within(report: Report, limit: int) -> bytes | None:

@@ -113,7 +113,9 @@ class Connection(asyncio.Protocol):
         self._body: bytes | bytearray = b""
         self._response: Response | None = None
 
-    def send(self, first: bytes, rest: bytes, deadline: float) -> asyncio.Future[Response]:
+    def send(
+        self, first_part: bytes, body_rest: bytes, deadline: float
+    ) -> asyncio.Future[Response]:
         """Send one request; the future gets a response or a `DeliveryError`. Then call `leave`.
 
         The connection must be new or just idle.
@@ -124,9 +126,9 @@ class Connection(asyncio.Protocol):
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._waiter = waiter
         self._expire_at(deadline)
-        self._transport.write(first)
-        if rest:
-            self._transport.write(rest)
+        self._transport.write(first_part)
+        if body_rest:
+            self._transport.write(body_rest)
         return waiter
 
     def leave(self, waiter: asyncio.Future[Response]) -> None:
@@ -164,8 +166,8 @@ class Connection(asyncio.Protocol):
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._expire_at(self._deadline)
             return
-        part = "only a part of a response" if self._waiter and self._received else "no response"
-        self.fail(DeliveryError("timeout", f"{part} from {self._pool.origin} in time"))
+        missing = "only a part of a response" if self._waiter and self._received else "no response"
+        self.fail(DeliveryError("timeout", f"{missing} from {self._pool.origin} in time"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options, and add the connection to its pool's."""

@@ -27,7 +27,7 @@ Refusal: TypeAlias = Callable[[str], str | None]
 """Returns why nothing may be sent to an address; None: it is allowed."""
 
 
-def client_closed() -> DeliveryError:
+def client_closed_error() -> DeliveryError:
     """Return the error of a request to a closed client."""
     return DeliveryError("broken", "the client is closed")
 
@@ -74,13 +74,13 @@ class Pool:
         except BaseException as error:
             if not waiter.cancel() and not waiter.cancelled():
                 # The slot was given at the same time as the cancellation.
-                self.give_slot()
+                self.release_slot()
             if isinstance(error, TimeoutError):
                 problem = f"every connection to {self.origin} stayed busy"
                 raise DeliveryError("timeout", problem) from None
             raise
 
-    def give_slot(self) -> None:
+    def release_slot(self) -> None:
         """Release a slot: give it to the next waiting post, or count it as free."""
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -92,7 +92,7 @@ class Pool:
     async def connect(self, deadline: float) -> Connection:
         """Open a connection by `deadline`. Raises `DeliveryError`."""
         if self.closed:
-            raise client_closed()
+            raise client_closed_error()
         now = self.loop.time()
         expires_at = now + self._max_age()
         try:
@@ -106,7 +106,7 @@ class Pool:
             raise DeliveryError("refused", problem) from error
         if self.closed:
             connection.drop()
-            raise client_closed()
+            raise client_closed_error()
         return connection
 
     async def _connect(self, expires_at: float) -> Connection:
@@ -148,14 +148,14 @@ class Pool:
         `DeliveryError` if none is."""
         host, port = self.origin.host, self.origin.port
         if addresses.is_address(host):
-            found = [host]
+            candidates = [host]
         else:
             resolved = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found = list(dict.fromkeys(str(info[4][0]) for info in resolved))
-        allowed = [address for address in found if refusal(address) is None]
+            candidates = list(dict.fromkeys(str(info[4][0]) for info in resolved))
+        allowed = [address for address in candidates if refusal(address) is None]
         if not allowed:
-            why = "; ".join(filter(None, map(refusal, found)))
-            problem = f"no connection to {self.origin}: {why}, which is not allowed here"
+            refusals = "; ".join(filter(None, map(refusal, candidates)))
+            problem = f"no connection to {self.origin}: {refusals}, which is not allowed here"
             raise DeliveryError("refused", problem)
         return allowed
 
@@ -168,5 +168,5 @@ class Pool:
         """Drop all connections; the returned futures are done once the sockets are closed."""
         self.closed = True
         for connection in list(self.connections):
-            connection.fail(client_closed())
+            connection.fail(client_closed_error())
         return [connection.lost for connection in self.connections]

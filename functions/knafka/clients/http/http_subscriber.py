@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from knafka.clients.http.http_connection import Unanswered
-from knafka.clients.http.http_pool import Pool, Refusal, client_closed
+from knafka.clients.http.http_pool import Pool, Refusal, client_closed_error
 from knafka.clients.http.trust_bundles import TlsContext, TrustBundles
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import HttpOrigin, Response, Target
@@ -35,7 +35,7 @@ _JOINED_BYTES: Final = 65_536
 """Bytes of a body up to which copying it is cheaper than a second write."""
 
 
-def about_max_age() -> float:
+def random_max_age() -> float:
     """Return a random maximum age of a connection in seconds, near `MAX_AGE`."""
     return MAX_AGE * random.uniform(0.75, 1.25)
 
@@ -55,7 +55,7 @@ class HttpSubscriber:
         limit: int = 100,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
-        max_age: Callable[[], float] = about_max_age,
+        max_age: Callable[[], float] = random_max_age,
         refusal: Refusal | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
@@ -76,10 +76,10 @@ class HttpSubscriber:
         deadline = pool.loop.time() + timeout
         size = len(body)
         if size <= _JOINED_BYTES:
-            first = b"%b%bcontent-length: %d\r\n\r\n%b" % (target.start, head, size, body)
+            first_part = b"%b%bcontent-length: %d\r\n\r\n%b" % (target.start, head, size, body)
             body = b""
         else:
-            first = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, size)
+            first_part = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, size)
         if pool.free:
             pool.free -= 1
         else:
@@ -91,7 +91,7 @@ class HttpSubscriber:
                     is_new = True
                 connection = await pool.connect(deadline) if is_new else pool.idle.pop()
                 try:
-                    waiter = connection.send(first, body, deadline)
+                    waiter = connection.send(first_part, body, deadline)
                     try:
                         return await waiter
                     finally:
@@ -104,12 +104,12 @@ class HttpSubscriber:
                         raise
                     is_new = True
         finally:
-            pool.give_slot()
+            pool.release_slot()
 
     def _open(self, origin: HttpOrigin) -> Pool:
         """Open the pool of an origin."""
         if self._closed:
-            raise client_closed()
+            raise client_closed_error()
         pool = Pool(
             origin,
             self._limit,

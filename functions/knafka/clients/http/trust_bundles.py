@@ -48,10 +48,10 @@ class TrustBundles:
         self._look_at = self._now() + LOOK_INTERVAL
         try:
             paths = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
-            seen = tuple((path.name, *_file_version(path)) for path in paths)
-            if seen != self._seen:
+            versions = tuple((path.name, *_file_version(path)) for path in paths)
+            if versions != self._seen:
                 self._pem = "".join(map(_certificates, paths))
-                self._seen = seen
+                self._seen = versions
         except FileNotFoundError:
             self._seen, self._pem = None, ""
         except OSError as error:
@@ -94,8 +94,8 @@ class TlsContext:
 
 def _file_version(path: Path) -> tuple[int, int, int]:
     """Return inode, change time and size, which identify a file's version."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _certificates(path: Path) -> str:

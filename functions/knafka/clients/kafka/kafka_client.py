@@ -58,7 +58,7 @@ bytes."""
 
 C = TypeVar("C", Producer, Consumer)
 
-PASSING: Final = frozenset(
+TRANSIENT_ERRORS: Final = frozenset(
     {
         KafkaError._PARTITION_EOF,
         KafkaError._TRANSPORT,
@@ -78,9 +78,9 @@ def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[st
     Raises `LogError` for a configuration that librdkafka can't use, as with a broken certificate,
     and the errors of `knafka.tokens`.
     """
-    wanted = with_tokens(configuration)
+    with_callback = with_tokens(configuration)
     try:
-        return client({"error_cb": log_error, "logger": _librdkafka, **wanted})
+        return client({"error_cb": log_error, "logger": _librdkafka, **with_callback})
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
@@ -100,14 +100,14 @@ def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -
         raise log_error_of(error.args[0]) from error
 
 
-UNKNOWN_TOPIC: Final = frozenset(
+UNKNOWN_TOPIC_ERRORS: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
     }
 )
-REFUSED_FOR_GOOD: Final = frozenset(
+PERMANENT_ERRORS: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 )
 """Kafka's errors for a record or a request that it will never accept."""
@@ -127,9 +127,9 @@ def log_error_of(error: KafkaError) -> LogError:
     code = error.code()
     return LogError(
         shown_text(error.str()),
-        retriable=code not in REFUSED_FOR_GOOD,
+        retriable=code not in PERMANENT_ERRORS,
         too_large=code == KafkaError.MSG_SIZE_TOO_LARGE,
-        unknown_topic=code in UNKNOWN_TOPIC,
+        unknown_topic=code in UNKNOWN_TOPIC_ERRORS,
         too_few_brokers=code == KafkaError.INVALID_REPLICATION_FACTOR,
         denied=DENIED.get(code, ""),
     )
@@ -137,5 +137,5 @@ def log_error_of(error: KafkaError) -> LogError:
 
 def log_error(error: KafkaError) -> None:
     """Log an error of librdkafka: the error callback of clients without one of their own."""
-    level = logging.INFO if error.code() in PASSING else logging.WARNING
+    level = logging.INFO if error.code() in TRANSIENT_ERRORS else logging.WARNING
     log.log(level, "Kafka: %s", shown_text(error.str()))

@@ -25,7 +25,7 @@ COMMIT_TIMEOUT: Final = 5.0
 NO_EPOCH: Final = -1
 """Stands for an unknown leader epoch."""
 
-MOVING: Final = frozenset(
+REBALANCING_ERRORS: Final = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.REBALANCE_IN_PROGRESS,
@@ -54,22 +54,26 @@ class OffsetCommits:
         """The last commit of each partition."""
         self._again: dict[int, OffsetAndMetadata] = {}
         """Commits that failed in a rebalance, and are repeated."""
-        self._again_at = 0.0
+        self._repeat_at = 0.0
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Make the commits of partitions that are still `owned`, without waiting for Kafka."""
-        mine = {number: commit for number, commit in commits.items() if number in owned}
+        owned_commits = {number: commit for number, commit in commits.items() if number in owned}
         self._again = {
-            number: unchanged for number, unchanged in self._again.items() if number not in commits
+            number: pending_commit
+            for number, pending_commit in self._again.items()
+            if number not in commits
         }
-        if mine:
-            self._last.update(mine)
+        if owned_commits:
+            self._last.update(owned_commits)
             with suppress(KafkaException):
-                consumer.commit(offsets=self._offsets(consumer, mine, owned), asynchronous=True)
+                consumer.commit(
+                    offsets=self._offsets(consumer, owned_commits, owned), asynchronous=True
+                )
 
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
         """Make commits again that failed during a rebalance, if `AGAIN` seconds have passed."""
-        if self._again and time.monotonic() > self._again_at:
+        if self._again and time.monotonic() > self._repeat_at:
             self.commit(consumer, self._again, owned)
 
     def reported(
@@ -78,24 +82,26 @@ class OffsetCommits:
         """Note the result of a commit made without waiting; if it failed during a rebalance, it is
         repeated."""
         for entry in partitions:
-            why = entry.error or error
+            entry_error = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)
-            last = self._last.get(number)
+            last_commit = self._last.get(number)
             if (
-                why is not None
-                and why.code() in MOVING
+                entry_error is not None
+                and entry_error.code() in REBALANCING_ERRORS
                 and number in owned
-                and last is not None
-                and last.offset == entry.offset
+                and last_commit is not None
+                and last_commit.offset == entry.offset
             ):
-                self._again[number] = last
-                self._again_at = time.monotonic() + AGAIN
+                self._again[number] = last_commit
+                self._repeat_at = time.monotonic() + AGAIN
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Commit and wait as `commit_and_wait`, and repeat no earlier commits of these partitions.
         Raises `KafkaException`."""
         self._again = {
-            number: unchanged for number, unchanged in self._again.items() if number not in commits
+            number: pending_commit
+            for number, pending_commit in self._again.items()
+            if number not in commits
         }
         self._last.update(commits)
         self.commit_and_wait(consumer, commits, owned)
@@ -115,7 +121,7 @@ class OffsetCommits:
             try:
                 self.commit_and_wait(consumer, commits, epochs)
             except KafkaException as error:
-                if error.args[0].code() not in MOVING or time.monotonic() > deadline:
+                if error.args[0].code() not in REBALANCING_ERRORS or time.monotonic() > deadline:
                     raise
                 time.sleep(AGAIN)
             else:

@@ -47,9 +47,9 @@ def producer_configuration(kafka: Kafka) -> dict[str, Any]:
 def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
     """Return the declared settings of consumers or producers under librdkafka's names. Raises
     `InvalidDocument`."""
-    given = kafka.consumer if side == "consumer" else kafka.producer
+    declared = kafka.consumer if side == "consumer" else kafka.producer
     return settings_for_librdkafka(
-        {name: checked(side, name, value, f"{side}.{name}") for name, value in given.items()}
+        {name: checked(side, name, value, f"{side}.{name}") for name, value in declared.items()}
     )
 
 

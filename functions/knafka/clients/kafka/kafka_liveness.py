@@ -46,18 +46,18 @@ class Liveness:
         if heard:
             self._ask_at = now + SILENCE
         elif now >= self._ask_at:
-            if self._is_answered(client):
+            if self._gets_answer(client):
                 self._ask_at = now + SILENCE
-            elif not self._answers_others():
+            elif not self._other_client_gets_answer():
                 self._ask_at = now + ASK_INTERVAL
-            elif not self._is_answered(client):  # Kafka may have come back between the two checks
+            elif not self._gets_answer(client):  # Kafka may have come back between the two checks
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
-    def _answers_others(self) -> bool:
+    def _other_client_gets_answer(self) -> bool:
         """Whether Kafka answers a new client."""
-        return self._is_answered(open_admin(self._connection, lambda error: None))
+        return self._gets_answer(open_admin(self._connection, lambda error: None))
 
-    def _is_answered(self, client: Consumer | AdminClient) -> bool:
+    def _gets_answer(self, client: Consumer | AdminClient) -> bool:
         """Whether Kafka answers this client."""
         try:
             client.list_topics(self._topic, timeout=ASK_TIMEOUT)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 ASK_AGAIN: Final = 0.1
 """Seconds before a request is repeated because its coordinator or leader is moving."""
-LISTEN: Final = 0.2
+REPORT_POLL_INTERVAL: Final = 0.2
 """Seconds between two polls for librdkafka's reports while there is no answer."""
-REFRESH: Final = 1.0
+METADATA_REFRESH_INTERVAL: Final = 1.0
 """Seconds without an answer after which librdkafka must read the cluster's metadata again. By
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
 NO_TIMEOUT: Final = 3600.0
@@ -37,7 +37,7 @@ NO_TIMEOUT: Final = 3600.0
 THREADS: Final = 8
 """Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
 
-ON_ITS_WAY: Final = frozenset(
+MOVING_ERRORS: Final = frozenset(
     {
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -105,7 +105,7 @@ class AdminCalls:
 
         return await self._repeat_until_answered(answers)
 
-    async def of_coordinator(
+    async def ask_coordinator(
         self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
     ) -> dict[K, T]:
         """Send a request to the coordinator of a group; returns and raises as `results_by_key`.
@@ -116,12 +116,14 @@ class AdminCalls:
         """
 
         async def answers(timeout: float) -> dict[K, T]:
-            opened = self._opened
-            asked = ask(NO_TIMEOUT)
+            client_number = self._opened
+            futures = ask(NO_TIMEOUT)
             try:
-                return await self._results(asked, timeout, leaving_out)
+                return await self._results(futures, timeout, leaving_out)
             finally:
-                if opened == self._opened and not all(future.done() for future in asked.values()):
+                if client_number == self._opened and not all(
+                    future.done() for future in futures.values()
+                ):
                     with suppress(LogError):
                         self._end(self._replace())
 
@@ -129,30 +131,30 @@ class AdminCalls:
 
     async def _results(
         self,
-        asked: Mapping[K, Future[T]],
+        futures: Mapping[K, Future[T]],
         timeout: float,
         leaving_out: Collection[int],
         *,
         some: bool = False,
     ) -> dict[K, T]:
         """Wait for the futures and return their results by key."""
-        found = {}
-        first: KafkaException | None = None
-        for key, future in asked.items():
+        results = {}
+        first_error: KafkaException | None = None
+        for key, future in futures.items():
             # All futures are done at the same time: awaiting each would cost more than the request.
             if not future.done():
                 await self._answer(future, timeout)
             try:
-                found[key] = future.result()
+                results[key] = future.result()
             except KafkaException as error:
                 if error.args[0].code() in leaving_out:
                     continue
                 if not some:
                     raise
-                first = first or error
-        if first is not None and not found:
-            raise first
-        return found
+                first_error = first_error or error
+        if first_error is not None and not results:
+            raise first_error
+        return results
 
     async def batch(
         self,
@@ -175,16 +177,16 @@ class AdminCalls:
             ask(answer, timeout)
             await self._answer(answer, timeout)
             results = answer.result()
-            failed = [result for result in results.values() if isinstance(result, KafkaError)]
-            if not failed:
+            errors = [result for result in results.values() if isinstance(result, KafkaError)]
+            if not errors:
                 return results
-            found = {
-                k: result for k, result in results.items() if not isinstance(result, KafkaError)
+            successes = {
+                key: result for key, result in results.items() if not isinstance(result, KafkaError)
             }
-            raised = [error for error in failed if error.code() not in leaving_out]
-            if raised and not (some and found):
-                raise KafkaException(raised[0])
-            return found
+            unexpected_errors = [error for error in errors if error.code() not in leaving_out]
+            if unexpected_errors and not (some and successes):
+                raise KafkaException(unexpected_errors[0])
+            return successes
 
         return await self._repeat_until_answered(answers)
 
@@ -206,16 +208,16 @@ class AdminCalls:
         """Wait until `future` is done. Raises `LogError` for an error that waiting won't mend, and
         `KafkaException` after `timeout` seconds, also if its client was replaced meanwhile."""
         answered = asyncio.wrap_future(future)
-        deadline = time.monotonic() + timeout + LISTEN
-        refresh_at = time.monotonic() + REFRESH
+        deadline = time.monotonic() + timeout + REPORT_POLL_INTERVAL
+        refresh_at = time.monotonic() + METADATA_REFRESH_INTERVAL
         try:
-            while not (await asyncio.wait({answered}, timeout=LISTEN))[0]:
+            while not (await asyncio.wait({answered}, timeout=REPORT_POLL_INTERVAL))[0]:
                 if time.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
                 self.admin.poll(0)
                 if time.monotonic() > refresh_at:
                     self._refresh()
-                    refresh_at = time.monotonic() + REFRESH
+                    refresh_at = time.monotonic() + METADATA_REFRESH_INTERVAL
                 if refusal := self._errors.refusal:
                     raise LogError(refusal)
             answered.exception()  # retrieved, as asyncio would log it else; `result` raises it
@@ -254,7 +256,7 @@ class AdminCalls:
                         with suppress(LogError):
                             self.reopen()
                     raise no_answer from error
-                if code not in ON_ITS_WAY or time.monotonic() > deadline:
+                if code not in MOVING_ERRORS or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error
             await asyncio.sleep(ASK_AGAIN)
 
@@ -279,8 +281,8 @@ class AdminCalls:
         """Return the error of a request without an answer, with the reason that librdkafka
         reports."""
         self.admin.poll(0)
-        why = f": {self._errors}" if str(self._errors) else ""
-        return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")
+        report = f": {self._errors}" if str(self._errors) else ""
+        return LogError(f"Kafka did not answer within {self.timeout:g} s{report}")
 
 
 def read_watermarks(
@@ -300,7 +302,7 @@ def read_watermarks(
                     TopicPartition(topic, number), timeout=timeout
                 )
             except KafkaException as error:
-                if error.args[0].code() not in ON_ITS_WAY or time.monotonic() > deadline:
+                if error.args[0].code() not in MOVING_ERRORS or time.monotonic() > deadline:
                     raise
                 time.sleep(ASK_AGAIN)
     return bounds

@@ -65,26 +65,28 @@ class ClientStatistics:
             report = report[: report.find(_TOPICS)]
         with self._lock:
             self._reports[name] = self._clock(), report
-            self._drop_stale()
+            self._drop_stale_reports()
 
-    def _drop_stale(self) -> None:
+    def _drop_stale_reports(self) -> None:
         """Forget the reports of clients that have stopped reporting."""
         since = self._clock() - STALE * self._interval
-        for name in [name for name, (at, _) in self._reports.items() if at < since]:
+        for name in [
+            name for name, (received_at, _) in self._reports.items() if received_at < since
+        ]:
             del self._reports[name]
 
     def metrics(self) -> Iterator[Metric]:
         """Yield the metrics of the clients' last reports; samples are computed when they are
         read."""
         with self._lock:
-            self._drop_stale()
+            self._drop_stale_reports()
             reports = _Reports([report for _, report in self._reports.values()])
-        for name, explained, samples in _GAUGES:
-            yield Metric(name, explained, _Samples(reports, samples), "gauge")
+        for name, help_text, samples in _GAUGES:
+            yield Metric(name, help_text, _Samples(reports, samples), "gauge")
 
 
 @dataclass(slots=True)
-class _Pooled:
+class _CombinedReports:
     """The combined reports of all clients of one kind: longest times, and sums of queues."""
 
     rtt: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -100,19 +102,19 @@ class _Reports:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
-        self._pooled: dict[str, _Pooled] | None = None
+        self._pooled: dict[str, _CombinedReports] | None = None
 
     @property
-    def pooled(self) -> Mapping[str, _Pooled]:
+    def pooled(self) -> Mapping[str, _CombinedReports]:
         """The combined reports, by kind of client: producer or consumer."""
         if self._pooled is None:
             self._pooled = {}
             for text in self._texts:
                 # Parsing all of a report on a thousand partitions takes 6 to 17 ms, in which no
                 # other thread runs; this takes one or two.
-                most, _, topics = text.partition(_TOPICS)
-                report = json.loads(most.rstrip(" ,") + "}")
-                _add(self._pooled.setdefault(report["type"], _Pooled()), report, topics)
+                head, _, topics = text.partition(_TOPICS)
+                report = json.loads(head.rstrip(" ,") + "}")
+                _add(self._pooled.setdefault(report["type"], _CombinedReports()), report, topics)
         return self._pooled
 
 
@@ -120,7 +122,9 @@ class _Samples:
     """An iterable of samples that are computed from `reports` at each iteration."""
 
     def __init__(
-        self, reports: _Reports, samples: Callable[[Mapping[str, _Pooled]], Iterator[Sample]]
+        self,
+        reports: _Reports,
+        samples: Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]],
     ) -> None:
         self._reports = reports
         self._samples = samples
@@ -129,7 +133,7 @@ class _Samples:
         return self._samples(self._reports.pooled)
 
 
-def _add(pooled: _Pooled, report: Mapping[str, Any], topics: str) -> None:
+def _add(pooled: _CombinedReports, report: Mapping[str, Any], topics: str) -> None:
     """Add a report to the sums of its kind."""
     for broker in report["brokers"].values():
         # Bootstrap addresses and the group's coordinator are connections to the same nodes.
@@ -138,47 +142,49 @@ def _add(pooled: _Pooled, report: Mapping[str, Any], topics: str) -> None:
         node, rtt, throttle = broker["nodename"], broker["rtt"], broker["throttle"]
         if rtt["cnt"]:
             for name in PERCENTILES:
-                longest = max(pooled.rtt.get((node, name), 0.0), rtt[name] / 1e6)
-                pooled.rtt[node, name] = longest
+                longest_rtt = max(pooled.rtt.get((node, name), 0.0), rtt[name] / 1e6)
+                pooled.rtt[node, name] = longest_rtt
         pooled.throttle[node] = max(pooled.throttle.get(node, 0.0), throttle["max"] / 1e3)
     if report["type"] == "producer":
         pooled.queued += report["msg_cnt"]
         pooled.queued_bytes += report["msg_size"]
         return
-    for what, number in _QUEUED(topics):
-        if what == "cnt":
+    for unit, number in _QUEUED(topics):
+        if unit == "cnt":
             pooled.queued += int(number)
         else:
             pooled.queued_bytes += int(number)
 
 
-def _rtt_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+def _rtt_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the samples of round-trip times, in seconds, of each kind of client."""
     for client, pooled in sorted(pools.items()):
         for (node, name), seconds in sorted(pooled.rtt.items()):
             yield {"client": client, "node": node, "percentile": name.removeprefix("p")}, seconds
 
 
-def _throttle_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+def _throttle_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the samples of throttling, in seconds, of each kind of client."""
     for client, pooled in sorted(pools.items()):
         for node, seconds in sorted(pooled.throttle.items()):
             yield {"client": client, "node": node}, seconds
 
 
-def _queued_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+def _queued_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the number of queued records of each kind of client."""
     for client, pooled in sorted(pools.items()):
         yield {"client": client}, pooled.queued
 
 
-def _queued_bytes_samples(pools: Mapping[str, _Pooled]) -> Iterator[Sample]:
+def _queued_bytes_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the bytes of queued records of each kind of client."""
     for client, pooled in sorted(pools.items()):
         yield {"client": client}, pooled.queued_bytes
 
 
-_GAUGES: Final[Sequence[tuple[str, str, Callable[[Mapping[str, _Pooled]], Iterator[Sample]]]]] = (
+_GAUGES: Final[
+    Sequence[tuple[str, str, Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]]]]
+] = (
     (
         "knafka_kafka_rtt_seconds",
         "Time to the answer of a node of Kafka in the last interval, of the slowest client",

@@ -27,11 +27,11 @@ ASK_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to answer; it takes milliseconds."""
 ASK_INTERVAL: Final = 0.2
 """Seconds from one request without an answer to the next."""
-UNANSWERED: Final = 2
+MAX_UNANSWERED: Final = 2
 """Requests in a row without an answer after which Kafka counts as away: the first may have gone to
 a single broker that hangs. If all connections are broken, one is enough."""
 
-RENEW_AFTER: Final = 12.0
+RENEW_INTERVAL: Final = 12.0
 """Seconds that Kafka has been away until `renew` replaces the client, and until it does so again:
 librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
 `kafka_producer.DELIVERY_TIMEOUT`, so that the old client holds no records any more."""
@@ -51,7 +51,7 @@ class Reachability:
         self._ask = ask
         self._on_away = on_away
         self._renew = renew
-        self._all_down = False
+        self._is_all_down = False
         self._acknowledged = 0
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -76,39 +76,39 @@ class Reachability:
     def acknowledged(self) -> None:
         """Note that Kafka has stored a record, so it isn't away."""
         self._acknowledged += 1
-        self._all_down = False
+        self._is_all_down = False
         self.away = None
 
-    def all_down(self) -> None:
+    def note_all_down(self) -> None:
         """Note that no broker is connected, and doubt Kafka."""
-        self._all_down = True
+        self._is_all_down = True
         self.doubt()
 
     def doubt(self) -> None:
         """Start to send requests until Kafka answers, unless that is under way."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask_on())
+            self._asking = asyncio.create_task(self._request_until_answered())
 
-    async def _ask_on(self) -> None:
+    async def _request_until_answered(self) -> None:
         """Send requests until Kafka answers; note when it counts as away."""
         loop = asyncio.get_running_loop()
         unanswered, renew_at = 0, math.inf
         while True:
-            before = self._acknowledged
+            acknowledged_before = self._acknowledged
             try:
                 await self._ask(ASK_TIMEOUT)
             except LogError as error:
-                unheard = error.retriable and before == self._acknowledged
-                unanswered = unanswered + 1 if unheard else 0
-                if unanswered >= (1 if self._all_down else UNANSWERED):
+                is_unanswered = error.retriable and acknowledged_before == self._acknowledged
+                unanswered = unanswered + 1 if is_unanswered else 0
+                if unanswered >= (1 if self._is_all_down else MAX_UNANSWERED):
                     self._give_up(error)
-                    renew_at = min(renew_at, loop.time() + RENEW_AFTER)
+                    renew_at = min(renew_at, loop.time() + RENEW_INTERVAL)
                 if loop.time() >= renew_at:
                     self._renew()
                     renew_at = math.inf
                 await asyncio.sleep(ASK_INTERVAL)
             else:
-                self._all_down = False
+                self._is_all_down = False
                 self.away = None
                 return
 

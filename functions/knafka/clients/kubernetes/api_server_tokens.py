@@ -26,7 +26,7 @@ from knafka.ports.account_tokens import TokenUnavailable
 _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
 
-_MEANT: Final = {
+_STATUS_HINTS: Final = {
     401: "this pod's own token isn't taken",
     403: "this pod's service account may not create serviceaccounts/token of it",
     404: "there is no such service account",
@@ -92,10 +92,10 @@ class ApiServerTokens:
 
 def _failure_text(error: OSError) -> str:
     """Return why the API server issued no token, with a hint where its status has a known cause."""
-    said = shown(error)
-    if isinstance(error, urllib.error.HTTPError) and error.code in _MEANT:
-        return f"{said}: {_MEANT[error.code]}"
-    return said
+    failure = shown(error)
+    if isinstance(error, urllib.error.HTTPError) and error.code in _STATUS_HINTS:
+        return f"{failure}: {_STATUS_HINTS[error.code]}"
+    return failure
 
 
 def _lifetime(answer: _Answer) -> float:

@@ -22,7 +22,7 @@ some 30 ms."""
 FREE_LENGTH: Final = 1024
 """Longest text, in characters, that an operation reads or makes without counting it."""
 
-SPENT: Final[list[bool]] = []
+EFFORT_SPENT: Final[list[bool]] = []
 """Not empty once an evaluation in this process has read a large text; until then `forget_spent`
 isn't needed."""
 
@@ -31,15 +31,15 @@ _spent: Final = ContextVar("spent", default=0)
 
 
 def forget_spent() -> None:
-    """Reset the effort at the start of an evaluation; needed only if `SPENT` isn't empty."""
+    """Reset the effort at the start of an evaluation; needed only if `EFFORT_SPENT` isn't empty."""
     _spent.set(0)
 
 
 def spend(characters: int) -> None:
     """Add characters to the effort of the evaluation under way. Raises `Exhausted` beyond
     `MAX_EFFORT`."""
-    if not SPENT:
-        SPENT.append(True)
+    if not EFFORT_SPENT:
+        EFFORT_SPENT.append(True)
     spent = _spent.get() + characters
     _spent.set(spent)
     if spent > MAX_EFFORT:

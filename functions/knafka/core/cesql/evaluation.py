@@ -92,10 +92,12 @@ def _call(call: Call) -> Evaluate:
     if function is None:
         return _missing_function(f"no function {call.name} takes {len(call.arguments)} arguments")
     body = function.body
-    rest = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
+    rest_casts = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     arguments = [
         (convert, compile_node(argument))
-        for convert, argument in zip((*function.parameters, *rest), call.arguments, strict=True)
+        for convert, argument in zip(
+            (*function.parameters, *rest_casts), call.arguments, strict=True
+        )
     ]
 
     def evaluate(attributes: Attributes) -> Value:
@@ -132,13 +134,13 @@ def _chain(chain: Chain) -> Evaluate:
         runs.append([_step(step) for step in first.steps])
         first = first.first
     steps = [step for run in reversed(runs) for step in run]
-    begin = compile_node(first)
+    evaluate_first = compile_node(first)
     if len(steps) == 1:
         (step,) = steps
-        return lambda attributes: step(begin(attributes), attributes)
+        return lambda attributes: step(evaluate_first(attributes), attributes)
 
     def evaluate(attributes: Attributes) -> Value:
-        value = begin(attributes)
+        value = evaluate_first(attributes)
         for step in steps:
             value = step(value, attributes)
         return value
@@ -180,14 +182,14 @@ def _step(step: InfixStep) -> Apply:
     right = step.operands[0]
     match step.operator:
         case "AND":
-            also = compile_test(right)
-            return lambda value, attributes: as_boolean(value) and also(attributes)
+            right_test = compile_test(right)
+            return lambda value, attributes: as_boolean(value) and right_test(attributes)
         case "OR":
-            otherwise = compile_test(right)
-            return lambda value, attributes: as_boolean(value) or otherwise(attributes)
+            alternative_test = compile_test(right)
+            return lambda value, attributes: as_boolean(value) or alternative_test(attributes)
         case "XOR":
-            other = compile_test(right)
-            return lambda value, attributes: other(attributes) is not as_boolean(value)
+            right_operand = compile_test(right)
+            return lambda value, attributes: right_operand(attributes) is not as_boolean(value)
         case "=":
             return _equality(right, equal=True)
         case "!=" | "<>":
@@ -209,10 +211,10 @@ def _equality(right: Node, *, equal: bool) -> Apply:
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> bool:
-        wanted = evaluate(attributes)
-        if type(wanted) is str and len(wanted) > FREE_LENGTH:
-            spend(len(wanted))
-        return (CASTS[type(wanted)](value) == wanted) is equal
+        right_value = evaluate(attributes)
+        if type(right_value) is str and len(right_value) > FREE_LENGTH:
+            spend(len(right_value))
+        return (CASTS[type(right_value)](value) == right_value) is equal
 
     return apply
 
@@ -223,8 +225,8 @@ def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
 
     def apply(value: Value, attributes: Attributes) -> Value:
         """Apply the operator to `value` and to the right operand, both cast to integers."""
-        other = evaluate(attributes)
-        return operate(as_integer(value), as_integer(other))
+        right_value = evaluate(attributes)
+        return operate(as_integer(value), as_integer(right_value))
 
     return apply
 

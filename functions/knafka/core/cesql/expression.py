@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from knafka.core.cesql.effort import SPENT, forget_spent
+from knafka.core.cesql.effort import EFFORT_SPENT, forget_spent
 from knafka.core.cesql.errors import ErrorKind, EvaluationError, Failed
 from knafka.core.cesql.evaluation import Evaluate, compile_node, compile_test, type_of
 from knafka.core.cesql.parser import parse
@@ -43,7 +43,7 @@ class Expression:
     def evaluate(self, attributes: Mapping[str, Value]) -> Evaluation:
         """Return the expression's value for an event's attributes, with the first error if there is
         one."""
-        if SPENT:
+        if EFFORT_SPENT:
             forget_spent()
         try:
             return Evaluation(self._evaluate(attributes))
@@ -63,7 +63,7 @@ class Expression:
         evaluate = self._evaluate
 
         def matches(attributes: Attributes) -> bool:
-            if SPENT:
+            if EFFORT_SPENT:
                 forget_spent()
             try:
                 return evaluate(attributes) is True
@@ -84,24 +84,26 @@ class Expression:
         All clauses are evaluated, as if AND were not short-circuit; the result is empty if and only
         if the event matches.
         """
-        objections = []
-        if SPENT:
+        failed_clauses = []
+        if EFFORT_SPENT:
             forget_spent()
         for source, evaluate in self._clauses():
             try:
                 if evaluate(attributes) is not True:
-                    objections.append(source)
+                    failed_clauses.append(source)
             except Failed as failure:
-                objections.append(f"{source}: {failure.error.message}")
-        return tuple(objections)
+                failed_clauses.append(f"{source}: {failure.error.message}")
+        return tuple(failed_clauses)
 
     def _clauses(self) -> list[tuple[str, Evaluate]]:
         """Return text and evaluation of each operand of a top-level AND; of the whole expression
         otherwise."""
         match self._syntax:
             case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
-                rest = ((self.text[step.start : step.end], step.operands[0]) for step in steps)
-                clauses = [(self.text[start:end], first), *rest]
+                further_clauses = (
+                    (self.text[step.start : step.end], step.operands[0]) for step in steps
+                )
+                clauses = [(self.text[start:end], first), *further_clauses]
                 return [(source, compile_test(clause)) for source, clause in clauses]
             case _:
                 return [(self.text.strip(), self._evaluate)]

@@ -59,7 +59,7 @@ def resolve(name: str, arity: int) -> Function | None:
 
 def negate(x: int) -> int:
     """Return `-x`. Raises `Failed` (math) if it doesn't fit into 32 bits."""
-    return _in_range(-x)
+    return _check_range(-x)
 
 
 def divide(x: int, y: int) -> int:
@@ -67,7 +67,7 @@ def divide(x: int, y: int) -> int:
     if y == 0:
         raise Failed("math", f"division of {x} by zero")
     quotient = abs(x) // abs(y)
-    return _in_range(quotient if (x < 0) == (y < 0) else -quotient)
+    return _check_range(quotient if (x < 0) == (y < 0) else -quotient)
 
 
 def remainder(x: int, y: int) -> int:
@@ -75,14 +75,14 @@ def remainder(x: int, y: int) -> int:
     0."""
     if y == 0:
         raise Failed("math", f"remainder of {x} by zero")
-    rest = abs(x) % abs(y)
-    return -rest if x < 0 else rest
+    magnitude = abs(x) % abs(y)
+    return -magnitude if x < 0 else magnitude
 
 
 ARITHMETIC: Final[dict[str, Callable[[int, int], int]]] = {
-    "+": lambda x, y: _in_range(x + y),
-    "-": lambda x, y: _in_range(x - y),
-    "*": lambda x, y: _in_range(x * y),
+    "+": lambda x, y: _check_range(x + y),
+    "-": lambda x, y: _check_range(x - y),
+    "*": lambda x, y: _check_range(x * y),
     "/": divide,
     "%": remainder,
 }
@@ -95,7 +95,7 @@ COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
 }
 
 
-def _in_range(number: int) -> int:
+def _check_range(number: int) -> int:
     """Return the number, or raise `Failed` (math) if it doesn't fit into 32 bits."""
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise Failed("math", f"{number} does not fit into 32 bits")
@@ -116,12 +116,12 @@ def _read_text(text: str) -> str:
     return text
 
 
-def _join(glue: str, texts: Sequence[str]) -> str:
+def _join(separator: str, texts: Sequence[str]) -> str:
     """Join texts after counting the result's length as effort."""
-    length = sum(map(len, texts)) + len(glue) * len(texts)
+    length = sum(map(len, texts)) + len(separator) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
-    return glue.join(texts)
+    return separator.join(texts)
 
 
 def _left(text: str, length: int) -> str:
@@ -166,7 +166,7 @@ def _is_castable(cast: Cast) -> Callable[[Value], bool]:
     return check
 
 
-def _same(value: Value) -> Value:
+def _identity(value: Value) -> Value:
     return value
 
 
@@ -186,9 +186,9 @@ _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
         Function(_substring, (as_string, as_integer, as_integer), str),
     ),
     "ABS": (Function(_absolute, (as_integer,), int),),
-    "INT": (Function(_same, (as_integer,), int),),
-    "BOOL": (Function(_same, (as_boolean,), bool),),
-    "STRING": (Function(_same, (as_string,), str),),
-    "IS_INT": (Function(_is_castable(as_integer), (_same,), bool),),
-    "IS_BOOL": (Function(_is_castable(as_boolean), (_same,), bool),),
+    "INT": (Function(_identity, (as_integer,), int),),
+    "BOOL": (Function(_identity, (as_boolean,), bool),),
+    "STRING": (Function(_identity, (as_string,), str),),
+    "IS_INT": (Function(_is_castable(as_integer), (_identity,), bool),),
+    "IS_BOOL": (Function(_is_castable(as_boolean), (_identity,), bool),),
 }

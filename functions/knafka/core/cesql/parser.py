@@ -177,8 +177,8 @@ class _ExpressionParser:
 
     def _reject(self, expectation: str) -> NoReturn:
         """Raise `InvalidExpression` that says what was expected and what was found."""
-        found = "the end" if self._token.kind == "end" else self._token.text[:40]
-        raise InvalidExpression(f"{expectation}, found {found}", self._token.start)
+        shown_token = "the end" if self._token.kind == "end" else self._token.text[:40]
+        raise InvalidExpression(f"{expectation}, found {shown_token}", self._token.start)
 
     def _enter_level(self) -> None:
         """Count one more level of nesting, up to `MAX_DEPTH`."""

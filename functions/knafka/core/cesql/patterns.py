@@ -21,21 +21,21 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
     """Return a case-sensitive test of a whole text against `pattern`, and the most steps that it
     takes per character of the text."""
     segments = [""]
-    plain = [""]
-    has_any = False
+    plain_segments = [""]
+    has_underscore = False
     for piece in _piece(pattern):
         match piece[0]:
             case "%":
                 segments.append("")
-                plain.append("")
+                plain_segments.append("")
             case "_":
                 segments[-1] += "."
-                has_any = True
+                has_underscore = True
             case _:
                 segments[-1] += re.escape(piece[1] or piece[2])
-                plain[-1] += piece[1] or piece[2]
-    if not has_any:
-        return _plain_test(plain), SEARCH_STEPS if len(plain) > 2 else 1
+                plain_segments[-1] += piece[1] or piece[2]
+    if not has_underscore:
+        return _plain_test(plain_segments), SEARCH_STEPS if len(plain_segments) > 2 else 1
     first, *rest = segments
     if not rest:
         return _test(first), 1
@@ -58,16 +58,16 @@ def _plain_test(segments: list[str]) -> Callable[[str], bool]:
     if not rest:
         return lambda text: text == first
     *middle, last = rest
-    least = sum(map(len, segments))
+    minimum_length = sum(map(len, segments))
 
     def matches(text: str) -> bool:
-        if len(text) < least or not text.startswith(first) or not text.endswith(last):
+        if len(text) < minimum_length or not text.startswith(first) or not text.endswith(last):
             return False
-        at, end = len(first), len(text) - len(last)
+        position, end = len(first), len(text) - len(last)
         for segment in middle:
-            if (at := text.find(segment, at, end)) < 0:
+            if (position := text.find(segment, position, end)) < 0:
                 return False
-            at += len(segment)
+            position += len(segment)
         return True
 
     return matches

@@ -142,8 +142,8 @@ def is_valid_1_0(attributes: Attributes) -> bool:
 
 def refusal(problems: Sequence[str]) -> InvalidEvent:
     """Return one error for all these problems, of which only some are named."""
-    more = f"; and {len(problems) - 16} more" if len(problems) > 16 else ""
-    return InvalidEvent("; ".join(problems[:16]) + more)
+    omitted_text = f"; and {len(problems) - 16} more" if len(problems) > 16 else ""
+    return InvalidEvent("; ".join(problems[:16]) + omitted_text)
 
 
 def is_attribute_name(name: str) -> bool:
@@ -156,7 +156,7 @@ def is_legal(text: str) -> bool:
     return (text.isascii() and text.isprintable()) or _FORBIDDEN(text) is None
 
 
-def cleaned(text: str) -> str:
+def replace_forbidden(text: str) -> str:
     """Replace each character that CloudEvents forbids by U+FFFD."""
     return text if is_legal(text) else _EACH_FORBIDDEN("\N{REPLACEMENT CHARACTER}", text)
 

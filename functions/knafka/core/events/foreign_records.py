@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from knafka.core.contract import Conversion
 from knafka.core.errors import InvalidEvent
-from knafka.core.events.event import Event, cleaned, is_media_type
+from knafka.core.events.event import Event, is_media_type, replace_forbidden
 from knafka.core.events.kafka_binding import (
     CONTENT_TYPE,
     BoundedCache,
@@ -60,20 +60,22 @@ def as_event(
 ) -> tuple[RecordHeaders, bytes | None]:
     """Convert a record; return headers and value of a record that holds the event, for
     `kafka_binding.read`."""
-    found = list(headers or ())
-    if _looks_like_an_event(found):
+    record_headers = list(headers or ())
+    if _looks_like_an_event(record_headers):
         try:
-            envelope = read(found, value)
+            envelope = read(record_headers, value)
         except InvalidEvent:
             pass
         else:
             if not conversion.extensions:
-                return [(name, raw) for name, raw in found if raw is not None], value
+                return [(name, raw) for name, raw in record_headers if raw is not None], value
             event = Event({**envelope.attributes, **conversion.extensions}, envelope.data)
             return to_record(event, envelope.passed)[1:]
-    attributes = {**_attributes(conversion, place, key, found), **conversion.extensions}
-    passed = [(name, raw) for name, raw in found if raw is not None and passes(name)]
-    return to_record(Event(attributes, value), passed)[1:]
+    attributes = {**_attributes(conversion, place, key, record_headers), **conversion.extensions}
+    passed_headers = [
+        (name, raw) for name, raw in record_headers if raw is not None and passes(name)
+    ]
+    return to_record(Event(attributes, value), passed_headers)[1:]
 
 
 def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
@@ -112,7 +114,7 @@ def _attributes(
     for name, raw in headers:
         if raw is None:
             continue
-        text = cleaned(raw.decode(errors="replace"))
+        text = replace_forbidden(raw.decode(errors="replace"))
         if name.lower() == CONTENT_TYPE and (not text or is_media_type(text)):
             if text:
                 attributes["datacontenttype"] = text.lower()
@@ -133,7 +135,7 @@ def key_text(key: bytes, key_type: str) -> str:
         return str(int.from_bytes(key, signed=True))
     if key_type == "float" and len(key) in (4, 8):
         return _float_text(key)
-    return cleaned(key.decode(errors="replace"))
+    return replace_forbidden(key.decode(errors="replace"))
 
 
 def _float_text(key: bytes) -> str:

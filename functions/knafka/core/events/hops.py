@@ -56,16 +56,16 @@ def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -
 
     Raises `HopLimit` if none would be left.
     """
-    left = ttl_of(headers, value) - 1
-    if left <= 0:
+    replies_left = ttl_of(headers, value) - 1
+    if replies_left <= 0:
         raise HopLimit(
             f"it would be reply {FIRST_TTL} in a row: replies come back to who gives them; "
             "filter them out of the Trigger that they come from"
         )
-    counts = {TTL: str(left)}
+    counts = {TTL: str(replies_left)}
     if hops := hops_of(headers, value):
         counts[HOPS] = str(hops)
-    return with_attributes(reply, counts), left
+    return with_attributes(reply, counts), replies_left
 
 
 def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
@@ -74,9 +74,9 @@ def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
         envelope = read(draft.headers, draft.value)
         event = Event(envelope.attributes | attributes, envelope.data)
         return Draft(draft.key, to_record(event, envelope.passed).headers, to_record(event).value)
-    new = {f"ce_{name}": value.encode() for name, value in attributes.items()}
-    kept = [header for header in draft.headers if header[0] not in new]
-    return draft._replace(headers=[*kept, *new.items()])
+    new_headers = {f"ce_{name}": value.encode() for name, value in attributes.items()}
+    other_headers = [header for header in draft.headers if header[0] not in new_headers]
+    return draft._replace(headers=[*other_headers, *new_headers.items()])
 
 
 def _number(headers: RecordHeaders | None, value: bytes | None, name: str, default: int) -> int:

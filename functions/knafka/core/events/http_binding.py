@@ -59,7 +59,7 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 MAX_BATCH: Final = 1_000
 """Most events in one batch: a sender needs a thousandth of the requests, and others wait 20 ms at
 most."""
-MAX_TOLD: Final = 10
+MAX_DESCRIBED_EVENTS: Final = 10
 """Most events of a batch whose problems an error describes; of further ones it names only the
 positions."""
 
@@ -67,7 +67,7 @@ _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """Bytes that are not percent-encoded in a header value (CE-H5)."""
 _PLAIN_TEXT = _PLAIN.decode()
 
-_PLAIN_CODINGS: Final = {
+_NEUTRAL_ENCODINGS: Final = {
     b"content-encoding": (b"", b"identity"),
     b"transfer-encoding": (b"", b"identity", b"chunked"),
 }
@@ -90,32 +90,36 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
     that names every problem, `BatchedContent` for a batch (CE-H11).
     """
-    pairs = [(kept, value) for name, value in headers if (kept := _HEADER_NAMES[name])]
-    found = dict(pairs)
-    is_single = len(found) == len(pairs)
-    content_type = found.pop(CONTENT_TYPE, None)
-    source, time = found.get("ce_source"), found.get("ce_time")
+    pairs = [
+        (record_header, value) for name, value in headers if (record_header := _HEADER_NAMES[name])
+    ]
+    header_values = dict(pairs)
+    is_single = len(header_values) == len(pairs)
+    content_type = header_values.pop(CONTENT_TYPE, None)
+    source, time = header_values.get("ce_source"), header_values.get("ce_time")
     if (
         is_single
-        and len(found) < MAX_ATTRIBUTES
-        and _NOT_AN_ATTRIBUTE not in found
-        and found.get("ce_specversion") in (b"1.0", b"0.3")
-        and found.get("ce_id")
-        and found.get("ce_type")
+        and len(header_values) < MAX_ATTRIBUTES
+        and _NOT_AN_ATTRIBUTE not in header_values
+        and header_values.get("ce_specversion") in (b"1.0", b"0.3")
+        and header_values.get("ce_id")
+        and header_values.get("ce_type")
         and source
-        and not b"".join(found.values()).translate(None, _PLAIN)
+        and not b"".join(header_values.values()).translate(None, _PLAIN)
         and (content_type is None or ORDINARY_CONTENT_TYPE[content_type])
         and IS_URI_REFERENCE[source]
         and (time is None or is_time(time))
-        and (subject := found.get("ce_subject")) != b""
-        and ((schema := found.get("ce_dataschema")) is None or is_uri(schema.decode()))
-        and "ce_schemaurl" not in found
+        and (subject := header_values.get("ce_subject")) != b""
+        and ((schema := header_values.get("ce_dataschema")) is None or is_uri(schema.decode()))
+        and "ce_schemaurl" not in header_values
     ):
-        key = found.get("ce_partitionkey") or subject
+        key = header_values.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
     if is_single and content_type and _MODES[content_type] is Mode.STRUCTURED:
-        beside = [(name, raw.strip(b" \t")) for name, raw in found.items() if name[:2] != "ce"]
-        return _structured(body, beside)
+        other_headers = [
+            (name, raw.strip(b" \t")) for name, raw in header_values.items() if name[:2] != "ce"
+        ]
+        return _structured(body, other_headers)
     return _read_carefully(headers, body)
 
 
@@ -127,13 +131,17 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
     names the position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no
     array.
     """
-    beside: dict[str, bytes] = {}
+    other_headers: dict[str, bytes] = {}
     for name, raw in headers:
-        kept = _HEADER_NAMES[name]
-        if kept and kept != CONTENT_TYPE and kept[:2] != "ce":
+        record_header = _HEADER_NAMES[name]
+        if record_header and record_header != CONTENT_TYPE and record_header[:2] != "ce":
             value = raw.strip(b" \t")
-            beside[kept] = beside[kept] + b", " + value if kept in beside else value
-    passed = list(beside.items())
+            other_headers[record_header] = (
+                other_headers[record_header] + b", " + value
+                if record_header in other_headers
+                else value
+            )
+    passed = list(other_headers.items())
     if (records := json_records.records_of(body, passed, MAX_BATCH)) is not None:
         return records
     documents = json_format.elements_of(body, MAX_BATCH)
@@ -155,10 +163,10 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
 def _told(problems: Mapping[int, str], count: int) -> str:
     """Return the error text for a batch: the problems of the first invalid events, and the
     positions of all."""
-    shown = list(problems.items())[:MAX_TOLD]
+    shown = list(problems.items())[:MAX_DESCRIBED_EVENTS]
     text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
-    if rest := [str(position) for position in problems][MAX_TOLD:]:
-        text += f"; and at {', '.join(rest)}"
+    if further_positions := [str(position) for position in problems][MAX_DESCRIBED_EVENTS:]:
+        text += f"; and at {', '.join(further_positions)}"
     return f"{len(problems)} of the batch's {count} events are not valid, none is stored: {text}"
 
 
@@ -173,18 +181,18 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
         return None
     for name, value in headers:
         coding = value.strip().lower()
-        if (plain := _PLAIN_CODINGS.get(name.lower())) is not None and coding not in plain:
-            header, shown = name.decode("latin-1"), coding.decode("latin-1")
-            raise InvalidEvent(f"its {header} is {shown!r:.80}: send the event without one")
+        if (plain := _NEUTRAL_ENCODINGS.get(name.lower())) is not None and coding not in plain:
+            header, shown_coding = name.decode("latin-1"), coding.decode("latin-1")
+            raise InvalidEvent(f"its {header} is {shown_coding!r:.80}: send the event without one")
     return record_of(headers, body)
 
 
 def claims_event(headers: HttpHeaders) -> bool:
     """Whether a response claims to hold an event, valid or not."""
     for name, value in headers:
-        kept = _HEADER_NAMES[name]
-        if kept.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
-            kept == CONTENT_TYPE and mode_of(value.decode("latin-1")) is not Mode.BINARY
+        record_header = _HEADER_NAMES[name]
+        if record_header.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
+            record_header == CONTENT_TYPE and mode_of(value.decode("latin-1")) is not Mode.BINARY
         ):
             return True
     return False
@@ -280,7 +288,7 @@ def decode(value: bytes) -> str:
 
     A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
     """
-    return unquote_to_bytes(_unquoted(value).encode()).decode()
+    return unquote_to_bytes(_unquote_header(value).encode()).decode()
 
 
 def decode_uri(value: bytes) -> str:
@@ -290,7 +298,7 @@ def decode_uri(value: bytes) -> str:
     no URI holds a space. Raises `UnicodeDecodeError`.
     """
     decoded = decode(value)
-    if not is_uri_reference(decoded) and is_uri_reference(raw := _unquoted(value)):
+    if not is_uri_reference(decoded) and is_uri_reference(raw := _unquote_header(value)):
         return raw
     return decoded
 
@@ -303,7 +311,7 @@ def text_of(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def _unquoted(value: bytes) -> str:
+def _unquote_header(value: bytes) -> str:
     """Return a header value as text, without the quotes of a quoted string."""
     if quoted := _QUOTED(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
@@ -317,25 +325,27 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     content_types: list[str] = []
     problems: list[str] = []
     for name, raw in headers:
-        kept, value = _HEADER_NAMES[name], raw.strip(b" \t")
-        if kept == _NOT_AN_ATTRIBUTE:
+        record_header, value = _HEADER_NAMES[name], raw.strip(b" \t")
+        if record_header == _NOT_AN_ATTRIBUTE:
             problems.append(f"the header {name!r:.80} names no attribute")
-        elif kept == CONTENT_TYPE:
+        elif record_header == CONTENT_TYPE:
             content_types.append(value.decode("latin-1"))
-        elif kept.startswith("ce_"):
-            if (attribute := kept[3:]) in attributes:
+        elif record_header.startswith("ce_"):
+            if (attribute := record_header[3:]) in attributes:
                 problems.append(f"the header ce-{attribute} is given more than once")
             try:
-                read = decode_uri if attribute in URIS else decode
-                attributes[attribute] = read(value)
+                decode_value = decode_uri if attribute in URIS else decode
+                attributes[attribute] = decode_value(value)
             except UnicodeDecodeError:
                 problems.append(f"the header ce-{attribute} is not UTF-8")
-        elif kept:
-            passed[kept] = passed[kept] + b", " + value if kept in passed else value
+        elif record_header:
+            passed[record_header] = (
+                passed[record_header] + b", " + value if record_header in passed else value
+            )
     if len(content_types) > 1:
         raise InvalidEvent("the header content-type is given more than once")
     content_type = content_types[0] if content_types else ""
-    beside = list(passed.items())
+    other_headers = list(passed.items())
 
     mode = mode_of(content_type)
     if mode is Mode.BATCH:
@@ -344,7 +354,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if mode is Mode.STRUCTURED:
         # The body is the whole event, whatever the headers repeat of it (CE-H8).
-        return _structured(body, beside)
+        return _structured(body, other_headers)
     if mode is Mode.UNREADABLE and not attributes and not problems:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if content_type:
@@ -353,7 +363,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
         raise too_many()
     if problems := problems + problems_of(attributes):
         raise refusal(problems)
-    return to_record(Event(attributes, body or None), beside)
+    return to_record(Event(attributes, body or None), other_headers)
 
 
 def _structured(body: bytes, beside: RecordHeaders) -> Draft:

@@ -44,7 +44,7 @@ class _Integer(str):
     """A JSON integer as it is written: an `int` would refuse long ones and lose `-0`."""
 
 
-def _no_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
@@ -70,7 +70,7 @@ _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
 _SKIP = json.JSONDecoder(parse_int=len).raw_decode
 """Like `_SCAN`, for a list or an object whose value isn't needed: it keeps no text of integers, of
 which a megabyte has 500,000."""
-_CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_constant).decode
+_CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_reject_constant).decode
 
 
 def is_json(media_type: str) -> bool:
@@ -128,7 +128,7 @@ def split(document: bytes) -> Members | None:
     """Return the members of a JSON object, if it is written without whitespace between them, or
     with as much as Python's json writes; None: it isn't, a member is repeated, or there may be far
     more than an event may have. Raises ValueError if it may be no JSON object."""
-    if _may_have_members(document, MAX_COLONS):
+    if _may_exceed_members(document, MAX_COLONS):
         return None
     document.decode()  # the values were not looked at so closely
     members = _split_deep(document)
@@ -138,10 +138,10 @@ def split(document: bytes) -> Members | None:
     # Whitespace, escapes in names and repeated members make it longer. Each member has two quotes,
     # a colon and a comma or brace, and there is one more brace.
     compact = len("".join(members)) + len(b"".join(members.values())) + 4 * len(members) + 1
-    return members if len(document) == compact or document == _spaced(members) else None
+    return members if len(document) == compact or document == _as_python_json(members) else None
 
 
-def _may_have_members(document: bytes, limit: int) -> bool:
+def _may_exceed_members(document: bytes, limit: int) -> bool:
     """Whether there may be more than `limit` members: each takes five bytes, `"":0,`."""
     return len(document) > 5 * limit and document.count(b":") > limit
 
@@ -155,7 +155,7 @@ def _split_deep(document: bytes) -> Members:
 def split_batch(document: bytes, limit: int) -> list[Members] | None:
     """Return the members of every object in a JSON array, in one pass, if `split` accepts each and
     there are `limit` at most; None: the elements have to be read one by one."""
-    if _may_have_members(document, MAX_BATCH_COLONS):
+    if _may_exceed_members(document, MAX_BATCH_COLONS):
         return None
     try:
         document.decode()  # the values were not looked at so closely
@@ -170,7 +170,7 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
     # As in `split`, with two brackets, and a comma before each object but the first.
     if len(document) == names + values + 4 * sum(map(len, objects)) + 2 * len(objects) + 1:
         return objects
-    return objects if document == b"[%b]" % b", ".join(map(_spaced, objects)) else None
+    return objects if document == b"[%b]" % b", ".join(map(_as_python_json, objects)) else None
 
 
 def _split_batch_deep(document: bytes) -> list[Members]:
@@ -178,7 +178,7 @@ def _split_batch_deep(document: bytes) -> list[Members]:
     return _SPLIT_ALL(document)
 
 
-def _spaced(members: Members) -> bytes:
+def _as_python_json(members: Members) -> bytes:
     """Return the object as Python's json writes it; empty if it has no members, or a percent sign
     in a name."""
     if not members or "%" in "".join(members):
@@ -207,7 +207,7 @@ def _read_carefully(document: bytes) -> Event:
     problems: list[str] = []
     for name, (value, _) in members.items():
         if name not in _DATA and value is not None:
-            if (text := _canonical(name, value)) is None:
+            if (text := _canonical_text(name, value)) is None:
                 problems.append(f"the attribute {name!r:.80} is of a JSON type it can't have")
             else:
                 attributes[name] = text
@@ -267,45 +267,45 @@ def write(event: Event) -> bytes:
 def _members(text: str) -> Iterator[tuple[str, object, str]]:
     """Yield the members of a JSON object: name, value, and the value's own text. Raises
     ValueError."""
-    mark, at = _punctuation(text, 0, "{")
-    if text.startswith("}", at):
-        mark, at = _punctuation(text, at, "}")
+    mark, position = _punctuation(text, 0, "{")
+    if text.startswith("}", position):
+        mark, position = _punctuation(text, position, "}")
     while mark != "}":
-        name, at = _SCAN(text, at)
+        name, position = _SCAN(text, position)
         if type(name) is not str:
-            raise ValueError(f"a member without a name before character {at}")
-        _, start = _punctuation(text, at, ":")
-        value, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
-        yield name, value, text[start:at]
-        mark, at = _punctuation(text, at, ",}")
-    if at != len(text):
-        raise ValueError(f"something follows it at character {at}")
+            raise ValueError(f"a member without a name before character {position}")
+        _, start = _punctuation(text, position, ":")
+        value, position = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        yield name, value, text[start:position]
+        mark, position = _punctuation(text, position, ",}")
+    if position != len(text):
+        raise ValueError(f"something follows it at character {position}")
 
 
 def _elements(text: str) -> Iterator[str]:
     """Yield the elements of a JSON array, as they are written. Raises ValueError."""
-    mark, at = _punctuation(text, 0, "[")
-    if text.startswith("]", at):
-        mark, at = _punctuation(text, at, "]")
+    mark, position = _punctuation(text, 0, "[")
+    if text.startswith("]", position):
+        mark, position = _punctuation(text, position, "]")
     while mark != "]":
-        start = at
-        _, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
-        yield text[start:at]
-        mark, at = _punctuation(text, at, ",]")
-    if at != len(text):
-        raise ValueError(f"something follows it at character {at}")
+        start = position
+        _, position = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        yield text[start:position]
+        mark, position = _punctuation(text, position, ",]")
+    if position != len(text):
+        raise ValueError(f"something follows it at character {position}")
 
 
-def _punctuation(text: str, at: int, wanted: str) -> tuple[str, int]:
+def _punctuation(text: str, position: int, expected_marks: str) -> tuple[str, int]:
     """Read one of the wanted marks; return it and the position after it and the whitespace around
     it. Raises ValueError."""
-    match = _PUNCTUATION(text, at)
-    if match is None or match[1] not in wanted:
-        raise ValueError(f"want {' or '.join(wanted)} at character {at}")
+    match = _PUNCTUATION(text, position)
+    if match is None or match[1] not in expected_marks:
+        raise ValueError(f"want {' or '.join(expected_marks)} at character {position}")
     return match[1], match.end()
 
 
-def _canonical(name: str, value: object) -> str | None:
+def _canonical_text(name: str, value: object) -> str | None:
     """Return an attribute's JSON value as a string; None if its type isn't allowed."""
     if type(value) is str:
         return value

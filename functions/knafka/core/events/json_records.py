@@ -47,7 +47,7 @@ _IS_SECOND = re.compile(
 ).fullmatch
 _JSON: Final = (CONTENT_TYPE, b"application/json")
 """Content type header of data whose event has no datacontenttype (CE-H9)."""
-_LOOKED_AT: Final = (
+_CHECKED_ATTRIBUTES: Final = (
     "specversion", "id", "type", "source", "time", "subject", "partitionkey", "datacontenttype"
 )  # fmt: skip
 """Attributes whose values are checked one by one."""
@@ -61,8 +61,8 @@ class _Layout(NamedTuple):
     size: int
     """Number of characters of all header names."""
     pick: Callable[[Sequence[Any]], Any]
-    """Selects the `_LOOKED_AT` attributes from a sequence of the values and a final None (for
-    missing ones)."""
+    """Selects the `_CHECKED_ATTRIBUTES` attributes from a sequence of the values and a final None
+    (for missing ones)."""
 
 
 def is_time(value: bytes) -> bool:
@@ -91,7 +91,7 @@ def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft
     if objects is None:
         return None
     data = [members.pop("data", None) for members in objects]
-    alike = _records_alike(objects, data, beside)
+    alike = _uniform_records(objects, data, beside)
     if alike is not None:
         return alike
     records: list[Draft] = []
@@ -102,7 +102,7 @@ def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft
     return records
 
 
-def _records_alike(
+def _uniform_records(
     objects: Sequence[json_format.Members],
     data: Sequence[Raw | None],
     beside: RecordHeaders,
@@ -121,7 +121,7 @@ def _records_alike(
         and not b"".join(values).translate(None, _PLAIN_JSON)
     ):
         return None
-    columns = [values[place::width] for place in range(width)]
+    columns = [values[offset::width] for offset in range(width)]
     largest = sum([max(map(len, column)) for column in columns])
     versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
     if not (
@@ -136,11 +136,11 @@ def _records_alike(
     ):
         return None
     are_json = all([json_format.is_json(media_type.decode()) for media_type in {*media_types}])
-    nothing = [b""] * len(objects)
-    rest = iter(values)
+    no_keys = [b""] * len(objects)
+    remaining_values = iter(values)
     records = []
-    for raw, key, subject in zip(data, keys or nothing, subjects or nothing, strict=True):
-        headers = list(zip(names, rest))  # noqa: B905 - its share of the rest
+    for raw, key, subject in zip(data, keys or no_keys, subjects or no_keys, strict=True):
+        headers = list(zip(names, remaining_values))  # noqa: B905 - its share of the rest
         value = None
         if raw is not None:
             value = bytes(raw)
@@ -167,16 +167,16 @@ def _record_of(
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
     values = text[1:-1].split(b'""')
     if not (len(values) == len(names) and text[0] == text[-1] == json_format.QUOTE):
-        if (found := _values_of(members)) is None:
+        if (mixed_values := _values_of(members)) is None:
             return None
-        values = found
-    together = b"".join(values)
+        values = mixed_values
+    all_values = b"".join(values)
     version, id_, type_, source, time, subject, partition_key, media_type = pick((*values, None))
     if (
         version != b"1.0"
         or not (id_ and type_ and source)
-        or together.translate(None, _PLAIN_JSON)
-        or 12 * (len(together) + size) > MAX_HEAD_BYTES
+        or all_values.translate(None, _PLAIN_JSON)
+        or 12 * (len(all_values) + size) > MAX_HEAD_BYTES
         or not (media_type is None or ORDINARY_CONTENT_TYPE[media_type])
         or not IS_URI_REFERENCE[source]
         or not (time is None or is_time(time))
@@ -217,8 +217,8 @@ def _layout_of(names: tuple[str, ...]) -> _Layout | None:
     if not all(map(is_attribute_name, names)):
         return None
     headers = tuple([CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names])
-    places = [names.index(name) if name in names else -1 for name in _LOOKED_AT]
-    return _Layout(headers, len("".join(headers)), itemgetter(*places))
+    indexes = [names.index(name) if name in names else -1 for name in _CHECKED_ATTRIBUTES]
+    return _Layout(headers, len("".join(headers)), itemgetter(*indexes))
 
 
 def _weight_of(names: tuple[str, ...]) -> int:

@@ -171,13 +171,15 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
         raise InvalidEvent(f"the record header {name} is not UTF-8") from None
 
     sent_as_json = bool(passed) and passed.pop(MODE, None) == b"structured"
-    beside = [(name, raw) for name, raw in passed.items() if _is_printable(raw)] if passed else []
+    passed_headers = (
+        [(name, raw) for name, raw in passed.items() if _is_printable(raw)] if passed else []
+    )
     content_type = attributes.get("datacontenttype")
     if content_type is not None and content_type[:23].lower() == "application/cloudevents":
         match mode_of(content_type):
             case Mode.STRUCTURED:
                 event = json_format.read(value or b"")
-                return Envelope(dict(event.attributes), event.data, beside, value)
+                return Envelope(dict(event.attributes), event.data, passed_headers, value)
             case Mode.BATCH:
                 raise UnsupportedContentMode("a record can't hold a batch of events")
             case Mode.UNREADABLE if len(attributes) == 1:
@@ -194,7 +196,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
         and (content_type is None or content_type.isascii())
     ):
         validate(attributes)
-    return Envelope(attributes, value, beside, None, sent_as_json)
+    return Envelope(attributes, value, passed_headers, None, sent_as_json)
 
 
 def _is_printable(raw: bytes) -> bool:

@@ -134,12 +134,12 @@ def checked(side: str, name: str, value: str, path: str) -> str:
 def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict[str, str]]:
     """Return the settings that a document's keys `prefix`SIDE.NAME declare, such as
     `producer.linger.ms`, by side."""
-    found: dict[str, dict[str, str]] = {side: {} for side in SIDES}
+    settings_by_side: dict[str, dict[str, str]] = {side: {} for side in SIDES}
     for key in sorted(document):
         side, _, name = key.removeprefix(prefix).partition(".")
         if key.startswith(prefix) and side in SIDES:
-            found[side][name] = checked(side, name, document[key], f"{path}{key}")
-    return found
+            settings_by_side[side][name] = checked(side, name, document[key], f"{path}{key}")
+    return settings_by_side
 
 
 def for_librdkafka(settings: Settings) -> dict[str, str]:

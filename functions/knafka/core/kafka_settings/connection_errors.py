@@ -33,10 +33,10 @@ def shown_text(text: str) -> str:
     """Return the text of librdkafka's error without the response body of a token endpoint."""
     if not text.startswith(_NO_TOKEN):
         return text[:MAX_TEXT]
-    said = text.removeprefix(_NO_TOKEN).removeprefix(": ")
-    if (own := _OWN_WORDS(said)) is not None:
-        return f"{_NO_TOKEN}: {own[0]}"
-    code = _OAUTH_CODE(said)
+    endpoint_text = text.removeprefix(_NO_TOKEN).removeprefix(": ")
+    if (own_words := _OWN_WORDS(endpoint_text)) is not None:
+        return f"{_NO_TOKEN}: {own_words[0]}"
+    code = _OAUTH_CODE(endpoint_text)
     return f"{_NO_TOKEN}: the token endpoint answered with an error: " + (
         code[1] if code is not None else "see its own log, as its answer isn't shown here"
     )
@@ -54,7 +54,7 @@ class ConnectionErrors:
 
     def __init__(self) -> None:
         self._name = self._text = ""
-        self.nobody_listens = False
+        self.is_unreachable = False
         """Whether the last connection failed because no server accepted it, so that Kafka may just
         be unavailable. (A connection that ends without a reason may be due to a wrong setting.)
         `forget` keeps it, as librdkafka doesn't repeat the error."""
@@ -62,7 +62,7 @@ class ConnectionErrors:
     def record(self, error: ClientError) -> None:
         """Record an error; can be used as librdkafka's error callback."""
         if error.name() != "_ALL_BROKERS_DOWN":
-            self.nobody_listens = error.name() == "_RESOLVE" or (
+            self.is_unreachable = error.name() == "_RESOLVE" or (
                 error.name() == "_TRANSPORT" and "Connect to " in error.str()
             )
         # librdkafka reports all brokers as down after any error of the last one.

@@ -165,12 +165,16 @@ def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
 def _token_endpoint(secret: Mapping[str, str]) -> str:
     """Return the token endpoint in the Secret. Raises `InvalidDocument`."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
-        java = next((key for key in JAVA_ONLY if secret.get(key)), None)
-        why = f"; {java} is for a Java client, which Knafka's functions aren't" if java else ""
+        java_key = next((key for key in JAVA_ONLY if secret.get(key)), None)
+        java_hint = (
+            f"; {java_key} is for a Java client, which Knafka's functions aren't"
+            if java_key
+            else ""
+        )
         raise InvalidDocument(
             TOKEN_ENDPOINT,
             f"missing in the Secret for Kafka: with {OAUTHBEARER} want the URL of your identity "
-            f"provider's token endpoint, or {TOKEN_PROVIDER} for AWS MSK{why}",
+            f"provider's token endpoint, or {TOKEN_PROVIDER} for AWS MSK{java_hint}",
         )
     try:
         parts = urlsplit(endpoint)
@@ -186,7 +190,7 @@ def _token_endpoint(secret: Mapping[str, str]) -> str:
 
 def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the SASL extensions in the Secret. Raises `InvalidDocument`."""
-    found: dict[str, str] = {}
+    extensions: dict[str, str] = {}
     for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
         name, _, value = extension.partition("=")
         if not _EXTENSION(extension) or name == "auth":
@@ -195,8 +199,8 @@ def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
                 "invalid value: want NAME=VALUE, comma-separated; a name is of A-Z and a-z, and "
                 "not auth",
             )
-        found[name] = value
-    return found
+        extensions[name] = value
+    return extensions
 
 
 def _required_value(secret: Mapping[str, str], key: str) -> str:

@@ -29,7 +29,7 @@ _OTHER_KEY: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the security part of librdkafka's configuration. Raises `InvalidDocument`."""
-    secret = _explicit(secret)
+    secret = _with_current_keys(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol.lower()}
     if protocol.startswith("SASL"):
@@ -53,14 +53,14 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
     """Add a separately declared protocol to a Secret's values; a client uses a certificate if the
     Secret has one."""
-    without = {} if values.get("user.crt") else {"user.skip": "true"}
-    return {**values, **without, "protocol": protocol}
+    no_certificate = {} if values.get("user.crt") else {"user.skip": "true"}
+    return {**values, **no_certificate, "protocol": protocol}
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the security part of a Java client's configuration, with inline certificates. Raises
     `InvalidDocument`."""
-    secret = _explicit(secret)
+    secret = _with_current_keys(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol}
     if protocol.startswith("SASL"):
@@ -86,23 +86,23 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     return configuration
 
 
-def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
+def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
     """Return the Secret with today's keys; from upstream's older keys the protocol is inferred."""
-    found = dict(secret)
+    values = dict(secret)
     mechanism = secret.get("saslType") or secret.get("sasltype")
     if mechanism and not secret.get("sasl.mechanism"):
-        found["sasl.mechanism"] = mechanism
+        values["sasl.mechanism"] = mechanism
     if (user := secret.get("username")) and not secret.get("user"):
-        found["user"] = user
+        values["user"] = user
     is_old = any(secret.get(key) for key in ("username", "saslType", "sasltype", "tls.enabled"))
     if is_old and not secret.get("protocol"):
-        by_password = found.get("user") and found.get("password")
+        by_password = values.get("user") and values.get("password")
         encrypted = secret.get("ca.crt") or _boolean_value(secret, "tls.enabled")
         channel = "SSL" if encrypted else "PLAINTEXT"
-        found["protocol"] = f"SASL_{channel}" if by_password else channel
+        values["protocol"] = f"SASL_{channel}" if by_password else channel
         if not secret.get("user.key"):
-            found["user.skip"] = "true"
-    return found
+            values["user.skip"] = "true"
+    return values
 
 
 def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
@@ -136,10 +136,10 @@ def _key(secret: Mapping[str, str]) -> str:
     """Return the client's private key. Raises `InvalidDocument` for other formats than PKCS#8, the
     only one that Java reads."""
     key = _required_value(secret, "user.key")
-    if other := _OTHER_KEY.search(key):
+    if other_format := _OTHER_KEY.search(key):
         raise InvalidDocument(
             "user.key",
-            f"{other[1]} is not PKCS#8 without a passphrase: "
+            f"{other_format[1]} is not PKCS#8 without a passphrase: "
             "`openssl pkcs8 -topk8 -nocrypt` makes it so",
         )
     return key

@@ -20,9 +20,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from knafka.core.sensor.conditions import TriggerCondition
-from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
+from knafka.core.sensor.held import Firing, Held, HeldEvent, sort_by_time
 
-IGNORED: Final = 16
+MAX_IGNORED: Final = 16
 """Most ignored events that are held of each dependency, the latest ones. With more, a round may
 begin with a later event than the first possible one, but no round is missed."""
 
@@ -34,9 +34,9 @@ class Round(NamedTuple):
     until: int
     """Latest time (ms) of an unwanted event that would cancel the round."""
 
-    def covers(self, at: int) -> bool:
+    def covers(self, time: int) -> bool:
         """Whether a time (ms) is within the round's wait."""
-        return self.events[-1].at <= at <= self.until
+        return self.events[-1].at <= time <= self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,11 @@ class AbsenceDecision:
         """Return the events that must still be held."""
         waiting = (event for round_ in self.rounds for event in round_.events)
         ignored = (
-            event for event in self.ignored if any(one.covers(event.at) for one in self.rounds)
+            event
+            for event in self.ignored
+            if any(waiting_round.covers(event.at) for waiting_round in self.rounds)
         )
-        return in_time((*waiting, *self.partial, *self.unwanted, *ignored))
+        return sort_by_time((*waiting, *self.partial, *self.unwanted, *ignored))
 
 
 def decide(
@@ -68,8 +70,8 @@ def decide(
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
-    ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=IGNORED))
-    for event in sorted(events, key=lambda candidate: _in_order(condition, candidate)):
+    ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=MAX_IGNORED))
+    for event in sorted(events, key=lambda candidate: _order_key(condition, candidate)):
         if event.dependency in condition.unwanted:
             rounds = [round_ for round_ in rounds if not round_.covers(event.at)]
             _add_unwanted(unwanted, event, within)
@@ -78,7 +80,11 @@ def decide(
         elif rounds and event.at <= rounds[-1].until:
             ignored[event.dependency].append(event)
         else:
-            partial = [earlier for earlier in partial if earlier.at >= event.at - within]
+            partial = [
+                partial_event_before
+                for partial_event_before in partial
+                if partial_event_before.at >= event.at - within
+            ]
             _add_wanted(partial, event, condition)
             if condition.holds(Counter(partial_event.dependency for partial_event in partial)):
                 rounds.append(Round(tuple(partial), event.at + within))
@@ -92,15 +98,15 @@ def expire(
     condition: TriggerCondition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
     """Return the events still held, and the firings, once every event before `until` was read."""
-    now = decide(condition, within, held)
-    firings = tuple(Firing(round_.events) for round_ in now.rounds if round_.until < until)
-    left = AbsenceDecision(
-        [round_ for round_ in now.rounds if round_.until >= until],
-        tuple(event for event in now.partial if event.at + within >= until),
-        tuple(event for event in now.unwanted if event.at >= until),
-        now.ignored,
+    decision = decide(condition, within, held)
+    firings = tuple(Firing(round_.events) for round_ in decision.rounds if round_.until < until)
+    remaining = AbsenceDecision(
+        [round_ for round_ in decision.rounds if round_.until >= until],
+        tuple(event for event in decision.partial if event.at + within >= until),
+        tuple(event for event in decision.unwanted if event.at >= until),
+        decision.ignored,
     )
-    return left.held, firings
+    return remaining.held, firings
 
 
 def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
@@ -113,14 +119,14 @@ def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
 
 def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """Return the first time (ms) at which `expire` would change something; None: never."""
-    now = decide(condition, within, held)
-    times = [round_.until for round_ in now.rounds]
-    times += [event.at + within for event in now.partial]
-    times += [event.at for event in now.unwanted]
+    decision = decide(condition, within, held)
+    times = [round_.until for round_ in decision.rounds]
+    times += [event.at + within for event in decision.partial]
+    times += [event.at for event in decision.unwanted]
     return min(times) + 1 if times else None
 
 
-def _in_order(
+def _order_key(
     condition: TriggerCondition, event: HeldEvent
 ) -> tuple[int, bool, tuple[int, int], int]:
     """Return the sort key of an event: at the same time unwanted events come last, as they cancel
@@ -130,9 +136,11 @@ def _in_order(
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
     """Add a wanted event; only the latest ones of each dependency are kept (BUS-S3)."""
-    same = [other for other in partial if other.dependency == event.dependency]
-    if len(same) >= condition.wanted[event.dependency]:
-        partial.remove(same[0])
+    same_dependency = [
+        partial_event for partial_event in partial if partial_event.dependency == event.dependency
+    ]
+    if len(same_dependency) >= condition.wanted[event.dependency]:
+        partial.remove(same_dependency[0])
     partial.append(event)
 
 

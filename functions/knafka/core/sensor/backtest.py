@@ -39,8 +39,8 @@ class Fired(NamedTuple):
 class Backtest:
     """Plays past events in the order of time; `held` has the events that triggers then hold."""
 
-    def __init__(self, sensor: Conditions, failed: CountError) -> None:
-        self._router = Router(sensor, failed)
+    def __init__(self, sensor: Conditions, count_error: CountError) -> None:
+        self._router = Router(sensor, count_error)
         self._rules = {rule.name: rule for rule in sensor.rules()}
         self._held: dict[str, Held] = {}
         self._seen = Seen(sensor.dedupe_millis)
@@ -59,17 +59,19 @@ class Backtest:
             yield from self.until(event.at)
             identity = identity_of(event.attributes)
             for route in self._router.route(event.attributes):
-                held = HeldEvent(route.dependency, identity, event.at, self._offset, event.document)
+                held_event = HeldEvent(
+                    route.dependency, identity, event.at, self._offset, event.document
+                )
                 self._offset += 1
                 if route.fires:
-                    yield Fired(route.key, event.at, Firing((held,)))
+                    yield Fired(route.key, event.at, Firing((held_event,)))
                     continue
                 if not self._seen.is_new(route.key, route.dependency, identity, event.at):
                     continue
                 rule = self._rules[trigger_of(route.key)]
-                after = rules.step(rule, self._held.get(route.key, ()), held)
-                self._hold(route.key, after.held)
-                for firing in after.firings:
+                step = rules.step(rule, self._held.get(route.key, ()), held_event)
+                self._hold(route.key, step.held)
+                for firing in step.firings:
                     yield Fired(route.key, event.at, firing)
 
     def until(self, time: int) -> Iterator[Fired]:
@@ -77,9 +79,9 @@ class Backtest:
         (ms)."""
         for key in self._timers.until(time):
             rule = self._rules[trigger_of(key)]
-            after = rules.expire(rule, self._held[key], time)
-            self._hold(key, after.held)
-            for firing in after.firings:
+            step = rules.expire(rule, self._held[key], time)
+            self._hold(key, step.held)
+            for firing in step.firings:
                 assert rule.within is not None
                 waited = max(event.at for event in firing.events) + rule.within
                 yield Fired(key, waited, firing)

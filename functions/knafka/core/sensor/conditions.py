@@ -110,18 +110,18 @@ def parse(text: str) -> TriggerCondition:
     if not positive:
         raise InvalidExpression("a condition wants at least one event that comes: a && !b")
     condition = _condition(_joined(AllOf, positive), unwanted)
-    if both := condition.unwanted & condition.wanted.keys():
-        raise InvalidExpression(f"{min(both)} is wanted and unwanted")
+    if contradictory := condition.unwanted & condition.wanted.keys():
+        raise InvalidExpression(f"{min(contradictory)} is wanted and unwanted")
     return condition
 
 
 def _condition(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
     """Return the condition with the counts of its dependencies."""
-    wanted: dict[str, int] = {}
+    wanted_counts: dict[str, int] = {}
     for node in _nodes(tree):
         if isinstance(node, Wanted):
-            wanted[node.name] = max(node.count, wanted.get(node.name, 0))
-    return TriggerCondition(tree, wanted, frozenset(unwanted))
+            wanted_counts[node.name] = max(node.count, wanted_counts.get(node.name, 0))
+    return TriggerCondition(tree, wanted_counts, frozenset(unwanted))
 
 
 def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
@@ -173,16 +173,17 @@ _END: Final = ""
 
 def _tokens(text: str) -> Iterator[_Token]:
     """Yield the tokens of a condition. Raises `InvalidExpression`."""
-    at = 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
         if match is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
+            position += len(text[position:]) - len(text[position:].lstrip())
             raise InvalidExpression(
-                f"{text[at]!r} has no meaning in a condition: want names, &&, ||, ! and ()", at
+                f"{text[position]!r} has no meaning in a condition: want names, &&, ||, ! and ()",
+                position,
             )
         yield _Token(match[1] or match[2], match.end() - len(match[1] or match[2]), bool(match[1]))
-        at = match.end()
+        position = match.end()
     yield _Token(_END, len(text), False)
 
 
@@ -206,14 +207,14 @@ class _ConditionParser:
         parts = [self._all()]
         while self._skip_if("||"):
             parts.append(self._all())
-        return _joined(AnyOf, _flat(AnyOf, parts))
+        return _joined(AnyOf, _flatten(AnyOf, parts))
 
     def _all(self) -> Node:
         """Parse terms joined by `&&`."""
         parts = [self._term()]
         while self._skip_if("&&"):
             parts.append(self._term())
-        return _joined(AllOf, _flat(AllOf, parts))
+        return _joined(AllOf, _flatten(AllOf, parts))
 
     def _term(self) -> Node:
         """Parse a dependency, a count of one, or a condition in parentheses."""
@@ -260,22 +261,22 @@ class _ConditionParser:
 
     def _skip_if(self, text: str) -> bool:
         """Move past this token if it is the next one; returns whether it was."""
-        found = self._token.text == text
-        self._next += found
-        return found
+        is_next = self._token.text == text
+        self._next += is_next
+        return is_next
 
     @property
     def _token(self) -> _Token:
         return self._tokens[self._next]
 
-    def _unexpected(self, wanted: str) -> InvalidExpression:
+    def _unexpected(self, expectation: str) -> InvalidExpression:
         """Return the error that says what was expected and what was found."""
         token = self._token
-        found = repr(token.text) if token.text else "the end"
-        return InvalidExpression(f"want {wanted}, not {found}", token.position)
+        shown_token = repr(token.text) if token.text else "the end"
+        return InvalidExpression(f"want {expectation}, not {shown_token}", token.position)
 
 
-def _flat(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]:
+def _flatten(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]:
     """Return the parts with nested parts of the same kind merged: `a && (b && c)` is `a && b &&
     c`."""
     return [

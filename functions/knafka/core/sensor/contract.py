@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from knafka.core.contract import (
-    KEPT_FOR_EVER,
+    DEAD_LETTER_TOPIC_CONFIG,
     AttributesFilter,
     CesqlText,
     Filter,
@@ -67,7 +67,7 @@ class ByTime(Model):
     timezone: str = "UTC"
 
     @model_validator(mode="after")
-    def _is_valid(self) -> Self:
+    def _check_schedule(self) -> Self:
         """Check the cron expression and its time zone."""
         try:
             Reset(self.cron, self.timezone)
@@ -120,17 +120,17 @@ class SensorTrigger(Model):
         return conditions.parse(self.conditions)
 
 
-def _names_once(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
+def _check_unique_names(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
     """Refuse names that occur more than once."""
     counts = Counter(item.name for item in named)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise problem(f"{', '.join(sorted(twice))}: there is more than one of that name")
+    if repeated := [name for name, count in counts.items() if count > 1]:
+        raise problem(f"{', '.join(sorted(repeated))}: there is more than one of that name")
 
 
-def _dependencies(found: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
+def _dependencies(dependencies: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
     """Check the names of dependencies."""
-    _names_once(found)
-    return found
+    _check_unique_names(dependencies)
+    return dependencies
 
 
 class Conditions(Model):
@@ -151,9 +151,9 @@ class Conditions(Model):
         return None if self.dedupe is None else round(self.dedupe * 1000)
 
     @model_validator(mode="after")
-    def _conditions_are_valid(self) -> Self:
+    def _check_conditions(self) -> Self:
         """Check the triggers' names and conditions."""
-        _names_once(self.triggers)
+        _check_unique_names(self.triggers)
         names = [dependency.name for dependency in self.dependencies]
         for trigger in self.triggers:
             try:
@@ -202,7 +202,7 @@ class SensorContract(Conditions):
     """The name of its Broker, or `names.of_channel` of its KafkaChannel, for its dead letters."""
     dead_letter_topic: str
     """Topic of the events that could not be handled; created at the first of them."""
-    dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     grace: Grace | None = None
     """Seconds by which an event may be earlier than one that was already read; None: 20 ms if times
     are Kafka's, 2 s if they are the senders'."""

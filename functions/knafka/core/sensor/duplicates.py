@@ -13,7 +13,7 @@ from knafka.core.sensor.conditions import TriggerCondition, Wanted
 from knafka.core.sensor.held import HeldEvent
 from knafka.core.sensor.rules import Rule
 
-MARK: Final = "@"
+MARK_PREFIX: Final = "@"
 """Prefix of the keys of marks, and their dependency; names of triggers and dependencies can't have
 it.
 """
@@ -22,21 +22,25 @@ it.
 def rule_of(trigger: str, dedupe: int) -> Rule:
     """Return the rule that holds the marks of a trigger for `dedupe` milliseconds; it never
     fires."""
-    return Rule(MARK + trigger, TriggerCondition(Wanted(MARK, 2), {MARK: 2}, frozenset()), dedupe)
+    return Rule(
+        MARK_PREFIX + trigger,
+        TriggerCondition(Wanted(MARK_PREFIX, 2), {MARK_PREFIX: 2}, frozenset()),
+        dedupe,
+    )
 
 
 def key_of(trigger: str, event: HeldEvent) -> str:
     """Return the key under which the mark of an event is held."""
-    return f"{MARK}{trigger}/{event.dependency}/{event.identity}"
+    return f"{MARK_PREFIX}{trigger}/{event.dependency}/{event.identity}"
 
 
 def is_mark(key: str) -> bool:
-    return key.startswith(MARK)
+    return key.startswith(MARK_PREFIX)
 
 
 def mark_of(event: HeldEvent) -> HeldEvent:
     """Return the mark of an event: the event without its document and trace."""
-    return event._replace(dependency=MARK, document=b"", trace=b"")
+    return event._replace(dependency=MARK_PREFIX, document=b"", trace=b"")
 
 
 class Seen:
@@ -47,15 +51,15 @@ class Seen:
         self._dedupe = dedupe
         self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
 
-    def is_new(self, key: str, dependency: str, identity: str, at: int) -> bool:
+    def is_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
         """Whether an event that came for a key at this time (ms) counts; if so, it is marked."""
         if self._dedupe is None:
             return True
-        taken = self._taken
-        while taken and at - next(iter(taken.values())) > self._dedupe:
-            taken.popitem(last=False)
-        which = key, dependency, identity
-        if which in taken:
+        marks = self._taken
+        while marks and time - next(iter(marks.values())) > self._dedupe:
+            marks.popitem(last=False)
+        event_key = key, dependency, identity
+        if event_key in marks:
             return False
-        taken[which] = at
+        marks[event_key] = time
         return True

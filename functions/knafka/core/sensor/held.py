@@ -50,6 +50,6 @@ class Firing(NamedTuple):
         return max(self.events, key=lambda event: (event.at, event.origin, event.offset))
 
 
-def in_time(events: Iterable[HeldEvent]) -> Held:
+def sort_by_time(events: Iterable[HeldEvent]) -> Held:
     """Return the events sorted by time, and by their order on the bus within one time."""
     return tuple(sorted(events, key=lambda event: (event.at, event.origin, event.offset)))

@@ -28,7 +28,7 @@ from knafka.core.times import rfc3339
 
 FAILED: Final = "dev.knafka.sensor.failed"
 """The type of the event that names the events with which a trigger could not fire."""
-NAMED_BYTES: Final = 16_384
+MAX_NAMED_BYTES: Final = 16_384
 """Most bytes of names of events in a dead letter; further events are only counted."""
 NAME: Final = 256
 """Most characters that are kept of an event's source, and of its id."""
@@ -60,16 +60,16 @@ def of_record(
     its text. `trigger`: the only trigger for which it failed. `now`: seconds since the Unix
     epoch."""
     headers, value = draft.headers, draft.value
-    reason, told = failure
+    reason, failure_text = failure
     extensions = () if trigger is None else ((records.TRIGGER, trigger),)
-    failed = _failure(sensor, reason, told, now, extensions)
+    failure_details = _failure(sensor, reason, failure_text, now, extensions)
     origin = _origin(sensor, place)
     try:
-        made = dead_letter_of(headers, value, failed, origin)
+        letter = dead_letter_of(headers, value, failure_details, origin)
     except Exception:  # it is no event, whatever it was given up for
-        bare = _failure(sensor, Reason.UNDECODABLE, told, now, extensions)
-        made = dead_letter_of([], value, bare, origin)
-    return Draft(draft.key, *made)
+        bare = _failure(sensor, Reason.UNDECODABLE, failure_text, now, extensions)
+        letter = dead_letter_of([], value, bare, origin)
+    return Draft(draft.key, *letter)
 
 
 def structured(document: bytes | None) -> RecordHeaders:
@@ -122,7 +122,7 @@ def cut(letter: Draft) -> Draft:
 
 def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
     """Return source and id of events, as many as there is room for."""
-    named, room = list[dict[str, Any]](), NAMED_BYTES
+    named, remaining_bytes = list[dict[str, Any]](), MAX_NAMED_BYTES
     for event in events:
         source, _, identity = event.identity.partition(" ")
         name = {
@@ -132,8 +132,8 @@ def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
             "time": rfc3339(event.at / 1000),
             "offset": event.offset,
         }
-        room -= len(json.dumps(name))
-        if room < 0:
+        remaining_bytes -= len(json.dumps(name))
+        if remaining_bytes < 0:
             break
         named.append(name)
     return named
@@ -142,7 +142,7 @@ def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
 def _failure(
     sensor: SensorContract,
     reason: Reason,
-    told: str,
+    failure_text: str,
     now: float,
     extensions: Sequence[tuple[str, str]] = (),
 ) -> Failure:
@@ -153,7 +153,7 @@ def _failure(
         attempts=0,
         first_attempt=now,
         last_attempt=now,
-        body=told.encode(errors="replace"),
+        body=failure_text.encode(errors="replace"),
         extensions=extensions,
     )
 

@@ -55,10 +55,11 @@ class InOrder(Generic[T]):
     A record that is read after a later one was taken is yielded at once, as late (`take`).
     """
 
-    def __init__(self, taken: Taken | None = None) -> None:
-        """`taken`: the records that were taken already; they are skipped if they are read again."""
-        self._taken_below = 0 if taken is None else taken.read
-        self._taken_place = BEFORE_ALL if taken is None else taken.last
+    def __init__(self, already_taken: Taken | None = None) -> None:
+        """`already_taken`: the records that were taken already; they are skipped if they are read
+        again."""
+        self._taken_below = 0 if already_taken is None else already_taken.read
+        self._taken_place = BEFORE_ALL if already_taken is None else already_taken.last
         self._last = self._taken_place
         """The latest place that was taken, or up to which absence was decided (`mark_decided`)."""
         self._read_place = BEFORE_ALL
@@ -106,18 +107,18 @@ class InOrder(Generic[T]):
         self._last = max(self._last, Place(until))
 
     def take(
-        self, limit: int, room: int = 2**63, room_bytes: int = 2**63
+        self, limit: int, max_waiting: int = 2**63, max_waiting_bytes: int = 2**63
     ) -> Iterator[tuple[T, int]]:
         """Yield at most `limit` records that are next in order or late, each with its lateness in
         ms (0: in order).
 
-        While more than `room` records or `room_bytes` wait, the earliest of them is yielded, too,
-        although an earlier event may still be read.
+        While more than `max_waiting` records or `max_waiting_bytes` wait, the earliest of them is
+        yielded, too, although an earlier event may still be read.
         """
         waiting = self._waiting
         while waiting and limit > 0:
             is_next = waiting[0][0] <= max(self._read_place, self._last)
-            if not is_next and len(waiting) <= room and self.bytes <= room_bytes:
+            if not is_next and len(waiting) <= max_waiting and self.bytes <= max_waiting_bytes:
                 break
             place, offset, size, record = heappop(waiting)
             del self._offsets[offset]
@@ -139,12 +140,12 @@ class InOrder(Generic[T]):
         """Whether a record waits of which it is known that it is next in order."""
         return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
-    def position(self, read: int) -> int:
+    def position(self, next_offset: int) -> int:
         """Return the offset to commit: the lowest of a waiting record or, if none waits, the next
-        to be read, `read`. Records after it may have been taken already (`taken`)."""
-        return next(iter(self._offsets), read)
+        to be read, `next_offset`. Records after it may have been taken already (`taken`)."""
+        return next(iter(self._offsets), next_offset)
 
-    def taken(self, read: int) -> Taken | None:
+    def taken(self, next_offset: int) -> Taken | None:
         """Return the `Taken` to commit with the offset `position(read)`; None if no record
         waits."""
-        return Taken(read, self._last) if self._waiting else None
+        return Taken(next_offset, self._last) if self._waiting else None

@@ -96,20 +96,20 @@ def read_trigger(
 ) -> TriggerTopicRecord:
     """Decode the record of the trigger topic at this offset. Raises `InvalidEvent`."""
     try:
-        found: Mapping[str, bytes] = dict(headers or ())
+        header_values: Mapping[str, bytes] = dict(headers or ())
         if key is None or value is None:
             raise ValueError("it has no key or no value")
-        origin, until = _origin(found.get(_ORIGIN))
+        origin, until = _origin(header_values.get(_ORIGIN))
         event = HeldEvent(
-            found[_DEPENDENCY].decode(),
-            found[_IDENTITY].decode(),
-            int(found[_AT]),
+            header_values[_DEPENDENCY].decode(),
+            header_values[_IDENTITY].decode(),
+            int(header_values[_AT]),
             offset,
             value,
-            found.get(_TRACE, b""),
+            header_values.get(_TRACE, b""),
             origin,
         )
-        return TriggerTopicRecord(key.decode(), event, int(found[_GENERATION]), until)
+        return TriggerTopicRecord(key.decode(), event, int(header_values[_GENERATION]), until)
     except (KeyError, ValueError) as error:
         raise InvalidEvent(f"the record is none of a Sensor's triggers: {error!r}") from None
 
@@ -132,9 +132,9 @@ def changelog_key(key: str, offset: int) -> bytes:
 def read_changelog(key: bytes | None) -> tuple[str, int]:
     """Decode a changelog record's key: return the key in the trigger topic, and the offset there.
     Raises `InvalidEvent`."""
-    offset, _, rest = (key or b"").partition(b"/")
+    offset, _, trigger_topic_key = (key or b"").partition(b"/")
     try:
-        return rest.decode(), int(offset)
+        return trigger_topic_key.decode(), int(offset)
     except ValueError:
         raise InvalidEvent("the record is none of a Sensor's changelog") from None
 
@@ -168,60 +168,60 @@ DUE: Final = "@due"
 again."""
 
 
-TAKEN: Final = "@taken"
+TAKEN_KEY: Final = "@taken"
 """Metadata key: the records taken after the offset, see `order.Taken`."""
 UNTIL: Final = "@until"
 """Metadata key of a bus offset: `Routed.until`."""
-BY_SENDER: Final = "@bysender"
+BY_SENDER_KEY: Final = "@bysender"
 """Metadata key of a bus offset: `Routed.by_sender`."""
 
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
     """Encode the metadata of a commit of the trigger topic: the first offset that each trigger
     still needs (BUS-16), and when (ms since the Unix epoch) its timers must be checked again."""
-    ours: dict[str, Any] = {} if due is None else {DUE: due}
+    own_values: dict[str, Any] = {} if due is None else {DUE: due}
     if taken is not None:
-        ours[TAKEN] = [taken.read, *taken.last]
-    text = json.dumps({**offsets, **ours})
+        own_values[TAKEN_KEY] = [taken.read, *taken.last]
+    text = json.dumps({**offsets, **own_values})
     if len(text) > MAX_METADATA:
-        text = json.dumps(ours) if ours else ""
+        text = json.dumps(own_values) if own_values else ""
     return text
 
 
-def taken_in(metadata: str) -> Taken | None:
+def parse_taken(metadata: str) -> Taken | None:
     """Decode which records after the committed offset were already taken; None: none were, or the
     metadata isn't ours (BUS-S8)."""
     try:
-        read, *last = map(int, json.loads(metadata)[TAKEN])
-        return Taken(read, Place(*last))
+        read_offset, *last = map(int, json.loads(metadata)[TAKEN_KEY])
+        return Taken(read_offset, Place(*last))
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def bus_metadata(routed: Routed) -> str:
     """Encode the metadata of a commit of the bus."""
-    ours: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
+    own_values: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
     if routed.by_sender:
-        ours[BY_SENDER] = True
-    return json.dumps(ours) if ours else ""
+        own_values[BY_SENDER_KEY] = True
+    return json.dumps(own_values) if own_values else ""
 
 
-def routed_in(metadata: str) -> Routed:
+def parse_routed(metadata: str) -> Routed:
     """Decode up to which time a partition of the bus was routed; unknown if the metadata isn't
     ours."""
     try:
-        found = json.loads(metadata)
-        until = found.get(UNTIL)
-        return Routed(None if until is None else int(until), bool(found.get(BY_SENDER)))
+        values = json.loads(metadata)
+        until = values.get(UNTIL)
+        return Routed(None if until is None else int(until), bool(values.get(BY_SENDER_KEY)))
     except (ValueError, AttributeError, TypeError):
         return Routed()
 
 
-def due_in(metadata: str) -> int | None:
+def parse_due(metadata: str) -> int | None:
     """Decode when (ms) timers must be checked again; None: never, or the metadata isn't ours
     (BUS-S8)."""
     try:
-        found = json.loads(metadata)
-        return int(found[DUE])
+        values = json.loads(metadata)
+        return int(values[DUE])
     except (ValueError, KeyError, TypeError):
         return None

@@ -12,7 +12,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.times import moment
 
 _SECOND = timedelta(seconds=1)
-_ANY = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
+_QUESTION_MARK = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
 """A `?`, which to Argo's parser is a `*` in every field."""
 
 
@@ -32,7 +32,7 @@ class Reset:
             raise InvalidDocument(
                 "cron", f"invalid cron expression {cron!r:.80}: want five fields, as 59 23 * * *"
             )
-        self._cron = _ANY.sub("*", cron)
+        self._cron = _QUESTION_MARK.sub("*", cron)
         try:
             CronSim(self._cron, datetime(2000, 1, 1, tzinfo=UTC))
         except CronSimError as error:
@@ -45,38 +45,38 @@ class Reset:
         self._next: int | None = None
         self._from = self._until = 0
 
-    def last(self, at: int) -> int | None:
+    def last(self, time: int) -> int | None:
         """Return the last reset at or before this time; None: there was none."""
-        if not self._from <= at < self._until:
-            self._last, self._next = self._last_before(at), self._next_after(at)
-            self._from = at if self._last is None else self._last
-            self._until = at + 1 if self._next is None else self._next
+        if not self._from <= time < self._until:
+            self._last, self._next = self._last_before(time), self._next_after(time)
+            self._from = time if self._last is None else self._last
+            self._until = time + 1 if self._next is None else self._next
         return self._last
 
-    def next(self, at: int) -> int | None:
+    def next(self, time: int) -> int | None:
         """Return the first reset at or after this time; None: there is none."""
-        return at if self.last(at) == at else self._next
+        return time if self.last(time) == time else self._next
 
-    def _last_before(self, at: int) -> int | None:
+    def _last_before(self, time: int) -> int | None:
         """Return the last reset at or before this time (ms); None: there is none."""
         # CronSim searches strictly before the second that it starts from.
-        found = self._first_reset(_whole_second(at) + _SECOND, reverse=True)
-        return None if found is None or found > at else found
+        reset = self._first_reset(_whole_second(time) + _SECOND, reverse=True)
+        return None if reset is None or reset > time else reset
 
-    def _next_after(self, at: int) -> int | None:
+    def _next_after(self, time: int) -> int | None:
         """Return the first reset at or after this time (ms); None: there is none."""
-        found = self._first_reset(_whole_second(at), reverse=False)
-        return None if found is None or found < at else found
+        reset = self._first_reset(_whole_second(time), reverse=False)
+        return None if reset is None or reset < time else reset
 
-    def _first_reset(self, of: datetime, *, reverse: bool) -> int | None:
+    def _first_reset(self, start: datetime, *, reverse: bool) -> int | None:
         """Return the first reset from this moment on, or backwards; None: there is none."""
-        moments = CronSim(self._cron, of.astimezone(self._zone), reverse=reverse)
+        moments = CronSim(self._cron, start.astimezone(self._zone), reverse=reverse)
         try:
-            found = next(moments, None)
+            reset_time = next(moments, None)
         except OverflowError:  # it searches beyond the last year
             return None
-        return None if found is None else round(found.timestamp() * 1000)
+        return None if reset_time is None else round(reset_time.timestamp() * 1000)
 
 
-def _whole_second(at: int) -> datetime:
-    return moment(at // 1000)
+def _whole_second(time: int) -> datetime:
+    return moment(time // 1000)

@@ -30,7 +30,7 @@ class Route(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wants:
+class _DependentTrigger:
     """A trigger that a dependency concerns."""
 
     trigger: str
@@ -41,22 +41,22 @@ class _Wants:
 class Router:
     """Finds the routes of each event of the bus; its filters are compiled once."""
 
-    def __init__(self, sensor: Conditions, failed: CountError) -> None:
-        """`failed` is called for each filter and correlation that ends with an error."""
+    def __init__(self, sensor: Conditions, count_error: CountError) -> None:
+        """`count_error` is called for each filter and correlation that ends with an error."""
         rules = sensor.rules()
-        self._dedupes = sensor.dedupe is not None
-        self._wanted: list[tuple[str, Predicate, tuple[_Wants, ...]]] = []
+        self._has_dedupe = sensor.dedupe is not None
+        self._wanted: list[tuple[str, Predicate, tuple[_DependentTrigger, ...]]] = []
         for dependency in sensor.dependencies:
             wants = tuple(
-                _Wants(
+                _DependentTrigger(
                     trigger.name,
-                    _correlate(trigger, failed),
+                    _correlate(trigger, count_error),
                     rule.condition.is_simple,
                 )
                 for trigger, rule in zip(sensor.triggers, rules, strict=True)
                 if dependency.name in rule.condition.names
             )
-            passes = compile_trigger(dependency.filter, dependency.filters, failed)
+            passes = compile_trigger(dependency.filter, dependency.filters, count_error)
             self._wanted.append((dependency.name, passes, wants))
 
     def route(self, attributes: Attributes) -> list[Route]:
@@ -77,12 +77,12 @@ class Router:
                         continue
                 if want.is_simple:
                     fired.add(want.trigger)
-                fires = want.is_simple and not self._dedupes
+                fires = want.is_simple and not self._has_dedupe
                 routes.append(Route(dependency, key_of(want.trigger, correlation), fires))
         return routes
 
 
-def _correlate(trigger: SensorTrigger, failed: CountError) -> Correlate | None:
+def _correlate(trigger: SensorTrigger, count_error: CountError) -> Correlate | None:
     """Compile the correlation of a trigger; None: it has none."""
     if trigger.correlation is None:
         return None
@@ -91,9 +91,9 @@ def _correlate(trigger: SensorTrigger, failed: CountError) -> Correlate | None:
     def correlate(attributes: Attributes) -> str | None:
         value, errors = expression.evaluate(attributes)
         if errors:
-            failed(errors[0].kind)
+            count_error(errors[0].kind)
             return None
-        found = str(value).lower() if isinstance(value, bool) else str(value)
-        return found if found and len(found) <= MAX_CORRELATION else None
+        correlation = str(value).lower() if isinstance(value, bool) else str(value)
+        return correlation if correlation and len(correlation) <= MAX_CORRELATION else None
 
     return correlate

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from knafka.core.sensor import absence
 from knafka.core.sensor.conditions import TriggerCondition
-from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
+from knafka.core.sensor.held import Firing, Held, HeldEvent, sort_by_time
 from knafka.core.sensor.resets import Reset
 
 
@@ -48,7 +48,7 @@ class RuleStep(NamedTuple):
 def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
     """Add an event: the latest ones of each dependency count, by their time (BUS-S3); events that
     fire are held no more (BUS-S4). An event of the same source and id is replaced."""
-    events = _counting_events(rule, [*_without_same(rule, held, event), event])
+    events = _counting_events(rule, [*_without_duplicate(rule, held, event), event])
     if rule.condition.unwanted:
         assert rule.within is not None
         return RuleStep(absence.decide(rule.condition, rule.within, events).held)
@@ -57,7 +57,7 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
         events = [event for event in events if event.at >= since]
     events = _latest_needed(rule.condition, events)
     if rule.condition.holds(Counter(event.dependency for event in events)):
-        return RuleStep((), (Firing(in_time(events)),))
+        return RuleStep((), (Firing(sort_by_time(events)),))
     return RuleStep(tuple(events))
 
 
@@ -68,9 +68,10 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
         return RuleStep(held)
     if rule.condition.unwanted:
         assert rule.within is not None
-        left, over = absence.expire(rule.condition, rule.within, held, until)
+        still_held, ended_waits = absence.expire(rule.condition, rule.within, held, until)
         return RuleStep(
-            left, tuple(firing for firing in over if not _was_reset(rule, firing.events))
+            still_held,
+            tuple(firing for firing in ended_waits if not _was_reset(rule, firing.events)),
         )
     reset = _last_reset(rule, until)
     since = None if rule.within is None else until - rule.within
@@ -99,26 +100,28 @@ def expires(rule: Rule, held: Held) -> int | None:
         assert rule.within is not None
         return absence.expires(rule.condition, rule.within, held)
     oldest = min(event.at for event in held)
-    over = [] if rule.within is None else [oldest + rule.within + 1]
+    times = [] if rule.within is None else [oldest + rule.within + 1]
     resets = (reset.next(oldest) for reset in rule.resets)
-    return min((*over, *(at for at in resets if at is not None)), default=None)
+    return min(
+        (*times, *(reset_time for reset_time in resets if reset_time is not None)), default=None
+    )
 
 
-def _without_same(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
+def _without_duplicate(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
     """Return the held events without this one. In a backlog, an event whose wait is over but hasn't
     fired yet is kept, as it belongs to another firing."""
-    same = [other for other in held if other.is_same_as(event)]
+    same = [held_event for held_event in held if held_event.is_same_as(event)]
     if same and rule.condition.unwanted:
         assert rule.within is not None
         rounds = absence.decide(rule.condition, rule.within, held).rounds
-        over = [
+        ended_waits = [
             waited_event
             for waited in rounds
             if waited.until < event.at
             for waited_event in waited.events
         ]
-        same = [other for other in same if other not in over]
-    return [other for other in held if other not in same]
+        same = [held_event for held_event in same if held_event not in ended_waits]
+    return [held_event for held_event in held if held_event not in same]
 
 
 def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
@@ -129,14 +132,14 @@ def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEv
     since = _last_reset(rule, max(event.at for event in events))
     if since is None:
         return events
-    after = [event for event in events if event.at > since]
+    after_reset = [event for event in events if event.at > since]
     if not rule.condition.unwanted:
-        return after
+        return after_reset
     assert rule.within is not None
-    before = [event for event in events if event.at <= since]
-    rounds = absence.decide(rule.condition, rule.within, before).rounds
-    over = [event for waited in rounds if waited.until < since for event in waited.events]
-    return [*over, *after]
+    before_reset = [event for event in events if event.at <= since]
+    rounds = absence.decide(rule.condition, rule.within, before_reset).rounds
+    ended_waits = [event for waited in rounds if waited.until < since for event in waited.events]
+    return [*ended_waits, *after_reset]
 
 
 def _last_reset(rule: Rule, until: int) -> int | None:
@@ -154,10 +157,10 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
 
 def _latest_needed(condition: TriggerCondition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
     """Return the latest events, of each dependency as many as the condition may need."""
-    room = Counter(condition.wanted)
-    kept = []
-    for event in reversed(in_time(events)):
-        if room[event.dependency] > 0:
-            room[event.dependency] -= 1
-            kept.append(event)
-    return in_time(kept)
+    missing_counts = Counter(condition.wanted)
+    latest = []
+    for event in reversed(sort_by_time(events)):
+        if missing_counts[event.dependency] > 0:
+            missing_counts[event.dependency] -= 1
+            latest.append(event)
+    return sort_by_time(latest)

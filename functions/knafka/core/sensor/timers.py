@@ -15,13 +15,13 @@ class Timers:
         self._times: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
-    def set(self, key: str, at: int | None) -> None:
+    def set(self, key: str, due_time: int | None) -> None:
         """Set the time of this key; None removes it."""
-        if at is None:
+        if due_time is None:
             self._times.pop(key, None)
-        elif self._times.get(key) != at:
-            self._times[key] = at
-            heappush(self._heap, (at, key))
+        elif self._times.get(key) != due_time:
+            self._times[key] = due_time
+            heappush(self._heap, (due_time, key))
         if len(self._heap) > 2 * len(self._times) + 100:
             self._heap = [(time, key) for key, time in self._times.items()]
             heapify(self._heap)
@@ -34,9 +34,9 @@ class Timers:
     def first(self) -> int | None:
         """The earliest time; None if there is none."""
         while self._heap:
-            at, key = self._heap[0]
-            if self._times.get(key) == at:
-                return at
+            due_time, key = self._heap[0]
+            if self._times.get(key) == due_time:
+                return due_time
             heappop(self._heap)
         return None
 

@@ -99,36 +99,38 @@ def split(token: bytes) -> SplitToken:
         raise InvalidToken("it is no signed JWT")
     head, claims, signature = map(_decode_base64url, parts)
     try:
-        read = _HEAD.decode(head)
+        parsed_header = _HEAD.decode(head)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise InvalidToken("its header is none, or has no alg or kid") from None
-    if read.alg not in ALGORITHMS:
+    if parsed_header.alg not in ALGORITHMS:
         raise InvalidToken("its algorithm is not accepted")
-    if read.crit is not None:
+    if parsed_header.crit is not None:
         raise InvalidToken("it wants extensions that are not known")
-    if read.names_a_key:
+    if parsed_header.names_a_key:
         raise InvalidToken("it brings a key, or says where one is")
-    return SplitToken(read.alg, read.kid, token[: token.rindex(b".")], signature, claims)
+    return SplitToken(
+        parsed_header.alg, parsed_header.kid, token[: token.rindex(b".")], signature, claims
+    )
 
 
 def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
     """Return the subject and times that these claims state, valid only if the signature is. Raises
     `InvalidToken`; `now` is in seconds since the Unix epoch."""
     try:
-        read = _CLAIMS.decode(claims)
+        claim_set = _CLAIMS.decode(claims)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise InvalidToken("it lacks iss, sub, aud or exp") from None
-    if read.iss != issuer:
+    if claim_set.iss != issuer:
         raise InvalidToken("it is another issuer's")
-    if audience not in ([read.aud] if isinstance(read.aud, str) else read.aud):
+    if audience not in ([claim_set.aud] if isinstance(claim_set.aud, str) else claim_set.aud):
         raise InvalidToken("it is for another audience")
-    if now >= read.exp + LEEWAY:
+    if now >= claim_set.exp + LEEWAY:
         raise InvalidToken("it has expired")
-    if now < read.nbf - LEEWAY:
+    if now < claim_set.nbf - LEEWAY:
         raise InvalidToken("it is not valid yet")
-    if not read.sub:
+    if not claim_set.sub:
         raise InvalidToken("it is nobody's")
-    return VerifiedToken(read.sub, read.exp + LEEWAY, read.iat)
+    return VerifiedToken(claim_set.sub, claim_set.exp + LEEWAY, claim_set.iat)
 
 
 def _decode_base64url(part: bytes) -> bytes:

@@ -15,12 +15,12 @@ _AUTHORIZATION: Final = b"authorization"
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """Return the token after `Authorization: Bearer`; None if there is no such header, or more than
     one, as it is unclear which one is the sender's."""
-    given: bytes | None = None
+    credentials: bytes | None = None
     for name, value in headers:
         if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:
-            if given is not None:
+            if credentials is not None:
                 return None
-            given = value
-    if given is None or given[: len(SCHEME)].lower() != SCHEME:
+            credentials = value
+    if credentials is None or credentials[: len(SCHEME)].lower() != SCHEME:
         return None
-    return given[len(SCHEME) :]
+    return credentials[len(SCHEME) :]

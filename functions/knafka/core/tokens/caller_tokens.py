@@ -66,11 +66,11 @@ def verifiers_of(tokens: Iterable[str]) -> str:
 def parse_tokens(text: str) -> tuple[str, ...]:
     """Parse the comma-separated tokens for metrics. Raises `InvalidDocument`, which shows none of
     them."""
-    given = tuple(token.strip() for token in text.split(",") if token.strip())
-    if len(given) > MAX_VERIFIERS or not all(map(_TOKEN, given)):
+    metrics_tokens = tuple(token.strip() for token in text.split(",") if token.strip())
+    if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_TOKEN, metrics_tokens)):
         problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 letters each"
         raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
-    return given
+    return metrics_tokens
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -92,11 +92,11 @@ class Callers:
     @classmethod
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
         """Parse comma-separated verifiers in hexadecimal. Raises `InvalidDocument`."""
-        given = [digest.strip() for digest in text.split(",") if digest.strip()]
-        if len(given) > MAX_VERIFIERS or not all(map(_VERIFIER, given)):
+        verifiers = [digest.strip() for digest in text.split(",") if digest.strip()]
+        if len(verifiers) > MAX_VERIFIERS or not all(map(_VERIFIER, verifiers)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
             raise InvalidDocument(variable, problem)
-        return cls(tuple(bytes.fromhex(digest) for digest in given))
+        return cls(tuple(bytes.fromhex(digest) for digest in verifiers))
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> Callers:

@@ -23,7 +23,7 @@ EXPIRATION: Final = 3600
 """Requested lifetime of a token in seconds, as upstream; the API server may choose another. If the
 API server goes away just before a renewal, the token can still be sent for about a fifth of its
 life."""
-RENEWED_AT: Final = 0.8
+RENEWAL_FRACTION: Final = 0.8
 """Fraction of its life after which a token is renewed, as by kubelet. Each is renewed up to
 `SPREAD` of its life earlier, at random, so that tokens issued together aren't renewed together."""
 SPREAD: Final = 0.1
@@ -32,14 +32,14 @@ MARGIN: Final = 10.0
 any more: it has to arrive, and clocks differ."""
 SHORTEST_LIFE: Final = 1.0
 """Shortest life of a usable token, in seconds."""
-FIRST_AGAIN: Final = 1.0
-LAST_AGAIN: Final = 10.0
+FIRST_RETRY_WAIT: Final = 1.0
+LAST_RETRY_WAIT: Final = 10.0
 """Seconds to wait after a failed request, doubled each time."""
 FIRST_REFUSAL_PAUSE: Final = 10.0
 LAST_REFUSAL_PAUSE: Final = 300.0
 """Seconds from one renewal for a 401 to the next, doubled each time: a sink that takes no token
 costs the API server little, and one whose keys were rotated gets a new one at once."""
-REFUSALS_FORGOTTEN: Final = 600.0
+REFUSAL_RESET_TIME: Final = 600.0
 """Seconds without a 401 after which the pause is short again."""
 
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
@@ -81,12 +81,12 @@ class SinkToken:
     """The token of one account for one audience."""
 
     __slots__ = (
-        "_ask_from",
         "_failures",
         "_is_refused",
         "_jitter",
+        "_next_request_at",
         "_refusal_pause",
-        "_refusals_from",
+        "_refusals_count_from",
         "_renew_at",
         "_until",
         "_value",
@@ -96,11 +96,11 @@ class SinkToken:
         """`jitter`: random, 0 to 1; moves the renewal earlier by up to `SPREAD` of a life."""
         self._jitter = jitter
         self._value = b""
-        self._until = self._renew_at = self._ask_from = -math.inf
+        self._until = self._renew_at = self._next_request_at = -math.inf
         self._failures = 0
         self._is_refused = False
         """Whether the destination has refused it, and it was not renewed since."""
-        self._refusals_from = -math.inf
+        self._refusals_count_from = -math.inf
         """Time from which on a 401 is a reason to renew the token."""
         self._refusal_pause = FIRST_REFUSAL_PAUSE
 
@@ -113,7 +113,7 @@ class SinkToken:
 
     def is_due(self, now: float) -> bool:
         """Whether another token is to be requested now."""
-        return now >= self._renew_at and now >= self._ask_from
+        return now >= self._renew_at and now >= self._next_request_at
 
     def issued(self, token: IssuedToken, asked_at: float) -> bool:
         """Store a newly issued token. If it can't be used, note the request as failed and return
@@ -124,27 +124,27 @@ class SinkToken:
         life = token.life
         self._value = token.value
         self._until = asked_at + life - min(MARGIN, life / 10)
-        self._renew_at = asked_at + life * (RENEWED_AT - SPREAD * self._jitter)
-        self._failures, self._ask_from, self._is_refused = 0, -math.inf, False
+        self._renew_at = asked_at + life * (RENEWAL_FRACTION - SPREAD * self._jitter)
+        self._failures, self._next_request_at, self._is_refused = 0, -math.inf, False
         return True
 
-    def failed(self, now: float) -> None:
+    def failed(self, failed_at: float) -> None:
         """Note that a request brought no token."""
-        wait = min(FIRST_AGAIN * 2.0 ** min(self._failures, 30), LAST_AGAIN)
+        wait = min(FIRST_RETRY_WAIT * 2.0 ** min(self._failures, 30), LAST_RETRY_WAIT)
         self._failures += 1
-        self._ask_from = now + wait
+        self._next_request_at = failed_at + wait
 
-    def refused(self, value: bytes, now: float) -> bool:
+    def refused(self, value: bytes, refused_at: float) -> bool:
         """Note that the destination answered 401 to a request with this token. Returns whether a
         request with another token may end differently; False: the answer stands."""
         if value != self._value or self._is_refused:
             return True
-        if now < self._refusals_from:
+        if refused_at < self._refusals_count_from:
             return False
-        if now - self._refusals_from > REFUSALS_FORGOTTEN:
+        if refused_at - self._refusals_count_from > REFUSAL_RESET_TIME:
             self._refusal_pause = FIRST_REFUSAL_PAUSE
-        self._refusals_from = now + self._refusal_pause
+        self._refusals_count_from = refused_at + self._refusal_pause
         self._refusal_pause = min(self._refusal_pause * 2, LAST_REFUSAL_PAUSE)
         self._is_refused = True
-        self._renew_at = min(self._renew_at, now)
+        self._renew_at = min(self._renew_at, refused_at)
         return True

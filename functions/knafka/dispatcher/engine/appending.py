@@ -20,18 +20,18 @@ from knafka.ports.log import LogWriter, TopicMaker
 async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None:
     """Append a record to `topic` and wait for Kafka; returns None once the record is durable, else
     why it was not stored."""
-    stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
+    stored_result: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
 
-    def reported(error: LogError | None) -> None:
+    def on_report(error: LogError | None) -> None:
         """Pass Kafka's report of the record on to the caller, if it still waits."""
-        if not stored.done():  # the caller may have been cancelled
-            stored.set_result(error)
+        if not stored_result.done():  # the caller may have been cancelled
+            stored_result.set_result(error)
 
     try:
-        writer.append(topic, draft.key, draft.value, draft.headers, reported)
+        writer.append(topic, draft.key, draft.value, draft.headers, on_report)
     except LogError as error:
         return error
-    return await stored
+    return await stored_result
 
 
 class DeadLetterTopic:

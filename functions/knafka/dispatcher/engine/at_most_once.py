@@ -105,13 +105,13 @@ class ConfirmedReader:
             if offset >= self._next_offsets.get(number, offset + 1):
                 self._next_offsets[number] = offset + 1
                 self._uncommitted.append(record)
-        reached = {
+        reached_ends = {
             number: end for number, end in self._reader.ends.items() if number in self._next_offsets
         }
-        self._next_offsets.update(reached)
+        self._next_offsets.update(reached_ends)
         if not await self._commit():
             return ()
-        self.ends = reached
+        self.ends = reached_ends
         records, self._uncommitted = self._uncommitted, []
         return records
 
@@ -144,9 +144,11 @@ class ConfirmedReader:
     def _metadata(self, number: int, next_offset: int) -> str:
         """Encode the commit metadata of a partition: the ranges at or above `next_offset` that are
         settled."""
-        ahead = [offsets for offsets in self._settled.get(number, ()) if offsets[0] >= next_offset]
-        self._settled[number] = ahead
-        return encode(next_offset, Progress(ahead), self._policy)[0]
+        settled_ahead = [
+            offsets for offsets in self._settled.get(number, ()) if offsets[0] >= next_offset
+        ]
+        self._settled[number] = settled_ahead
+        return encode(next_offset, Progress(settled_ahead), self._policy)[0]
 
     def pause(self, partitions: Sequence[int]) -> None:
         self._reader.pause(partitions)
@@ -197,8 +199,8 @@ class AtMostOnceDrain(Drain):
     A kill of the process loses the events that it holds: about twice `max_in_flight` at most.
     """
 
-    def __init__(self, egress: Egress, open_reader: OpenReader, *others: Any, **named: Any) -> None:
-        super().__init__(egress, self._open_confirmed, *others, **named)
+    def __init__(self, egress: Egress, open_reader: OpenReader, *args: Any, **kwargs: Any) -> None:
+        super().__init__(egress, self._open_confirmed, *args, **kwargs)
         self._open_inner = open_reader
         self._confirmed: ConfirmedReader | None = None
         self._revoked_partitions: list[AssignedPartition] = []
@@ -259,12 +261,14 @@ class AtMostOnceDrain(Drain):
         them."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + REVOKE_TIMEOUT
-        while self._count_unsettled() and (left := self._stop_at - self._loop.time()) > 0:
+        while self._count_unsettled() and (seconds_left := self._stop_at - self._loop.time()) > 0:
             # Reading keeps the drain in its group; a read commits what it returns, so that is
             # taken, too.
             reader.pause(list(self._partitions))
             self._take_records(await reader.read(1, 0.0))
-            await self._wait_until(lambda: not self._count_unsettled(), min(left, READ_TIMEOUT))
+            await self._wait_until(
+                lambda: not self._count_unsettled(), min(seconds_left, READ_TIMEOUT)
+            )
         self._workers.stop()
         self._revoke_timeout = 0.0  # attempts have used up their time
 

@@ -40,7 +40,7 @@ HIDDEN: Final = b"(token)"
 _AUTHORIZATION: Final = re.compile(rb"(?im)^authorization[ \t]*:[^\r\n]*\r\n")
 
 
-class _KeptToken:
+class _CachedToken:
     """A cached token of one account and audience, and the request for the next token."""
 
     __slots__ = ("problem", "request", "token")
@@ -66,7 +66,7 @@ class SinkTokens:
         self._issuer = issuer
         self._clock = clock
         self._chance = chance
-        self._kept: dict[tuple[Account, str], _KeptToken] = {}
+        self._kept: dict[tuple[Account, str], _CachedToken] = {}
 
     def __len__(self) -> int:
         """Number of cached tokens."""
@@ -75,82 +75,82 @@ class SinkTokens:
     async def token(self, account: Account, audience: str) -> bytes:
         """Return a valid token of `account` for `audience`, requesting one if necessary. Raises
         `TokenUnavailable`."""
-        kept = self._kept_token(account, audience)
-        if kept.token.is_due(self._clock()):
-            self._request_token(kept, account, audience)
-        if (value := kept.token.current(self._clock())) is not None:
+        cached = self._ensure_cached(account, audience)
+        if cached.token.is_due(self._clock()):
+            self._request_token(cached, account, audience)
+        if (value := cached.token.current(self._clock())) is not None:
             return value
-        return await self._await_request(kept)
+        return await self._await_request(cached)
 
     def refused(self, account: Account, audience: str, value: bytes) -> bool:
         """Note that the destination refused the token `value`; returns what `SinkToken.refused`
         returns."""
-        return self._kept_token(account, audience).token.refused(value, self._clock())
+        return self._ensure_cached(account, audience).token.refused(value, self._clock())
 
     async def replacement(self, account: Account, audience: str, value: bytes) -> bytes:
         """Return another token than `value`, which the destination refused. Raises
         `TokenUnavailable`."""
-        kept = self._kept_token(account, audience)
-        if kept.token.current(self._clock()) == value:
-            if kept.token.is_due(self._clock()):
-                self._request_token(kept, account, audience)
-            await self._await_request(kept, value)
+        cached = self._ensure_cached(account, audience)
+        if cached.token.current(self._clock()) == value:
+            if cached.token.is_due(self._clock()):
+                self._request_token(cached, account, audience)
+            await self._await_request(cached, value)
         return await self.token(account, audience)
 
     async def close(self) -> None:
         """Cancel all requests for tokens."""
-        requests = [kept.request for kept in self._kept.values() if kept.request is not None]
+        requests = [cached.request for cached in self._kept.values() if cached.request is not None]
         for task in requests:
             task.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
-    def _kept_token(self, account: Account, audience: str) -> _KeptToken:
+    def _ensure_cached(self, account: Account, audience: str) -> _CachedToken:
         """Return the cache entry of this account and audience, creating it if necessary."""
-        kept = self._kept.get((account, audience))
-        if kept is None:
+        cached = self._kept.get((account, audience))
+        if cached is None:
             if len(self._kept) >= MAX_TOKENS:
                 del self._kept[next(iter(self._kept))]
-            kept = self._kept[account, audience] = _KeptToken(self._chance())
-        return kept
+            cached = self._kept[account, audience] = _CachedToken(self._chance())
+        return cached
 
-    def _request_token(self, kept: _KeptToken, account: Account, audience: str) -> None:
+    def _request_token(self, cached: _CachedToken, account: Account, audience: str) -> None:
         """Start a request for a new token, unless one is under way."""
-        if kept.request is None:
-            kept.request = asyncio.create_task(self._renew(kept, account, audience))
+        if cached.request is None:
+            cached.request = asyncio.create_task(self._renew(cached, account, audience))
 
-    async def _await_request(self, kept: _KeptToken, refused: bytes | None = None) -> bytes:
+    async def _await_request(self, cached: _CachedToken, refused: bytes | None = None) -> bytes:
         """Wait for the request under way and return its token. Raises `TokenUnavailable` if there
         is none, or only the `refused` one."""
-        if kept.request is not None:
+        if cached.request is not None:
             # Shielded: other callers wait for the same request.
-            await asyncio.shield(kept.request)
-        value = kept.token.current(self._clock())
+            await asyncio.shield(cached.request)
+        value = cached.token.current(self._clock())
         if value is None or value == refused:
-            raise TokenUnavailable(kept.problem or "it was not asked for")
+            raise TokenUnavailable(cached.problem or "it was not asked for")
         return value
 
-    async def _renew(self, kept: _KeptToken, account: Account, audience: str) -> None:
+    async def _renew(self, cached: _CachedToken, account: Account, audience: str) -> None:
         """Request a token from the issuer and store it, or store why it was not issued."""
-        asked_at = self._clock()
+        requested_at = self._clock()
         try:
             if self._issuer is None:
                 raise TokenUnavailable("this function has nobody to ask for one (KNAFKA_OIDC_URL)")
             token = await self._issuer.issue(account, audience)
-            if not kept.token.issued(token, asked_at):
+            if not cached.token.issued(token, requested_at):
                 raise TokenUnavailable("what was given can't be used")
-            kept.problem = ""
+            cached.problem = ""
         except TokenUnavailable as error:
-            self._failed(kept, account, audience, str(error))
+            self._failed(cached, account, audience, str(error))
         except Exception as error:  # a bug of ours; its text may contain the token
-            self._failed(kept, account, audience, type(error).__name__)
+            self._failed(cached, account, audience, type(error).__name__)
         finally:
-            kept.request = None
+            cached.request = None
 
-    def _failed(self, kept: _KeptToken, account: Account, audience: str, problem: str) -> None:
+    def _failed(self, cached: _CachedToken, account: Account, audience: str, problem: str) -> None:
         """Store and log why no token was issued."""
-        kept.token.failed(self._clock())
-        kept.problem = f"no token of {account} for {audience:.200}: {problem}"
-        log.warning("%s", kept.problem)
+        cached.token.failed(self._clock())
+        cached.problem = f"no token of {account} for {audience:.200}: {problem}"
+        log.warning("%s", cached.problem)
 
 
 class AuthorizedSubscriber:
@@ -182,8 +182,8 @@ class AuthorizedSubscriber:
             if response.status != 401 or not self._tokens.refused(account, audience, token):
                 return response
             async with asyncio.timeout_at(deadline):
-                another = await self._tokens.replacement(account, audience, token)
-            return await self._send(target, another, head, body, deadline - loop.time())
+                new_token = await self._tokens.replacement(account, audience, token)
+            return await self._send(target, new_token, head, body, deadline - loop.time())
         except TokenUnavailable as error:
             raise _no_token_error(str(error)) from None
         except TimeoutError:

@@ -106,12 +106,12 @@ class BrokerDeadLetters:
         exists already, and `Retry` if neither is certain yet. Raises `LogError` if the topic can't
         be read.
         """
-        place = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
+        identity = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
         # In a shared dispatcher, many drains may hold the same record.
-        lock = self._locks.setdefault(place, asyncio.Lock())
+        lock = self._locks.setdefault(identity, asyncio.Lock())
         async with lock:
-            if await self._has_letter(place, record):
-                if not self._is_ours(place):
+            if await self._has_letter(identity, record):
+                if not self._is_ours(identity):
                     self._turn_begins_at, self._has_seen_others = None, True
                 return None
             now = asyncio.get_running_loop().time()
@@ -126,20 +126,20 @@ class BrokerDeadLetters:
                 return Retry(min(READ_AGAIN_INTERVAL, self._turn_begins_at - now))
             decision = await write()
             if isinstance(decision, Done):
-                self._remember(place, is_ours=True)
+                self._remember(identity, is_ours=True)
             return decision
 
     async def close(self, timeout: float) -> None:
         await self._tail.close(timeout)
 
-    async def _has_letter(self, place: _RecordIdentity, record: Record) -> bool:
+    async def _has_letter(self, identity: _RecordIdentity, record: Record) -> bool:
         """Read the topic up to its end, if necessary; returns whether it holds a dead letter of
         this record. Raises `LogError`."""
-        asked = self._reads_begun
+        reads_before = self._reads_begun
         async with self._read_lock:
             # A complete read that began after this call answers it, too.
-            if self._knows(place) or self._last_complete_read > asked:
-                return self._knows(place)
+            if self._is_remembered(identity) or self._last_complete_read > reads_before:
+                return self._is_remembered(identity)
             kind, timestamp = record.timestamp()
             since = max(0, timestamp - MAX_CLOCK_DIFFERENCE) if kind == LOG_APPEND_TIME else 0
             if self._read_since is None or since < self._read_since:
@@ -147,7 +147,7 @@ class BrokerDeadLetters:
                 self._read_since = since
             self._reads_begun += 1
             try:
-                while not self._knows(place):
+                while not self._is_remembered(identity):
                     if not (letters := await self._tail.read_on(LETTERS_PER_READ)):
                         self._last_complete_read = self._reads_begun
                         break
@@ -164,16 +164,16 @@ class BrokerDeadLetters:
                     "each Trigger: %s",
                     *(self.topic.name, error),
                 )
-            return self._knows(place)
+            return self._is_remembered(identity)
 
-    def _knows(self, place: _RecordIdentity) -> bool:
+    def _is_remembered(self, identity: _RecordIdentity) -> bool:
         """Whether a dead letter of this record was seen or written."""
-        return place in self._known or place._replace(value_hash=None) in self._known
+        return identity in self._known or identity._replace(value_hash=None) in self._known
 
-    def _is_ours(self, place: _RecordIdentity) -> bool:
+    def _is_ours(self, identity: _RecordIdentity) -> bool:
         """Whether this process wrote the record's dead letter."""
-        without_value = place._replace(value_hash=None)
-        return self._known.get(place, False) or self._known.get(without_value, False)
+        without_value = identity._replace(value_hash=None)
+        return self._known.get(identity, False) or self._known.get(without_value, False)
 
     def _note_letter(self, letter: Record) -> None:
         """Remember the record that is named in a dead letter's headers."""
@@ -182,9 +182,9 @@ class BrokerDeadLetters:
             if (origin := origin_of(headers_of(letter) or [])) is not None:
                 self._remember(_identity_of(*origin, letter.value()), is_ours=False)
 
-    def _remember(self, place: _RecordIdentity, *, is_ours: bool) -> None:
+    def _remember(self, identity: _RecordIdentity, *, is_ours: bool) -> None:
         """Remember that the record has a dead letter, and forget the oldest beyond the limit."""
-        self._known.setdefault(place, is_ours)
+        self._known.setdefault(identity, is_ours)
         while len(self._known) > MAX_REMEMBERED_LETTERS:
             del self._known[next(iter(self._known))]
 

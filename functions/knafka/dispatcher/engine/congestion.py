@@ -34,13 +34,13 @@ SLOW_DOWN_INTERVAL: Final = 0.5
 PROBES: Final = 3
 """Events that probe at the full pace; while more of them are unsettled, new probes begin less
 often."""
-FIRST_PACE: Final = 1.0
+FIRST_PROBE_INTERVAL: Final = 1.0
 """Seconds between the last attempt and the next probe, at first."""
-MAX_PACE: Final = 30.0
+MAX_PROBE_INTERVAL: Final = 30.0
 """Seconds between the last attempt and the next probe, at most; each failed probe doubles the
 pace."""
 
-_NOT_NOW: Final = frozenset({429, 502, 503, 504})
+_UNAVAILABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN, Reason.NO_TOKEN})
 
 
@@ -68,13 +68,13 @@ class CongestionControl:
         self._failed_events: set[int] = set()
         self._slowed_down_at = 0.0
         self._probed_at = 0.0
-        self._pace = FIRST_PACE
+        self._pace = FIRST_PROBE_INTERVAL
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         """Change the highest number of attempts that may be under way at once."""
-        was_max = self._window == self._max
+        was_at_max = self._window == self._max
         self._max = max_in_flight
-        self._window = float(self._max) if was_max else min(self._window, self._max)
+        self._window = float(self._max) if was_at_max else min(self._window, self._max)
         self.limit = int(self._window)
 
     def record_answer(self) -> None:
@@ -86,8 +86,8 @@ class CongestionControl:
             self.is_open = False
             self._window = float(min(PROBES, self._max))
         elif self.limit < self._max:
-            grown = 1.0 if self._window < self._threshold else 1.0 / self._window
-            self._window = min(self._max, self._window + grown)
+            growth = 1.0 if self._window < self._threshold else 1.0 / self._window
+            self._window = min(self._max, self._window + growth)
         self.limit = int(self._window)
         if self.limit == self._max:
             self.is_calm = True
@@ -100,7 +100,7 @@ class CongestionControl:
         unanswered = failure in _NO_RESPONSE or (
             failure is Reason.REPLY_NOT_DELIVERED and outcome.status is None
         )
-        if not unanswered and outcome.status not in _NOT_NOW:
+        if not unanswered and outcome.status not in _UNAVAILABLE_STATUSES:
             self.record_answer()
             return
         self.is_calm = False
@@ -109,10 +109,10 @@ class CongestionControl:
         self.reason = str(outcome.failure or f"status {outcome.status}")
         self._probed_at = now
         if self.is_open:
-            self._pace = min(self._pace * 2, MAX_PACE)
+            self._pace = min(self._pace * 2, MAX_PROBE_INTERVAL)
         elif self._failures >= FAILURES_TO_OPEN and len(self._failed_events) >= EVENTS_TO_OPEN:
             self.is_open = True
-            self._pace = FIRST_PACE
+            self._pace = FIRST_PROBE_INTERVAL
             self._threshold = max(1.0, self._window / 2)
         elif self._failures >= FAILURES_TO_SLOW_DOWN:
             self._slow_down(now)
@@ -121,7 +121,7 @@ class CongestionControl:
         """Begin no attempt until `seconds` after `now`, as the subscriber's Retry-After asks."""
         self.paused_until = max(self.paused_until, now + seconds)
 
-    def probe_began(self, now: float) -> None:
+    def record_probe(self, now: float) -> None:
         """Note that another event began to probe the subscriber at the time `now`."""
         self._probed_at = now
 

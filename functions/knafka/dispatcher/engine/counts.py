@@ -64,11 +64,11 @@ class DrainCounts:
         """Return a copy of the counts that drains report."""
         return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
-    def growth_since(self, before: ReportedCounts) -> dict[str, Any]:
+    def growth_since(self, reported: ReportedCounts) -> dict[str, Any]:
         """Return by how much each count has grown since it was `reported`, as fields of a
         `DrainProgress`."""
-        letters = self.dead_letters - before.dead_letters
-        return {**asdict(self.events - before.events), "dead_letters": dict(letters)}
+        letters = self.dead_letters - reported.dead_letters
+        return {**asdict(self.events - reported.events), "dead_letters": dict(letters)}
 
     @property
     def loop_description(self) -> str | None:

@@ -71,7 +71,7 @@ COMMIT_INTERVAL: Final = 1.0
 """Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
 MAX_UNSETTLED: Final = 10_000
 """Records held at once over all partitions: how far others may overtake a slow key."""
-NEIGHBOURS_LIMIT: Final = 100
+SHARED_LOOP_LIMIT: Final = 100
 """Records of one partition that a drain holds at most if it shares its event loop and delivers in
 order of the partition. While it doesn't read further, the other drains of the loop go on."""
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
@@ -125,7 +125,7 @@ class Drain:
         self._policy = policy_of(egress)
         self._open_reader = open_reader
         self._max_held_bytes = held_bytes
-        self._held_in_order = READ_LIMIT if pace is None else NEIGHBOURS_LIMIT
+        self._ordered_limit = READ_LIMIT if pace is None else SHARED_LOOP_LIMIT
         count_filter_error = self.counts.count_filter_error
         self._matches_filter = compile_trigger(egress.filter, egress.filters, count_filter_error)
         self.selection: Selection | None = select(egress.filter, egress.filters, count_filter_error)
@@ -144,7 +144,7 @@ class Drain:
             Reserve(self.counts.attempts),
         )  # fmt: skip
         self._workers.on_crash = self.stop
-        self._settled_while_paused: Callable[[], None] = lambda: None
+        self._on_settled_while_paused: Callable[[], None] = lambda: None
         """Called after an event of a paused partition is settled."""
         self._touched: set[AssignedPartition] = set()
         """Partitions with records for this drain since their last commit, or with unsettled
@@ -211,7 +211,7 @@ class Drain:
         if isinstance(reader, SharedReader):
             self._shared = reader
         if reader.pause_is_free:
-            self._settled_while_paused = partial(self._resume, reader)
+            self._on_settled_while_paused = partial(self._resume, reader)
         committing = asyncio.create_task(self._commit_regularly(reader))
         ended, problem = Ended.FAILED, None
         try:
@@ -267,30 +267,30 @@ class Drain:
             self._stop_at = self._loop.time() + REVOKE_TIMEOUT
         while True:
             self._workers.stop()
-            left = self._stop_at - self._loop.time()
-            is_last_time = left <= 2 * REVOKE_TIMEOUT
-            timeout = left if is_last_time else REVOKE_TIMEOUT
+            seconds_left = self._stop_at - self._loop.time()
+            is_last_time = seconds_left <= 2 * REVOKE_TIMEOUT
+            timeout = seconds_left if is_last_time else REVOKE_TIMEOUT
             if await self._wait_until(self._has_no_attempts, timeout) or is_last_time:
                 break
-            slow = self._workers.under_way
+            slow_events = self._workers.under_way
             self._workers.resume()
             while (
-                slow & self._workers.under_way
+                slow_events & self._workers.under_way
                 and self._stop_at - self._loop.time() > 2 * REVOKE_TIMEOUT
             ):
                 await self._read(reader, READ_TIMEOUT)
         self._revoke_timeout = 0.0  # attempts have used up their time
 
-    async def _wait_until(self, holds: Callable[[], bool], timeout: float) -> bool:
+    async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until `condition` returns True, at most `timeout` seconds, checking it whenever an
         attempt has ended; returns whether it does."""
-        moved = self._workers.moved
+        attempt_ended = self._workers.moved
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not holds():
-                    moved.clear()
-                    await moved.wait()
-        return holds()
+                while not condition():
+                    attempt_ended.clear()
+                    await attempt_ended.wait()
+        return condition()
 
     def seconds_until_idle(self, idle: float) -> float:
         """Return the seconds until the drain will have been without work for `idle` seconds, if no
@@ -299,8 +299,8 @@ class Drain:
         now = self._loop.time()
         if self._count_unsettled() > 0 or not self._workers.may_begin:
             self._active_at = now
-        at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
-        return self._active_at + max(idle, at_least) - now
+        min_idle = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
+        return self._active_at + max(idle, min_idle) - now
 
     def _advance_to_ends(self, reader: LogReader) -> None:
         """Advance the positions of partitions that were read to their ends, past offsets without
@@ -331,13 +331,13 @@ class Drain:
             and not partition.restored
         )
 
-    def selected_from(self, number: int, offset: float) -> None:
+    def note_selected_from(self, number: int, offset: float) -> None:
         """Note that the shared reader returns only matching records of this partition from `offset`
         on."""
         if (partition := self._partitions.get(number)) is not None:
             partition.matching_from = offset
 
-    def passed_over(self, number: int, count: int, behind: int) -> None:
+    def note_skipped(self, number: int, count: int, behind: int) -> None:
         """Count `count` records that the shared reader skipped, and settle all offsets below
         `behind`."""
         if (partition := self._partitions.get(number)) is not None:
@@ -369,7 +369,7 @@ class Drain:
                 tracker.skip(offset)
                 continue
             counts.read += 1
-            matches = (
+            is_preselected = (
                 offset >= partition.matching_from and not cast(SelectedRecord, record).is_for_all
             )
             event: PendingEvent | None = None
@@ -377,8 +377,8 @@ class Drain:
             try:
                 headers = headers_of(record)
                 envelope = envelope_of(record, headers)
-                trace = None if tracing is None or matches else tracing.begin(envelope)
-                if matches or passes(envelope.attributes):
+                trace = None if tracing is None or is_preselected else tracing.begin(envelope)
+                if is_preselected or passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
                 if trace is not None:
@@ -418,11 +418,11 @@ class Drain:
         partition = event.partition
         partition.tracker.settle(event.offset)
         partition.held_bytes -= event.size
-        following = partition.lanes.release(event.lane)
-        if following is not None:
-            self._workers.add(following)
+        next_event = partition.lanes.release(event.lane)
+        if next_event is not None:
+            self._workers.add(next_event)
         if partition.paused:
-            self._settled_while_paused()
+            self._on_settled_while_paused()
 
     # Room
 
@@ -430,18 +430,19 @@ class Drain:
         """Resume paused partitions that have room, and pause full ones; if pausing isn't free,
         first wait up to `ROOM_TIMEOUT` for room."""
         self._resume(reader)
-        if not (full := self._full_partitions()):
+        if not (full_partitions := self._full_partitions()):
             return
         if not reader.pause_is_free:
             workers = self._workers
             await self._wait_until(
-                lambda: workers.is_stopping or all(map(self._has_room, full)), ROOM_TIMEOUT
+                lambda: workers.is_stopping or all(map(self._has_room, full_partitions)),
+                ROOM_TIMEOUT,
             )
-            full = self._full_partitions()
-        for partition in full:
+            full_partitions = self._full_partitions()
+        for partition in full_partitions:
             partition.paused = True
-        if full:
-            reader.pause([partition.number for partition in full])
+        if full_partitions:
+            reader.pause([partition.number for partition in full_partitions])
 
     def _resume(self, reader: LogReader) -> None:
         """Resume the paused partitions that have room again."""
@@ -490,7 +491,7 @@ class Drain:
     def _partition_share(self) -> int:
         """Return how many records one partition may hold."""
         if self._egress.order is Order.PARTITION:
-            return self._held_in_order  # records further ahead would only take memory
+            return self._ordered_limit  # records further ahead would only take memory
         return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
 
     # Offsets and partitions
@@ -500,9 +501,9 @@ class Drain:
         brings nothing, less often."""
         # Drains that begin together would commit together, so each first waits for a part of the
         # interval that is derived from its group's name.
-        moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
-        await asyncio.sleep(moment)
-        moment = self._loop.time()
+        commit_phase = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
+        await asyncio.sleep(commit_phase)
+        commit_phase = self._loop.time()
         while True:
             commits = {}
             for partition in self._partitions_to_commit():
@@ -517,7 +518,7 @@ class Drain:
             if self._shared is None or self._count_unsettled():
                 await asyncio.sleep(COMMIT_INTERVAL)
             else:
-                await self._wait_to_commit(self._shared.commit_interval, moment)
+                await self._wait_to_commit(self._shared.commit_interval, commit_phase)
 
     def _partitions_to_commit(self) -> list[AssignedPartition]:
         """Return the partitions whose positions are to be committed now. Where a shared reader has
@@ -530,15 +531,15 @@ class Drain:
         self.catch_up()
         return list(self._partitions.values())
 
-    async def _wait_to_commit(self, interval: float, moment: float) -> None:
+    async def _wait_to_commit(self, interval: float, commit_phase: float) -> None:
         """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
         Each of many drains commits at its own `commit_phase`, a moment within `COMMIT_INTERVAL`."""
         self._records_arrived.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(interval):
                 await self._records_arrived.wait()
-                left = (moment - self._loop.time()) % COMMIT_INTERVAL
-                await asyncio.sleep(left or COMMIT_INTERVAL)
+                seconds_left = (commit_phase - self._loop.time()) % COMMIT_INTERVAL
+                await asyncio.sleep(seconds_left or COMMIT_INTERVAL)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Start reading these partitions from their commits; None: nothing was committed."""

@@ -45,13 +45,13 @@ class Lanes(Generic[T]):
         returns it."""
         if lane is None:
             return True
-        waiting = self._waiting
-        if lane not in waiting:
-            waiting[lane] = None
+        queues = self._waiting
+        if lane not in queues:
+            queues[lane] = None
             return True
-        queue = waiting[lane]
+        queue = queues[lane]
         if queue is None:
-            queue = waiting[lane] = deque()
+            queue = queues[lane] = deque()
         queue.append(event)
         return False
 

@@ -212,7 +212,7 @@ class PendingEvent:
         """How often in a row the event has been a dead letter at a sink (`core.events.hops`)."""
         return hops_of(self.headers, self.record.value())
 
-    def attempt_failed(self, outcome: Outcome) -> None:
+    def record_failed_attempt(self, outcome: Outcome) -> None:
         """Record the outcome of the last attempt at the subscriber, which failed."""
         attempt = Attempt(self.last_attempt, outcome)
         if self.log is None:
@@ -223,9 +223,9 @@ class PendingEvent:
     @property
     def state(self) -> DeliveryState:
         """The state of its delivery, which a commit's metadata keeps."""
-        failed = self.failed
-        if failed is None and self.log and self.log[-1].began == self.last_attempt:
-            failed = self.log[-1].outcome
+        failed_outcome = self.failed
+        if failed_outcome is None and self.log and self.log[-1].began == self.last_attempt:
+            failed_outcome = self.log[-1].outcome
         return DeliveryState(
             self.stage,
             self.tries,
@@ -233,7 +233,7 @@ class PendingEvent:
             self.first_attempt,
             self.last_attempt,
             self.due,
-            failed,
+            failed_outcome,
             self.reply_tries,
         )
 

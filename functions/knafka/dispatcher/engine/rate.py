@@ -31,12 +31,12 @@ class AttemptRate:
     def begin(self, now: float) -> None:
         """Note that an attempt begins at `now`, in seconds of a monotonic clock; call `refresh`
         next."""
-        was_waiting = self._next <= now <= self._next + LATE
-        self._next = (self._next if was_waiting else now) + self._interval
+        is_on_time = self._next <= now <= self._next + LATE
+        self._next = (self._next if is_on_time else now) + self._interval
 
     def refresh(self, now: float) -> float:
         """Update `is_open`; returns the seconds until the next attempt may begin, 0 if it is
         open."""
-        left = max(0.0, self._next - now)
-        self.is_open = left == 0
-        return left
+        seconds_left = max(0.0, self._next - now)
+        self.is_open = seconds_left == 0
+        return seconds_left

@@ -91,17 +91,17 @@ class _RetriedReplies(ABC):
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
         if reply is not None:
             pending = PendingReply(reply, response.status, response.body)
-            if (failed := await self._forward(pending, event.trace)) is not None:
-                if not failed[0].permanent:
+            if (failure := await self._forward(pending, event.trace)) is not None:
+                if not failure[0].permanent:
                     event.keep_reply(pending)
-                return failed
+                return failure
             self._events.replied += 1
         return Outcome(response.status), response.body
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
         assert event.reply is not None
-        if (failed := await self._forward(event.reply, event.trace)) is not None:
-            return failed
+        if (failure := await self._forward(event.reply, event.trace)) is not None:
+            return failure
         self._events.replied += 1
         return Outcome(event.reply.status), event.reply.body
 
@@ -160,12 +160,12 @@ class SentReplies(_RetriedReplies):
         self,
         egress: Egress,
         counts: DrainCounts,
-        to: Sink,
+        destination: Sink,
         subscriber: Subscriber,
         now: Callable[[], float],
     ) -> None:
         super().__init__(egress, counts)
-        self._target = Target.parse(to.url, to.ca_certs, to.audience)
+        self._target = Target.parse(destination.url, destination.ca_certs, destination.audience)
         self._delivery: Delivery = egress.delivery
         self._subscriber = subscriber
         self._now = now
@@ -197,14 +197,14 @@ class SentReplies(_RetriedReplies):
             return None
         log.warning("a reply was not delivered to %s: status %d", self._target.url, status)
         value = response.header(b"retry-after")
-        failed = Outcome(
+        failed_outcome = Outcome(
             status,
             self.failure_reason,
             None if value is None else retry_after_seconds(value, self._now()),
             permanent=not is_retried_status(status),
             extensions=extensions_of(response.headers),
         )
-        return failed, response.body
+        return failed_outcome, response.body
 
 
 class DiscardedReplies:

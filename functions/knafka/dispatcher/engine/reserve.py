@@ -56,8 +56,8 @@ class Reserve:
     def may_begin_unchecked(self, oldest: float, now: float) -> bool:
         """Whether an attempt may begin without a check of those under way; `oldest` is when the
         first of them began."""
-        left = self._unchecked_until - now
-        return now - oldest <= MIN_SLOW_SECONDS or 0 < left <= CHECK_INTERVAL
+        seconds_left = self._unchecked_until - now
+        return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= CHECK_INTERVAL
 
     def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:
         """Return the seconds that the next attempt must wait; 0: it may begin, and is counted as
@@ -69,19 +69,19 @@ class Reserve:
         if places < MIN_PLACES or (recent := self._recent_durations(now)) is None:
             return self._skip_checks(now)
         slow_from, ended, ended_slow = recent
-        slow, oldest = 0, 0.0
+        slow_count, oldest = 0, 0.0
         for began_at in began:
             if now - began_at <= slow_from:
                 break
-            slow, oldest = slow + 1, max(oldest, now - began_at)
-        if slow * RESERVE_SHARE < places * (RESERVE_SHARE - 1):
+            slow_count, oldest = slow_count + 1, max(oldest, now - began_at)
+        if slow_count * RESERVE_SHARE < places * (RESERVE_SHARE - 1):
             return self._skip_checks(now)
         if now < self._next_at <= now + MAX_DELAY:
             return self._next_at - now
         # At this rate, attempts take half of the free places while the oldest attempt doubles its
         # time.
-        share = (ended_slow + slow) / (ended + slow)
-        delay_before_attempt = min(2 * share * oldest / max(1, places - slow), MAX_DELAY)
+        share = (ended_slow + slow_count) / (ended + slow_count)
+        delay_before_attempt = min(2 * share * oldest / max(1, places - slow_count), MAX_DELAY)
         self._next_at = max(self._next_at, now - CHECK_INTERVAL) + delay_before_attempt
         return 0.0
 
@@ -100,12 +100,14 @@ class Reserve:
         total = sum(recent)
         if not total:
             return None
-        below, quick = 0, 0
-        while (below := below + recent[quick]) < USUAL_QUANTILE * total:
-            quick += 1
-        if quick >= len(BUCKETS):
+        below, usual_bucket = 0, 0
+        while (below := below + recent[usual_bucket]) < USUAL_QUANTILE * total:
+            usual_bucket += 1
+        if usual_bucket >= len(BUCKETS):
             return None
-        slow = bisect_left(BUCKETS, max(MIN_SLOW_SECONDS, SLOW_FACTOR * BUCKETS[quick]))
-        if slow >= len(BUCKETS):
+        slow_bucket = bisect_left(
+            BUCKETS, max(MIN_SLOW_SECONDS, SLOW_FACTOR * BUCKETS[usual_bucket])
+        )
+        if slow_bucket >= len(BUCKETS):
             return None
-        return BUCKETS[slow], total, sum(recent[slow + 1 :])
+        return BUCKETS[slow_bucket], total, sum(recent[slow_bucket + 1 :])

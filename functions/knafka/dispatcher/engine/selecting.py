@@ -42,12 +42,12 @@ class Selective(Protocol):
         """Whether the reader may skip records of this partition that don't match the selection."""
         ...
 
-    def selected_from(self, number: int, offset: float) -> None:
+    def note_selected_from(self, number: int, offset: float) -> None:
         """Note that from this offset on the reader returns only matching records and records with
         `is_for_all`; infinity: it returns every record again."""
         ...
 
-    def passed_over(self, number: int, count: int, behind: int) -> None:
+    def note_skipped(self, number: int, count: int, behind: int) -> None:
         """Note that `count` more records were skipped, and that no record below the offset `behind`
         is still to come."""
         ...
@@ -67,7 +67,7 @@ class SharedReader(LogReader, Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Call `passed_over` of the drain for the records that were skipped until now."""
+        """Call `note_skipped` of the drain for the records that were skipped until now."""
         ...
 
     def interrupt(self) -> None:

@@ -91,7 +91,7 @@ class Sender:
         self._subscriber = subscriber
         self._counts = counts
         self._events = counts.events
-        self._attempt_took, self._latency = counts.attempts.observe, counts.latency.observe
+        self._observe_attempt, self._latency = counts.attempts.observe, counts.latency.observe
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -129,9 +129,9 @@ class Sender:
         elif event.stage is DeliveryStage.SINK:
             event.stage = DeliveryStage.TOPIC
         tries = max(event.tries, event.reply_tries)
-        longest = max(backoff(tries, self._delivery), self._delivery.retry_after_max or 0.0)
+        max_wait = max(backoff(tries, self._delivery), self._delivery.retry_after_max or 0.0)
         # Clocks differ, and a clock that was set back must not make the event wait for ever.
-        return min(max(0.0, event.due - self._now()), longest)
+        return min(max(0.0, event.due - self._now()), max_wait)
 
     def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
         """Return the coroutine of one attempt in the event's stage; its `Retry` says when the next
@@ -149,9 +149,11 @@ class Sender:
         ours.
         """
         undecodable = isinstance(error, InvalidEvent)
-        failed = Outcome(failure=Reason.UNDECODABLE if undecodable else Reason.INTERNAL_ERROR)
+        failed_outcome = Outcome(
+            failure=Reason.UNDECODABLE if undecodable else Reason.INTERNAL_ERROR
+        )
         problem = str(error) if undecodable else f"{type(error).__name__}: {error}"
-        self._count_failure(failed)
+        self._count_failure(failed_outcome)
         place = (event.record.topic(), event.partition.number, event.offset)
         if undecodable:
             log.warning("a dead letter, from %s, partition %d, offset %d: %s", *place, problem)
@@ -162,11 +164,11 @@ class Sender:
                 exc_info=error,
             )
         if event.failed is None:
-            event.failed, event.response_body = failed, _encoded(problem)
+            event.failed, event.response_body = failed_outcome, _encoded(problem)
             event.last_attempt = event.last_attempt or self._now()
             event.first_attempt = event.first_attempt or event.last_attempt
             if event.attempts and not (event.log and event.log[-1].began == event.last_attempt):
-                event.attempt_failed(failed)
+                event.record_failed_attempt(failed_outcome)
         if event.stage is DeliveryStage.TOPIC:
             # The dead letter could not be built: leave out the event's headers next time.
             event.headers = None
@@ -193,7 +195,7 @@ class Sender:
             else:
                 outcome, body = await event.trace.post("attempt", self._post, self._target, event)
             now = self._now()
-            self._attempt_took(now - event.last_attempt)
+            self._observe_attempt(now - event.last_attempt)
         is_reply = event.reply is not None
         if outcome.failure is Reason.NO_TOKEN:
             if not is_reply:
@@ -208,7 +210,7 @@ class Sender:
                 self._congestion.record_answer()
             return decision
         self._count_failure(outcome)
-        event.attempt_failed(outcome)
+        event.record_failed_attempt(outcome)
         self._report_to_congestion(outcome, event)
         if is_reply or outcome.failure in _REPLY_FAILURES:
             event.reply_tries += 1
@@ -264,15 +266,15 @@ class Sender:
     async def _deliver_to_topic(self, event: PendingEvent) -> Done | Retry:
         """Write the event's dead letter: into its Broker's topic if the record holds no event, else
         into the Trigger's. Returns `Done` also if another dispatcher has written it."""
-        broker = self._broker_dead_letters
-        if broker is None or not _holds_no_event(event):
+        broker_letters = self._broker_dead_letters
+        if broker_letters is None or not _holds_no_event(event):
             return await self._write_dead_letter(event, self._dead_letters)
         try:
-            decision = await broker.write_once(
-                event.record, partial(self._write_dead_letter, event, broker.topic)
+            decision = await broker_letters.write_once(
+                event.record, partial(self._write_dead_letter, event, broker_letters.topic)
             )
         except LogError as error:
-            return self._retry_dead_letter(event, broker.topic, error)
+            return self._retry_dead_letter(event, broker_letters.topic, error)
         if decision is None:
             self._events.filtered += 1  # the record held no event for the Trigger
         return decision or Done()
@@ -346,21 +348,21 @@ class Sender:
     ) -> tuple[RecordHeaders, bytes | None]:
         """Return headers and value of the event's dead letter. `is_of_trigger` False: it is the
         Broker's, and names no Trigger and no destination."""
-        failed = event.failed
-        assert failed is not None
+        failed_outcome = event.failed
+        assert failed_outcome is not None
         record = event.record
         reply, destination = self._egress.reply, self._target.url
-        if reply and failed.failure is Reason.REPLY_NOT_DELIVERED:
+        if reply and failed_outcome.failure is Reason.REPLY_NOT_DELIVERED:
             destination = reply.url
         failure = Failure(
             destination=destination if is_of_trigger else "",
-            reason=failed.failure or Reason.STATUS,
+            reason=failed_outcome.failure or Reason.STATUS,
             attempts=event.attempts,
             first_attempt=event.first_attempt,
             last_attempt=event.last_attempt,
-            status=failed.status,
+            status=failed_outcome.status,
             body=event.response_body,
-            extensions=failed.extensions,
+            extensions=failed_outcome.extensions,
             log=event.log or (),
             reply_attempts=event.reply_tries,
         )
@@ -433,11 +435,13 @@ class Sender:
         if (now := self._now()) < self._dead_letter_logged_until:
             return
         self._dead_letter_logged_until = now + REPEAT_INTERVAL
-        failed = event.failed
+        failed_outcome = event.failed
         log.warning(
             "a dead letter, to %s, of partition %d, offset %d, after %d attempts: %s",
             *(destination, event.partition.number, event.offset, event.attempts),
-            "" if failed is None else failed.failure or f"status {failed.status}",
+            ""
+            if failed_outcome is None
+            else failed_outcome.failure or f"status {failed_outcome.status}",
             extra=_log_ids(event),
         )
 
@@ -464,10 +468,10 @@ def _holds_no_event(event: PendingEvent) -> bool:
     return event.failed is not None and event.failed.failure is Reason.UNDECODABLE
 
 
-def _failure_label(failed: Outcome) -> str:
+def _failure_label(failed_outcome: Outcome) -> str:
     """Return reason and status of a failure as metrics count them: `status 503`."""
-    status = "" if failed.status is None else f" {failed.status}"
-    return f"{failed.failure or Reason.STATUS}{status}"
+    status = "" if failed_outcome.status is None else f" {failed_outcome.status}"
+    return f"{failed_outcome.failure or Reason.STATUS}{status}"
 
 
 _ACCEPTED: Final = Outcome(202), b""

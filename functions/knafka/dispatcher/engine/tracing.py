@@ -80,9 +80,11 @@ class DeliveryTrace:
 
     __slots__ = ("_attempt", "_egress", "_filter", "_id", "_original_header", "current")
 
-    def __init__(self, egress: EgressTracing, parent: SpanContext, given: bytes, id_: str) -> None:
+    def __init__(
+        self, egress: EgressTracing, parent: SpanContext, header_value: bytes, id_: str
+    ) -> None:
         self._egress = egress
-        self._original_header = _HEADER % given
+        self._original_header = _HEADER % header_value
         self._id = id_
         self._filter = egress.tracer.start("filter", SpanKind.INTERNAL, parent, self._attributes())
         self.current = self._filter.context
@@ -115,15 +117,17 @@ class DeliveryTrace:
             "url.full": target.url,
             "http.request.resend_count": event.tries,
         }
-        plain = event.head
-        event.head = plain.replace(self._original_header, _HEADER % span.context.encode(), 1)
+        original_head = event.head
+        event.head = original_head.replace(
+            self._original_header, _HEADER % span.context.encode(), 1
+        )
         try:
             outcome, body = await post(target, event, wants_reply)
         except BaseException as error:  # a bug of ours, or the attempt was cancelled
             self._egress.tracer.end(span, type(error).__name__)
             raise
         finally:
-            event.head = plain
+            event.head = original_head
         if outcome.status is not None:
             span.attributes["http.response.status_code"] = outcome.status
         self._egress.tracer.end(span, _failure_text(outcome))
@@ -138,12 +142,12 @@ class DeliveryTrace:
             "url.full": target.url,
         }
         try:
-            failed = await send(_with_traceparent(span, reply))
+            failure = await send(_with_traceparent(span, reply))
         except BaseException as error:
             self._egress.tracer.end(span, type(error).__name__)
             raise
-        self._egress.tracer.end(span, None if failed is None else _failure_text(failed[0]))
-        return failed
+        self._egress.tracer.end(span, None if failure is None else _failure_text(failure[0]))
+        return failure
 
     async def append(self, name: str, topic: str, append: Append, draft: Draft) -> LogError | None:
         """Store a record by calling `append`, in a span of this name; a reply's `traceparent` names
@@ -171,8 +175,8 @@ def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mappi
     the ids in the record's headers if the event isn't sampled."""
     context = None if trace is None else trace.current
     if context is None:
-        given = [value for name, value in headers or () if name == TRACEPARENT]
-        context = decode(given[-1] if given else None)
+        traceparents = [value for name, value in headers or () if name == TRACEPARENT]
+        context = decode(traceparents[-1] if traceparents else None)
     return {} if context is None else context.ids
 
 

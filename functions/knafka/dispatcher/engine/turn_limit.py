@@ -30,17 +30,17 @@ class TurnLimit:
         if self._left > 0 and not self._waiting:
             self._left -= 1
             return
-        waiting = self._loop.create_future()
-        self._waiting.append(waiting)
-        await waiting
+        turn = self._loop.create_future()
+        self._waiting.append(turn)
+        await turn
 
     def _next_turn(self) -> None:
         """Begin a turn: let `limit` waiting attempts begin."""
         self._left = self._limit
         while self._waiting and self._left > 0:
-            waiting = self._waiting.popleft()
-            if not waiting.done():  # cancelled
-                waiting.set_result(None)
+            turn = self._waiting.popleft()
+            if not turn.done():  # cancelled
+                turn.set_result(None)
                 self._left -= 1
         self._is_counting = bool(self._waiting) or self._left < self._limit
         if self._is_counting:

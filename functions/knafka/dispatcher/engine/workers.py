@@ -26,7 +26,7 @@ from knafka.dispatcher.engine.reserve import RESERVE_SHARE, Reserve
 from knafka.dispatcher.engine.sender import Sender
 from knafka.dispatcher.engine.turn_limit import TurnLimit
 
-READY_ENOUGH: Final = 500
+MAX_READY_FOR_READING: Final = 500
 """Ready events that wait only for a worker: while there are more, no records are read. Events
 beyond them wait behind their own key, and reading on lets other keys overtake."""
 
@@ -155,7 +155,7 @@ class Workers:
     @property
     def has_capacity(self) -> bool:
         """Whether few enough ready events wait for a worker that more records may be read."""
-        return len(self._ready) <= READY_ENOUGH
+        return len(self._ready) <= MAX_READY_FOR_READING
 
     async def wait_for_capacity(self, timeout: float) -> None:
         """Wait until `has_capacity`, at most `timeout` seconds."""
@@ -270,7 +270,7 @@ class Workers:
             return None
         while ready:
             event = ready.popleft()
-            if self._capacity is not None and len(ready) <= READY_ENOUGH:
+            if self._capacity is not None and len(ready) <= MAX_READY_FOR_READING:
                 self._signal_capacity()
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
@@ -288,17 +288,17 @@ class Workers:
         now = self._now()
         if self._reserve.may_begin_unchecked(next(iter(self._under_way)).last_attempt, now):
             return False
-        began = (event.last_attempt for event in self._under_way)
-        pause = self._reserve.delay_before_attempt(began, limit, now)
-        if pause:
-            self._wake_later(self._loop.time() + max(pause, SHORTEST_TIMER))
-        return pause > 0
+        began_times = (event.last_attempt for event in self._under_way)
+        delay = self._reserve.delay_before_attempt(began_times, limit, now)
+        if delay:
+            self._wake_later(self._loop.time() + max(delay, SHORTEST_TIMER))
+        return delay > 0
 
     def _wait_for_rate(self, rate: AttemptRate) -> None:
         """Wake a worker as soon as the rate limit lets the next attempt begin."""
-        if left := rate.refresh(self._loop.time()):
-            after = max(left, SHORTEST_TIMER)
-            self._rate_timer = self._loop.call_later(after, self._wait_for_rate, rate)
+        if seconds_left := rate.refresh(self._loop.time()):
+            delay = max(seconds_left, SHORTEST_TIMER)
+            self._rate_timer = self._loop.call_later(delay, self._wait_for_rate, rate)
             return
         self.moved.set()
         self._wake_worker()
@@ -310,18 +310,18 @@ class Workers:
             return None
         if self._probes_due:
             return self._probes_due.popleft()
-        for waiting in (self._retries, self._ready):
-            while waiting and not waiting[0].partition.open:
-                waiting.popleft()
-        waiting = self._retries or self._ready
-        if not waiting:
+        for queue in (self._retries, self._ready):
+            while queue and not queue[0].partition.open:
+                queue.popleft()
+        queue = self._retries or self._ready
+        if not queue:
             return None
         self._probes = {probe for probe in self._probes if probe.partition.open}
         probe_at = self._congestion.next_probe_at(len(self._probes))
         if probe_at > self._loop.time():
             self._wake_later(probe_at)
             return None
-        event = waiting.popleft()
+        event = queue.popleft()
         self._begin_probe(event)
         return event
 
@@ -329,15 +329,15 @@ class Workers:
         """Mark an event as a probe, and note when it began."""
         event.is_probe = True
         self._probes.add(event)
-        self._congestion.probe_began(self._loop.time())
+        self._congestion.record_probe(self._loop.time())
 
     def _is_paused(self) -> bool:
         """Return whether a Retry-After forbids attempts now; if so, a worker is woken when it
         ends."""
-        until = self._congestion.paused_until
-        if until <= self._loop.time():
+        paused_until = self._congestion.paused_until
+        if paused_until <= self._loop.time():
             return False
-        self._wake_later(until)
+        self._wake_later(paused_until)
         return True
 
     def _apply_congestion_limit(self) -> None:
@@ -347,19 +347,19 @@ class Workers:
             for event in self._probes:
                 event.is_probe = False
             self._probes.clear()
-            for waiting in (self._retries, self._probes_due):
-                self._ready.extendleft(reversed(waiting))
-                waiting.clear()
+            for queue in (self._retries, self._probes_due):
+                self._ready.extendleft(reversed(queue))
+                queue.clear()
         for _ in range(min(len(self._ready), self._congestion.limit - len(self._under_way))):
             self._wake_worker()
 
-    def _wake_later(self, at: float) -> None:
+    def _wake_later(self, wake_at: float) -> None:
         """Wake a worker at this time of the event loop's clock; an earlier planned time stays."""
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._timer.when() <= wake_at:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._wake_now)
+        self._timer = self._loop.call_at(wake_at, self._wake_now)
 
     def _wake_now(self) -> None:
         """Begin the attempts that are allowed now; the timer of `_wake_later` calls this."""

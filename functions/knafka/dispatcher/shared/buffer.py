@@ -195,7 +195,7 @@ class PartitionBuffer:
             self.pending_cursors.discard(cursor)
             cursor.is_selective, cursor.pending = False, []
             if cursor.owner.drain is not None:
-                cursor.owner.drain.selected_from(self.number, math.inf)
+                cursor.owner.drain.note_selected_from(self.number, math.inf)
         else:
             self.plain_cursors.discard(cursor)
             self.fastest_index = max(
@@ -207,25 +207,25 @@ class PartitionBuffer:
     def append(self, records: Sequence[SharedRecord]) -> list[Cursor]:
         """Append records that were read, in order. Returns the cursors that they are for, and whose
         owners must be notified."""
-        at = self.end_index
+        first_new_index = self.end_index
         self.records.extend(records)
         self.end = records[-1].offset() + 1
         self.size += sum(record.size for record in records)
-        concerned = self._note_matches(at, records) if len(self.index) else []
-        concerned += self.plain_cursors
-        return concerned
+        notified_cursors = self._note_matches(first_new_index, records) if len(self.index) else []
+        notified_cursors += self.plain_cursors
+        return notified_cursors
 
-    def _note_matches(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
+    def _note_matches(self, first_new_index: int, records: Sequence[SharedRecord]) -> list[Cursor]:
         """Add the records' indexes, from `first_new_index` on, to the selective cursors that they
         match. Returns the cursors that had no pending records before."""
-        concerned: list[Cursor] = []
-        for index, record in enumerate(records, at):
+        newly_pending: list[Cursor] = []
+        for index, record in enumerate(records, first_new_index):
             for cursor in self._matching_cursors(record):
                 if not cursor.pending:
-                    concerned.append(cursor)
+                    newly_pending.append(cursor)
                 cursor.pending.append(index)
-        self.pending_cursors.update(concerned)
-        return concerned
+        self.pending_cursors.update(newly_pending)
+        return newly_pending
 
     def _matching_cursors(self, record: SharedRecord) -> Iterable[Cursor]:
         """Return the selective cursors whose filters match this record; all selective ones if it
@@ -249,16 +249,16 @@ class PartitionBuffer:
         """Return at most `limit` next records of a cursor, and move it behind them."""
         if cursor.is_selective:
             return self._take_pending(cursor, limit)
-        at = cursor.index - self.first_index
-        taken = self.records[at : at + limit]
-        if taken:
-            cursor.index += len(taken)
+        start = cursor.index - self.first_index
+        records = self.records[start : start + limit]
+        if records:
+            cursor.index += len(records)
             self.fastest_index = max(self.fastest_index, cursor.index)
-            if taken[0].offset() < cursor.offset:
-                taken = taken[bisect_left(taken, cursor.offset, key=_offset_of) :]
-            if taken:
-                cursor.offset = taken[-1].offset() + 1
-        return taken
+            if records[0].offset() < cursor.offset:
+                records = records[bisect_left(records, cursor.offset, key=_offset_of) :]
+            if records:
+                cursor.offset = records[-1].offset() + 1
+        return records
 
     def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
         """Return at most `limit` pending records of a selective cursor, move it behind them, and
@@ -266,18 +266,18 @@ class PartitionBuffer:
         pending, drain = cursor.pending, cursor.owner.drain
         if not pending or limit <= 0 or drain is None:
             return ()
-        taken = pending[:limit]
+        indexes = pending[:limit]
         del pending[:limit]
         if not pending:
             self.pending_cursors.discard(cursor)
-        first = self.first_index
-        some = [self.records[index - first] for index in taken]
-        next_index = taken[-1] + 1
-        if skipped := next_index - cursor.index - len(taken):
-            drain.passed_over(self.number, skipped, 0)
+        first_index = self.first_index
+        records = [self.records[index - first_index] for index in indexes]
+        next_index = indexes[-1] + 1
+        if skipped := next_index - cursor.index - len(indexes):
+            drain.note_skipped(self.number, skipped, 0)
         cursor.index = next_index
-        cursor.offset = some[-1].offset() + 1
-        return some
+        cursor.offset = records[-1].offset() + 1
+        return records
 
     def make_selective(self, cursor: Cursor) -> None:
         """Make a plain cursor that has taken all records selective, if its drain allows it."""
@@ -293,7 +293,7 @@ class PartitionBuffer:
             cursor.is_selective = True
             self.index.add(cursor, selection)
             self.wants_trace = drain.wants_trace
-            drain.selected_from(self.number, self.end)
+            drain.note_selected_from(self.number, self.end)
 
     def catch_up(self, cursor: Cursor) -> None:
         """Report to the cursor's drain which records were skipped, or where the partition ends."""
@@ -302,7 +302,7 @@ class PartitionBuffer:
             return
         if not cursor.is_selective:
             if (end := self.take_end(cursor)) is not None:
-                drain.passed_over(self.number, 0, end)
+                drain.note_skipped(self.number, 0, end)
             return
         index, offset = self.end_index, self.end
         if cursor.pending:
@@ -310,7 +310,7 @@ class PartitionBuffer:
             offset = self.records[index - self.first_index].offset()
         if offset > cursor.offset or index > cursor.index:
             offset = max(cursor.offset, offset)
-            drain.passed_over(self.number, index - cursor.index, offset)
+            drain.note_skipped(self.number, index - cursor.index, offset)
             cursor.index, cursor.offset = index, offset
             cursor.reported = max(cursor.reported, offset)
 

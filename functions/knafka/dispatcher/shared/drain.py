@@ -33,7 +33,7 @@ from knafka.ports.log import Assignment, LogReader, Positions
 
 log = logging.getLogger(__name__)
 
-SETTLED_AFTER: Final = LAST_RESTART
+FORGET_FAILURES_AFTER: Final = LAST_RESTART
 """Seconds that a drain must have run before its earlier failures are forgotten."""
 
 LOOK_INTERVAL: Final = 1.0
@@ -51,7 +51,7 @@ class EgressDrains:
         served: ServedEgress,
         egress: Egress,
         connect: Connect,
-        before: asyncio.Task[None] | None,
+        previous_drains: asyncio.Task[None] | None,
     ) -> None:
         self.egress = egress
         self.served = served
@@ -67,7 +67,7 @@ class EgressDrains:
         self._stopping = asyncio.Event()
         self._failing_since: float | None = None
         self._failures = 0
-        self.task = asyncio.create_task(self._run(before))
+        self.task = asyncio.create_task(self._run(previous_drains))
 
     def stop(self, timeout: float) -> None:
         """Stop the running drain within `timeout` seconds and start no other."""
@@ -93,17 +93,17 @@ class EgressDrains:
             return self._failing_since + max(idle, JOIN_PATIENCE) - self._loop.time()
         return idle if self.drain is None else self.drain.seconds_until_idle(idle)
 
-    async def _run(self, before: asyncio.Task[None] | None) -> None:
+    async def _run(self, previous_drains: asyncio.Task[None] | None) -> None:
         """Wait for the previous record's drains, then drain again and again until stopped."""
-        if before is not None:
-            await asyncio.wait({before})
+        if previous_drains is not None:
+            await asyncio.wait({previous_drains})
         while not self._stopping.is_set():
             began = self._loop.time()
             problem = await self._drain_once()
             if self._stopping.is_set():
                 return
             now = self._loop.time()
-            if now - began > SETTLED_AFTER:
+            if now - began > FORGET_FAILURES_AFTER:
                 self._failures, self._failing_since = 0, None
             if self._failing_since is None:
                 self._failing_since = now
@@ -115,14 +115,14 @@ class EgressDrains:
 
     async def _drain_once(self) -> str:
         """Run one drain to its end; returns why it ended, for the progress."""
-        forgetting: asyncio.TimerHandle | None = None
+        forget_timer: asyncio.TimerHandle | None = None
         self.committed = {}
         try:
             clients = self._clients = self._connect(self.egress)
             clients = replace(clients, open_reader=partial(self._open, clients.open_reader))
             drain = self.drain = self.served.new_drain(self.egress, clients)
             self.apply_share()
-            forgetting = self._loop.call_later(SETTLED_AFTER, self._forget_failures)
+            forget_timer = self._loop.call_later(FORGET_FAILURES_AFTER, self._forget_failures)
             problem = (await drain.run()).error
             if problem is None and isinstance(self._reader, GroupReader):
                 self.committed = dict(self._reader.committed)
@@ -132,8 +132,8 @@ class EgressDrains:
             return f"{type(error).__name__}: {error}"
         finally:
             self.drain = None
-            if forgetting is not None:
-                forgetting.cancel()
+            if forget_timer is not None:
+                forget_timer.cancel()
             if self._clients is not None:
                 await self._clients.subscriber.close()
 
@@ -160,7 +160,7 @@ class ShardDrain:
     ) -> None:
         self._follower = follower
         self._contract = follower.contract
-        self._served_egress = served_egress
+        self._ensure_served = served_egress
         self._connect = connect
         self._news = news
         """Set when a new position must be reported."""
@@ -220,8 +220,8 @@ class ShardDrain:
         """Return the progress of all Egresses, and the errors of Egresses whose record is
         refused."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
-        for group, why in self._contract.refused.items():
-            egresses[group] = DrainProgress(error=why)
+        for group, reason in self._contract.refused.items():
+            egresses[group] = DrainProgress(error=reason)
         return ShardProgress(contract=self.position, egresses=egresses, ended=ended, error=error)
 
     async def run(self) -> ShardProgress:
@@ -310,18 +310,18 @@ class ShardDrain:
 
     def _begin(self, group: str, egress: Egress) -> None:
         """Start the drains of an Egress; they wait for the drains of its previous record."""
-        served = self._served_egress(egress)
+        served = self._ensure_served(egress)
         drains = EgressDrains(served, egress, self._connect, self._last.get(group))
         self._drains[group], self._last[group] = drains, drains.task
         self._reported.setdefault(group, served.totals().snapshot())
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def on_ended(task: asyncio.Task[None]) -> None:
             if self._last.get(group) is task:
                 del self._last[group]
             if self._leaving.pop(task, None) is not None:
                 self._news.set()
 
-        drains.task.add_done_callback(ended)
+        drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
         """Return the seconds until all drains are idle; infinity: they never end by themselves."""

@@ -144,18 +144,18 @@ class Fetcher:
         """Append records to `reading`, the buffers that existed when the read began, and note the
         partitions' ends. Returns the cursors that the records are for."""
         for number in self._source.restarted:
-            if (buffer := self._current_buffer(number, reading)) is not None:
+            if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 reading[number] = self._restart(buffer)
         concerned: list[Cursor] = []
         by_partition: defaultdict[int, list[SharedRecord]] = defaultdict(list)
         for record in records:
             by_partition[record.partition()].append(SharedRecord(record))
-        for number, some in by_partition.items():
-            if (buffer := self._current_buffer(number, reading)) is not None:
+        for number, partition_records in by_partition.items():
+            if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 buffer.epoch = self._source.epochs.get(number, buffer.epoch)
-                concerned += buffer.append(some)
+                concerned += buffer.append(partition_records)
         for number, end in self._source.ends.items():
-            if (buffer := self._current_buffer(number, reading)) is not None:
+            if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 buffer.reach_end(end)
         self._trim()
         return concerned
@@ -171,7 +171,7 @@ class Fetcher:
             if cursor.waiting:  # it may have taken them, or have gone, in an earlier turn
                 room -= cursor.owner.notify(cursor.number, True)
 
-    def _current_buffer(
+    def _unchanged_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]
     ) -> PartitionBuffer | None:
         """Return the partition's buffer if it is the same as when the read began; otherwise
@@ -213,12 +213,12 @@ class Fetcher:
             self._resume()
             active = [buffer for buffer in self.buffers.values() if not buffer.paused]
             has_demand = bool(active) and sum(buffer.untaken for buffer in active) < limits.ahead
-            full = self._full_buffers(active) if has_demand else []
-            if has_demand and not full:
+            full_buffers = self._full_buffers(active) if has_demand else []
+            if has_demand and not full_buffers:
                 return
             if not active:
                 await self.moved.wait()
-            elif full:
+            elif full_buffers:
                 await self._wait_for_move(limits.patience)
                 self._trim()
                 for buffer in self._full_buffers(active):
@@ -232,10 +232,10 @@ class Fetcher:
         """Return the buffers that may take no more records until their slowest groups have taken
         some."""
         limits = self._limits
-        full = [buffer for buffer in active if buffer.held_records >= limits.records]
-        if not full and self.size >= limits.size:
-            full = [max(active, key=lambda buffer: buffer.size)]
-        return full
+        full_buffers = [buffer for buffer in active if buffer.held_records >= limits.records]
+        if not full_buffers and self.size >= limits.size:
+            full_buffers = [max(active, key=lambda buffer: buffer.size)]
+        return full_buffers
 
     def _has_room(self, active: Sequence[PartitionBuffer]) -> bool:
         """Forget the records that all groups have taken; returns whether no buffer is full then."""
@@ -245,9 +245,11 @@ class Fetcher:
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
         """Evict the groups that lag by more than half of the buffer, the slowest first, so that the
         next ones can join its new buffer."""
-        slow = [cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2]
-        if len(slow) < len(buffer.cursors):
-            for cursor in sorted(slow, key=buffer.next_offset):
+        slow_cursors = [
+            cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
+        ]
+        if len(slow_cursors) < len(buffer.cursors):
+            for cursor in sorted(slow_cursors, key=buffer.next_offset):
                 self._placement.evict(cursor, self)
         self._trim()
 
@@ -261,20 +263,20 @@ class Fetcher:
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
         """Pause the partitions whose records no group takes, so that the others are read."""
         share = self._limits.ahead // max(1, len(active))
-        stuck = [buffer for buffer in active if buffer.untaken >= max(1, share)]
-        for buffer in stuck:
+        stuck_buffers = [buffer for buffer in active if buffer.untaken >= max(1, share)]
+        for buffer in stuck_buffers:
             buffer.paused = True
-        begun = {buffer.number for buffer in stuck} - self._beginning.keys()
-        if begun:
-            self._source.pause(begun)
+        stuck_partitions = {buffer.number for buffer in stuck_buffers} - self._beginning.keys()
+        if stuck_partitions:
+            self._source.pause(stuck_partitions)
 
     def _resume(self) -> None:
         """Resume the paused partitions whose groups have taken enough records."""
         share = self._limits.ahead // max(1, len(self.buffers))
-        moved = [
+        resumed_buffers = [
             buffer for buffer in self.buffers.values() if buffer.paused and buffer.untaken < share
         ]
-        for buffer in moved:
+        for buffer in resumed_buffers:
             buffer.paused = False
-        if moved:
-            self._source.resume({buffer.number for buffer in moved})
+        if resumed_buffers:
+            self._source.resume({buffer.number for buffer in resumed_buffers})

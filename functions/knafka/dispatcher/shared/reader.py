@@ -89,7 +89,7 @@ class GroupReader:
         self._partitions_with_news: dict[int, None] = {}
         """Partitions with untaken records, or with an end that was not reported."""
         self._waiter: asyncio.Future[None] | None = None
-        self._given_records = 0
+        self._handed_over_count = 0
         """Number of records that the drain has taken since its last `read` began."""
         self._crash: Exception | None = None
         """The error that the drain raised when it took records, a bug of ours; its next read raises
@@ -114,24 +114,24 @@ class GroupReader:
         """Return at most `limit` next records, waiting up to `timeout` seconds for the first.
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
-        self.ends, self._given_records = {}, 0
+        self.ends, self._handed_over_count = {}, 0
         await asyncio.sleep(0)  # other drains have their turn between the reads of a backlog
         records = self._take(limit)
         if records or self._must_return() or timeout <= 0:
-            return self._or_raise(records)
+            return self._records_or_raise(records)
         # The timer ends the wait, not the clock, which may still be just before the deadline when a
         # timer fires.
-        over = loop.create_future()
-        timer = loop.call_later(timeout, self._end_wait, over)
+        timeout_over = loop.create_future()
+        timer = loop.call_later(timeout, self._end_wait, timeout_over)
         try:
-            while not (records or over.done() or self._must_return()):
+            while not (records or timeout_over.done() or self._must_return()):
                 self._waiter = loop.create_future()
                 await self._waiter
                 records = self._take(limit)
         finally:
             timer.cancel()
             self._waiter = None
-        return self._or_raise(records)
+        return self._records_or_raise(records)
 
     def _must_return(self) -> bool:
         """Whether a read has to return, even without records."""
@@ -139,11 +139,11 @@ class GroupReader:
             self._failure is not None
             or self.is_closing
             or self._interrupted
-            or self._given_records >= RECORDS_PER_READ
+            or self._handed_over_count >= RECORDS_PER_READ
             or self._crash is not None
         )
 
-    def _or_raise(self, records: list[Record]) -> list[Record]:
+    def _records_or_raise(self, records: list[Record]) -> list[Record]:
         """Return the records of a read, or raise the drain's crash or, if there are no records, the
         topic's failure."""
         self._interrupted = False
@@ -153,9 +153,9 @@ class GroupReader:
             raise self._failure
         return records
 
-    def _end_wait(self, over: asyncio.Future[None]) -> None:
+    def _end_wait(self, timeout_over: asyncio.Future[None]) -> None:
         """End a read that has waited for its full timeout."""
-        over.set_result(None)
+        timeout_over.set_result(None)
         self._wake()
 
     def _take(self, limit: int) -> list[Record]:
@@ -186,24 +186,24 @@ class GroupReader:
         if not is_record:
             return 0
         if self.drain is not None and self._waiter and not self._waiter.done():
-            return self._give(self.drain)
+            return self._hand_over(self.drain)
         self._wake()
         return 0
 
-    def _give(self, drain: Selective) -> int:
+    def _hand_over(self, drain: Selective) -> int:
         """Hand new records to a drain that waits in `read`: waking it would cost more than taking a
         record does. Returns how many it took."""
-        records = self._take(RECORDS_PER_READ - self._given_records)
+        records = self._take(RECORDS_PER_READ - self._handed_over_count)
         if not records:
             return 0
-        self._given_records += len(records)
+        self._handed_over_count += len(records)
         try:
             drain.take(records)
         except Exception as error:  # it must not end the fetcher, which reads for all groups
             self._crash = error
         if (
             self._crash is not None
-            or self._given_records >= RECORDS_PER_READ
+            or self._handed_over_count >= RECORDS_PER_READ
             or self._partitions_with_news
         ):
             self._wake()
@@ -288,28 +288,30 @@ class GroupReader:
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
         """Release partitions that go to another process: finish their attempts, then commit."""
-        mine = sorted(self.cursors.keys() & set(numbers))
-        if not mine:
+        owned = sorted(self.cursors.keys() & set(numbers))
+        if not owned:
             return
-        epochs = self._epochs_of(mine)
-        for number in mine:
+        epochs = self._epochs_of(owned)
+        for number in owned:
             self._topic.leave(self.cursors.pop(number))
         if self._last_commits is None:
-            commits = await self._assignment.revoked(mine)
+            commits = await self._assignment.revoked(owned)
         else:
             commits = await asyncio.shield(self._last_commits)
-        waiting = {
-            number: self._to_commit.pop(number) for number in mine if number in self._to_commit
+        stored_commits = {
+            number: self._to_commit.pop(number) for number in owned if number in self._to_commit
         }
         await self._wait_for_commit()
-        for number in mine:
+        for number in owned:
             self.committed.pop(number, None)
-        last = {
-            number: commit for number, commit in {**waiting, **commits}.items() if number in mine
+        last_commits = {
+            number: commit
+            for number, commit in {**stored_commits, **commits}.items()
+            if number in owned
         }
-        if last:
+        if last_commits:
             try:
-                await self._commit(last, epochs)
+                await self._commit(last_commits, epochs)
             except LogError as error:
                 # The next owner starts at the group's last commit: duplicates, no loss.
                 log.warning("the last commit of %s failed: %s", self.group, error)
@@ -317,13 +319,13 @@ class GroupReader:
 
     def lose_partitions(self, numbers: Collection[int]) -> None:
         """Forget partitions that belong to another process: nothing may be committed."""
-        mine = sorted(self.cursors.keys() & set(numbers))
-        for number in mine:
+        owned = sorted(self.cursors.keys() & set(numbers))
+        for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._to_commit.pop(number, None)
             self.committed.pop(number, None)
-        if mine and not self.is_closing:
-            self._assignment.lost(mine)
+        if owned and not self.is_closing:
+            self._assignment.lost(owned)
 
     def fail(self, error: LogError) -> None:
         """Make every read raise this error; events delivered since the last commit will be
@@ -364,8 +366,10 @@ class GroupReader:
         except LogError as error:
             log.info("a commit of %s failed, and is made again: %s", self.group, error)
             unchanged = self.cursors.keys() - self._restarted
-            again = {number: commit for number, commit in commits.items() if number in unchanged}
-            self._to_commit = {**again, **self._to_commit}
+            failed_commits = {
+                number: commit for number, commit in commits.items() if number in unchanged
+            }
+            self._to_commit = {**failed_commits, **self._to_commit}
         finally:
             self._committing = None
             self._committed.set()

@@ -91,13 +91,13 @@ class ServedShard:
 
     def _new_drain(self) -> ShardDrain:
         """Create the shard's next drain, for the lease."""
-        return ShardDrain(self._follower, self._served_egress, self._connect, self._news)
+        return ShardDrain(self._follower, self._ensure_served, self._connect, self._news)
 
     def _connect(self, egress: Egress) -> Clients:
         """Return the clients of one drain of this Egress."""
         return self._clients.clients_for(egress, lambda: len(self._follower.contract.entries))
 
-    def _served_egress(self, egress: Egress) -> ServedEgress:
+    def _ensure_served(self, egress: Egress) -> ServedEgress:
         """Return the state that outlives the drains of this Egress's group, creating it at its
         first use."""
         return self._served.setdefault(egress.group, ServedEgress(egress, self._tracer))
@@ -109,7 +109,7 @@ class ServedShard:
             group: served for group, served in self._served.items() if group in egresses
         }
         for egress in egresses.values():
-            self._served_egress(egress).egress = egress
+            self._ensure_served(egress).egress = egress
 
     def refusal(self, request: DrainRequest) -> str:
         """Return why a request for a drain is refused (it is for another shard); empty: it
@@ -155,17 +155,17 @@ class ServedShard:
 def line_maker() -> Callable[[ShardProgress], ShardProgress]:
     """Return a function that reduces each progress of one request to a line: the first and the last
     line hold all Egresses, the others only Egresses whose progress has changed."""
-    last: dict[str, DrainProgress] = {}
+    last_egresses: dict[str, DrainProgress] = {}
 
     def line_of(progress: ShardProgress) -> ShardProgress:
-        nonlocal last
-        before, last = last, progress.egresses
+        nonlocal last_egresses
+        previous_egresses, last_egresses = last_egresses, progress.egresses
         if progress.ended is not None:
             return progress
         changed = {
             group: drain_progress
             for group, drain_progress in progress.egresses.items()
-            if before.get(group) != drain_progress
+            if previous_egresses.get(group) != drain_progress
         }
         return progress.model_copy(update={"egresses": changed})
 

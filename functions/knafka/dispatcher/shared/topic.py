@@ -122,16 +122,16 @@ class SharedTopic:
         """Make the waiting commits, if Kafka confirms that the partitions are still this
         process's."""
         loop = asyncio.get_running_loop()
-        waiting = [reader for reader in self._readers if reader.to_commit]
-        asked_at = loop.time()
-        if waiting and not await member.confirm(_highest_positions(waiting)):
-            waiting = []
-        starts = range(0, len(waiting), CONCURRENT_COMMITS)
+        committing_readers = [reader for reader in self._readers if reader.to_commit]
+        confirmed_at = loop.time()
+        if committing_readers and not await member.confirm(_highest_positions(committing_readers)):
+            committing_readers = []
+        starts = range(0, len(committing_readers), CONCURRENT_COMMITS)
         serving = asyncio.ensure_future(member.serve(COMMIT_ROUND_SECONDS))
         try:
             for start in starts:
-                if loop.time() - asked_at < CONFIRMATION_VALID_SECONDS:
-                    for reader in waiting[start : start + CONCURRENT_COMMITS]:
+                if loop.time() - confirmed_at < CONFIRMATION_VALID_SECONDS:
+                    for reader in committing_readers[start : start + CONCURRENT_COMMITS]:
                         if reader.to_commit:
                             reader.begin_commit()
                 if start != starts[-1]:
@@ -149,8 +149,8 @@ class SharedTopic:
         """Make all readers finish their attempts of these partitions and commit; returns no commits
         of its own."""
         self._owned.difference_update(partitions)
-        given_up = (reader.release_partitions(partitions) for reader in self._readers)
-        for error in await asyncio.gather(*given_up, return_exceptions=True):
+        releases = (reader.release_partitions(partitions) for reader in self._readers)
+        for error in await asyncio.gather(*releases, return_exceptions=True):
             if error is not None:
                 log.error("partitions were not given up in order", exc_info=error)
         return {}
@@ -173,14 +173,14 @@ class SharedTopic:
         readers_by_task = {
             asyncio.create_task(reader.fetch_committed(numbers)): reader for reader in readers
         }
-        waiting = set(readers_by_task)
-        while waiting:
-            done, waiting = await asyncio.wait(
-                waiting,
+        pending_tasks = set(readers_by_task)
+        while pending_tasks:
+            done, pending_tasks = await asyncio.wait(
+                pending_tasks,
                 timeout=COMMITTED_TIMEOUT,
                 return_when=asyncio.ALL_COMPLETED,
             )
-            begun: list[tuple[int, int, GroupReader, Commit | None]] = []
+            starts: list[tuple[int, int, GroupReader, Commit | None]] = []
             for task in done:
                 reader = readers_by_task[task]
                 if reader not in self._readers or reader.is_closing:
@@ -199,8 +199,8 @@ class SharedTopic:
                 if committed:
                     reader.assign_partitions(committed)
                 for number, commit in committed.items():
-                    begun.append((number, -1 if commit is None else commit.offset, reader, commit))
-            for number, _, reader, commit in sorted(begun, key=lambda start: start[:2]):
+                    starts.append((number, -1 if commit is None else commit.offset, reader, commit))
+            for number, _, reader, commit in sorted(starts, key=lambda start: start[:2]):
                 reader.begin(number, commit)
 
     # Placement of groups in fetchers
@@ -211,18 +211,18 @@ class SharedTopic:
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
         """Place a cursor in a buffer of any fetcher but `avoid`, or in a new fetcher."""
-        number, others = (
+        number, other_fetchers = (
             cursor.number,
             [fetcher for fetcher in self.fetchers if fetcher is not avoid],
         )
         offset = max(0, position.offset)
-        for fetcher in others:
+        for fetcher in other_fetchers:
             buffer = fetcher.buffers.get(number)
             if buffer is not None and buffer.start <= offset <= buffer.end + self._limits.records:
                 buffer.join(cursor)
                 fetcher.moved.set()
                 return
-        for fetcher in others:
+        for fetcher in other_fetchers:
             if number not in fetcher.buffers:
                 fetcher.add(number, position).join(cursor)
                 return
@@ -268,20 +268,20 @@ class SharedTopic:
         the cursors' offsets."""
         own_index = self.fetchers.index(fetcher)
         for number, buffer in list(fetcher.buffers.items()):
-            for index, other in enumerate(self.fetchers):
-                ahead = other.buffers.get(number)
-                if other is fetcher or ahead is None:
+            for index, other_fetcher in enumerate(self.fetchers):
+                other_buffer = other_fetcher.buffers.get(number)
+                if other_fetcher is fetcher or other_buffer is None:
                     continue
-                if (ahead.end, -index) > (buffer.end, -own_index):
+                if (other_buffer.end, -index) > (buffer.end, -own_index):
                     covered = [
                         cursor
                         for cursor in buffer.cursors
-                        if ahead.covers(buffer.next_offset(cursor))
+                        if other_buffer.covers(buffer.next_offset(cursor))
                     ]
                     for cursor in covered:
                         buffer.leave(cursor)
-                        ahead.join(cursor)
-                        other.moved.set()
+                        other_buffer.join(cursor)
+                        other_fetcher.moved.set()
         fetcher.drop_unused()
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:

@@ -47,9 +47,9 @@ from knafka.ports.log import (
 
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: more than Kafka needs to elect another leader."""
-PARTITIONS_REMEMBERED: Final = 30.0
+PARTITIONS_CACHE_SECONDS: Final = 30.0
 """Seconds for which `end_offsets_of_all` caches a topic's partitions."""
-ENDS_REMEMBERED: Final = 5.0
+ENDS_CACHE_SECONDS: Final = 5.0
 """Seconds for which `lags` uses the ends that `end_offsets_of_all` has read. Later records appear
 in a later call; the operator calls both every few seconds."""
 
@@ -124,7 +124,7 @@ class KafkaAdmin:
         created."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         with needing(topic=("Create", topic), cluster="Create"):
-            was_created = await self._did_unless(
+            was_created = await self._did_unless_done(
                 KafkaError.TOPIC_ALREADY_EXISTS,
                 lambda timeout: self._admin.create_topics([new_topic], request_timeout=timeout)[
                     topic
@@ -166,7 +166,7 @@ class KafkaAdmin:
         for cache in (self._cached_partitions, self._cached_ends, self._cached_ranges):
             cast(dict[str, object], cache).pop(topic, None)
         with needing(topic=("Delete", topic)):
-            await self._did_unless(
+            await self._did_unless_done(
                 KafkaError.UNKNOWN_TOPIC_OR_PART,
                 lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
             )
@@ -185,9 +185,9 @@ class KafkaAdmin:
         be read are left out."""
         now = time.monotonic()
         self._cached_partitions = {
-            topic: seen
-            for topic, seen in self._cached_partitions.items()
-            if now - seen.at < PARTITIONS_REMEMBERED
+            topic: cached
+            for topic, cached in self._cached_partitions.items()
+            if now - cached.at < PARTITIONS_CACHE_SECONDS
         }
         try:
             described = await self._describe(topics - self._cached_partitions.keys(), some=True)
@@ -199,25 +199,25 @@ class KafkaAdmin:
             self._cached_partitions[topic] = _CachedPartitions(
                 now, description.id, at_offset(description.partitions, LATEST)
             )
-        wanted = [
+        partitions = [
             partition
             for topic in topics
             if topic in self._cached_partitions
             for partition in self._cached_partitions[topic].partitions
         ]
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
-        for partition, offset in (await self._offsets_of_partitions(wanted, some=True)).items():
+        for partition, offset in (await self._offsets_of_partitions(partitions, some=True)).items():
             ends.setdefault(partition.topic, {})[partition.partition] = offset
         self._cached_ends = {
-            topic: before
-            for topic, before in self._cached_ends.items()
+            topic: cached_ends
+            for topic, cached_ends in self._cached_ends.items()
             # A topic that can't be read now must not keep its earlier ends.
-            if asked - before.at < ENDS_REMEMBERED and topic not in topics
+            if requested_at - cached_ends.at < ENDS_CACHE_SECONDS and topic not in topics
         } | {
-            topic: _CachedEnds(asked, self._cached_partitions[topic].id, found)
-            for topic, found in ends.items()
-            if len(found) == len(self._cached_partitions[topic].partitions)
+            topic: _CachedEnds(requested_at, self._cached_partitions[topic].id, topic_ends)
+            for topic, topic_ends in ends.items()
+            if len(topic_ends) == len(self._cached_partitions[topic].partitions)
         }
         return ends
 
@@ -253,26 +253,32 @@ class KafkaAdmin:
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         """Return the lag of each group on one topic."""
         committed: Mapping[str, Commits] = {}
-        if (read := self._recent_ends(topic)) is not None:
-            ends = read.by_partition
+        if (recent_ends := self._recent_ends(topic)) is not None:
+            ends = recent_ends.by_partition
             places = [TopicPartition(topic, number) for number in ends]
-            committed = await self._groups.behind(groups, read.topic_id, places, ends)
-            if self._groups.are_at(groups, read.topic_id, ends):
-                none = dict.fromkeys(ends, 0)
+            committed = await self._groups.behind(groups, recent_ends.topic_id, places, ends)
+            if self._groups.have_committed(groups, recent_ends.topic_id, ends):
+                no_lag = dict.fromkeys(ends, 0)
                 return {
-                    group: Lag(none, ends=ends, metadata=_metadata_of(committed[group]))
+                    group: Lag(no_lag, ends=ends, metadata=_metadata_of(committed[group]))
                     for group in groups
                 }
-        found = await self._describe_existing(topic)
-        if read is None or read.topic_id != found.id:
-            id_, before = self._cached_ranges.get(topic, ("", {}))
-            ends = {number: end for number, (_, end) in before.items()} if id_ == found.id else {}
-            committed = await self._groups.behind(groups, found.id, found.partitions, ends)
+        description = await self._describe_existing(topic)
+        if recent_ends is None or recent_ends.topic_id != description.id:
+            id_, cached_ranges = self._cached_ranges.get(topic, ("", {}))
+            ends = (
+                {number: end for number, (_, end) in cached_ranges.items()}
+                if id_ == description.id
+                else {}
+            )
+            committed = await self._groups.behind(
+                groups, description.id, description.partitions, ends
+            )
         # The ends are read after the groups' offsets, so that no group seems to be beyond an end.
-        ranges, fresh = await self._ranges_of(topic, found)
+        ranges, fresh = await self._ranges_of(topic, description)
         return {
             group: Lag(
-                dict.fromkeys((partition.partition for partition in found.partitions), 0)
+                dict.fromkeys((partition.partition for partition in description.partitions), 0)
                 | {
                     number: lag_of(commits.get(number), start, end)
                     for number, (start, end) in ranges.items()
@@ -288,13 +294,13 @@ class KafkaAdmin:
         }
 
     def _recent_ends(self, topic: str) -> _CachedEnds | None:
-        """Return the ends that `end_offsets_of_all` has read within `ENDS_REMEMBERED`; None: it
+        """Return the ends that `end_offsets_of_all` has read within `ENDS_CACHE_SECONDS`; None: it
         hasn't."""
         ends = self._cached_ends.get(topic)
-        return ends if ends and time.monotonic() - ends.at <= ENDS_REMEMBERED else None
+        return ends if ends and time.monotonic() - ends.at <= ENDS_CACHE_SECONDS else None
 
     async def _ranges_of(
-        self, topic: str, found: _DescribedTopic
+        self, topic: str, description: _DescribedTopic
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
         """Return start and end of each partition, and the partitions that this call has read.
         Raises `LogError` if no range is known.
@@ -306,19 +312,21 @@ class KafkaAdmin:
             {
                 partition.partition: offset
                 for partition, offset in (
-                    await self._offsets_of_partitions(at_offset(found.partitions, which), some=True)
+                    await self._offsets_of_partitions(
+                        at_offset(description.partitions, which), some=True
+                    )
                 ).items()
             }
             for which in (EARLIEST, LATEST)
         ]
         read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
         # A topic that was created anew has another id, and its earlier ranges don't apply.
-        id_, before = self._cached_ranges.get(topic, (found.id, {}))
-        known = before | read if id_ == found.id else read
-        if not known:
+        id_, cached_ranges = self._cached_ranges.get(topic, (description.id, {}))
+        ranges = cached_ranges | read if id_ == description.id else read
+        if not ranges:
             raise LogError(f"no partition of {topic} has a leader")
-        self._cached_ranges[topic] = found.id, known
-        return known, read.keys()
+        self._cached_ranges[topic] = description.id, ranges
+        return ranges, read.keys()
 
     async def has_group(self, group: str) -> bool:
         return await self._groups.exists(group)
@@ -343,8 +351,8 @@ class KafkaAdmin:
     ) -> None:
         """Note the offsets that a dispatcher reports as committed, so that `lags` needs no
         request."""
-        if (seen := self._cached_partitions.get(topic)) is not None:
-            self._groups.note(groups, seen.id, positions, since)
+        if (cached := self._cached_partitions.get(topic)) is not None:
+            self._groups.note(groups, cached.id, positions, since)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         """Return the last `limit` records of a topic, oldest first."""
@@ -409,7 +417,7 @@ class KafkaAdmin:
         return {partition.partition: offset for partition, offset in listed.items() if offset >= 0}
 
     async def _offsets_of_partitions(
-        self, wanted: list[TopicPartition], *, some: bool = False, least: int = 0
+        self, partitions: list[TopicPartition], *, some: bool = False, least: int = 0
     ) -> dict[TopicPartition, int]:
         """Return the offset that each partition's own `offset` asks for: `EARLIEST`, `LATEST` or a
         time.
@@ -417,16 +425,16 @@ class KafkaAdmin:
         With `some`, partitions that can't be read now are left out; raises `LogError` if none can.
         `least` is -1 if Kafka may answer that there is no record since that time.
         """
-        with needing(topic=("Describe", _any_of({partition.topic for partition in wanted}))):
-            found = await listed(self._calls, wanted, some=some)
+        with needing(topic=("Describe", _any_of({partition.topic for partition in partitions}))):
+            results = await listed(self._calls, partitions, some=some)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset
-            for partition, result in found.items()
+            for partition, result in results.items()
             if result.offset >= least
         }
 
-    async def _did_unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
+    async def _did_unless_done(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Send a request; returns True if it succeeded, False if it failed with the code
         `harmless`, as it was done before."""
         return bool(

@@ -42,10 +42,10 @@ REMEMBERED: Final = 1.5
 """Seconds per cached group for which a group at the end of its topic stays cached: 150 s with 100
 groups. So the requests take a quarter of a percent of a core, however many groups there are.
 """
-MIN_REMEMBERED: Final = 15.0
-MAX_REMEMBERED: Final = 1800.0
+MIN_CACHE_SECONDS: Final = 15.0
+MAX_CACHE_SECONDS: Final = 1800.0
 """Bounds, in seconds, of the time that `remembered` returns."""
-MAX_COMMITTING: Final = 24 * 3600.0
+MAX_REPORTED_SECONDS: Final = 24 * 3600.0
 """Seconds; `note` ignores reports of drains that have committed for longer."""
 
 
@@ -55,7 +55,7 @@ _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedCommits:
     """A group's cached commits on a topic."""
 
     committed: Commits
@@ -72,7 +72,7 @@ class _Known:
 def remembered(groups: int) -> float:
     """Return the seconds for which a group at the end of its topic stays cached at most, while
     `groups` groups are cached."""
-    return min(max(REMEMBERED * groups, MIN_REMEMBERED), MAX_REMEMBERED)
+    return min(max(REMEMBERED * groups, MIN_CACHE_SECONDS), MAX_CACHE_SECONDS)
 
 
 def needs_detaching(group: ConsumerGroupDescription) -> bool:
@@ -106,13 +106,13 @@ class KafkaGroups:
     def __init__(self, connection: Connection, calls: AdminCalls) -> None:
         self._connection = connection
         self._calls = calls
-        self._known: dict[str, dict[str, _Known]] = {}
+        self._known: dict[str, dict[str, _CachedCommits]] = {}
         """Cached commits by group and topic id; the group of a Sensor reads two topics."""
         self._forgotten: dict[str, float] = {}
         """When `forget` was last called for a group (`time.monotonic`)."""
-        self._forget_old = 0.0
-        """When `_known` and `_forgotten` are cleaned up next (`time.monotonic`); only this removes
-        deleted groups."""
+        self._clean_up_at = 0.0
+        """When `_known` and `_forgotten` are replace_forbidden up next (`time.monotonic`); only
+        this removes deleted groups."""
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
         """Return the group's commits by partition, read from Kafka now. Raises `LogError`."""
@@ -128,26 +128,26 @@ class KafkaGroups:
     ) -> Sequence[TopicPartition]:
         """Return the group's committed offsets as confluent-kafka does, with leader epochs. Raises
         `LogError`."""
-        wanted = list(partitions)
-        with needing(group=("Describe", group), topic=("Describe", _topic_of(wanted))):
-            found = await self._call_as_group(
-                group, lambda it, timeout: it.committed(wanted, timeout=timeout)
+        requested = list(partitions)
+        with needing(group=("Describe", group), topic=("Describe", _topic_of(requested))):
+            answers = await self._call_as_group(
+                group, lambda consumer, timeout: consumer.committed(requested, timeout=timeout)
             )
-        return [partition for partition in found if partition.offset >= 0]
+        return [partition for partition in answers if partition.offset >= 0]
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
-        wanted = list(offsets)
-        with needing(group=("Read", group), topic=("Read", _topic_of(wanted))):
+        requested = list(offsets)
+        with needing(group=("Read", group), topic=("Read", _topic_of(requested))):
             await self._call_as_group(
-                group, lambda it, _: it.commit(offsets=wanted, asynchronous=False)
+                group, lambda consumer, _: consumer.commit(offsets=requested, asynchronous=False)
             )
         self.forget(group)
 
     async def delete(self, group: str) -> None:
         """Delete the group, if it exists."""
         with needing(group=("Delete", group)):
-            await self._calls.of_coordinator(
+            await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.delete_consumer_groups(
                     [group], request_timeout=timeout
                 ),
@@ -168,22 +168,22 @@ class KafkaGroups:
         """
         copy = f"{group}{COPY}"
         described = await self._describe(group, copy)
-        now, kept = described.get(group), described.get(copy)
-        if now is not None and now.members:
-            raise LogError(f"the group {group} has {len(now.members)} members")
-        had_members = now is not None and _had_classic_members(now)
+        present_group, copied_group = described.get(group), described.get(copy)
+        if present_group is not None and present_group.members:
+            raise LogError(f"the group {group} has {len(present_group.members)} members")
+        had_members = present_group is not None and _had_classic_members(present_group)
         if had_members:
             offsets = await self.committed_partitions(group, partitions)
             if not offsets:
                 return
             await self.commit(copy, offsets)
             await self.delete(group)
-        elif kept is None or _is_gone(kept):
+        elif copied_group is None or _is_gone(copied_group):
             return
         else:
             # An earlier call died in between: use its copy, unless the group exists again.
             offsets = await self.committed_partitions(copy, partitions)
-        if (had_members or now is None or _is_gone(now)) and offsets:
+        if (had_members or present_group is None or _is_gone(present_group)) and offsets:
             await self.commit(group, offsets)
         await self.delete(copy)
 
@@ -197,36 +197,40 @@ class KafkaGroups:
         """Return the commits of each group: from the cache if that says that the group is at
         `ends`, else from Kafka. Raises `LogError`."""
         now = time.monotonic()
-        if now >= self._forget_old:
-            kept = {
-                group: {id_: known for id_, known in of.items() if known.until > now}
-                for group, of in self._known.items()
+        if now >= self._clean_up_at:
+            unexpired = {
+                group: {id_: cached for id_, cached in by_topic.items() if cached.until > now}
+                for group, by_topic in self._known.items()
             }
-            self._known = {group: of for group, of in kept.items() if of}
+            self._known = {group: by_topic for group, by_topic in unexpired.items() if by_topic}
             self._forgotten = {
-                key: at for key, at in self._forgotten.items() if now - at < MAX_COMMITTING
+                key: forgotten_at
+                for key, forgotten_at in self._forgotten.items()
+                if now - forgotten_at < MAX_REPORTED_SECONDS
             }
-            self._forget_old = now + MAX_REMEMBERED / 6
+            self._clean_up_at = now + MAX_CACHE_SECONDS / 6
         committed: dict[str, Commits] = {}
-        unsure = []
+        uncached_groups = []
         for group in groups:
-            known = self._known.get(group, {}).get(topic_id)
-            if known is not None and known.is_at(ends, now):
-                committed[group] = known.committed
+            cached = self._known.get(group, {}).get(topic_id)
+            if cached is not None and cached.is_at(ends, now):
+                committed[group] = cached.committed
             else:
-                unsure.append(group)
-        waiting = iter(unsure)
+                uncached_groups.append(group)
+        remaining_groups = iter(uncached_groups)
 
         async def ask() -> None:
-            for group in waiting:
-                found = committed[group] = await self.committed(group, partitions)
+            for group in remaining_groups:
+                commits = committed[group] = await self.committed(group, partitions)
                 positions = {partition.partition: 0 for partition in partitions}
-                positions |= {number: commit.offset for number, commit in found.items()}
+                positions |= {number: commit.offset for number, commit in commits.items()}
                 # Entries expire at random times, so that they aren't all requested again at once.
-                until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
-                self._known.setdefault(group, {})[topic_id] = _Known(found, positions, until)
+                expires_at = now + remembered(len(self._known)) * random.uniform(0.5, 1)
+                self._known.setdefault(group, {})[topic_id] = _CachedCommits(
+                    commits, positions, expires_at
+                )
 
-        tasks = [asyncio.create_task(ask()) for _ in unsure[:THREADS]]
+        tasks = [asyncio.create_task(ask()) for _ in uncached_groups[:THREADS]]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -234,11 +238,11 @@ class KafkaGroups:
                 task.cancel()
         return committed
 
-    def are_at(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
+    def have_committed(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
         """Whether the cache says that all these groups have committed these ends."""
         now = time.monotonic()
-        known = [self._known.get(group, {}).get(topic_id) for group in groups]
-        return all(position is not None and position.is_at(ends, now) for position in known)
+        entries = [self._known.get(group, {}).get(topic_id) for group in groups]
+        return all(entry is not None and entry.is_at(ends, now) for entry in entries)
 
     def note(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
@@ -253,10 +257,12 @@ class KafkaGroups:
         now = time.monotonic()
         committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         for group in groups:
-            asked_anew = self._forgotten.get(group, -math.inf)
-            if since < MAX_COMMITTING and asked_anew < now - since:
-                until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
-                self._known.setdefault(group, {})[topic_id] = _Known(committed, positions, until)
+            forgotten_at = self._forgotten.get(group, -math.inf)
+            if since < MAX_REPORTED_SECONDS and forgotten_at < now - since:
+                expires_at = now + remembered(len(self._known)) * random.uniform(0.5, 1)
+                self._known.setdefault(group, {})[topic_id] = _CachedCommits(
+                    committed, positions, expires_at
+                )
 
     async def exists(self, group: str) -> bool:
         """Whether Kafka knows a group of this name."""
@@ -265,13 +271,13 @@ class KafkaGroups:
 
     async def members(self, group: str) -> Collection[str]:
         """Return the client ids of the group's members."""
-        found = (await self._describe(group)).get(group)
-        return [] if found is None else [member.client_id for member in found.members]
+        description = (await self._describe(group)).get(group)
+        return [] if description is None else [member.client_id for member in description.members]
 
     async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
         """Return Kafka's descriptions of these groups by name; unknown groups may be missing."""
         with needing(group=("Describe", group)):
-            return await self._calls.of_coordinator(
+            return await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group, *more], request_timeout=timeout
                 ),
@@ -289,11 +295,11 @@ class KafkaGroups:
         """Call a new consumer of the group in a thread, with a timeout in seconds; returns its
         partitions. Raises `LogError`."""
 
-        def asked(timeout: float) -> list[TopicPartition]:
+        def call_in_thread(timeout: float) -> list[TopicPartition]:
             # A commit has no timeout parameter.
-            bound = {"socket.timeout.ms": int(timeout * 1000)}
-            asking = {**self._connection, **ASKING, **bound}
-            consumer = open_client(Consumer, {**asking, "group.id": group})
+            request_timeout = {"socket.timeout.ms": int(timeout * 1000)}
+            settings = {**self._connection, **ASKING, **request_timeout}
+            consumer = open_client(Consumer, {**settings, "group.id": group})
             try:
                 answers = call(consumer, timeout) or []
                 for answer in answers:
@@ -303,4 +309,4 @@ class KafkaGroups:
             finally:
                 consumer.close()
 
-        return await self._calls.in_thread(asked)
+        return await self._calls.in_thread(call_in_thread)

@@ -24,8 +24,8 @@ def limited_to_ends(
 ) -> Commits:
     """Return the commits, where an offset beyond an outdated end is lowered to that end: without a
     leader the real end is unknown. `fresh`: the partitions whose ends were read now."""
-    old = beyond_end(commits, ranges) - set(fresh)
+    beyond_old_end = beyond_end(commits, ranges) - set(fresh)
     return {
-        number: commit._replace(offset=ranges[number][1]) if number in old else commit
+        number: commit._replace(offset=ranges[number][1]) if number in beyond_old_end else commit
         for number, commit in commits.items()
     }

@@ -16,15 +16,15 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicParti
 
 from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, needs_detaching
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
-from knafka.clients.kafka.kafka_commits import AGAIN, MOVING, epoch_of
+from knafka.clients.kafka.kafka_commits import AGAIN, REBALANCING_ERRORS, epoch_of
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 TIMEOUT: Final = 10.0
 """Seconds for a commit, enough for a coordinator to move meanwhile."""
-REOPEN_AFTER: Final = 1.0
+REOPEN_INTERVAL: Final = 1.0
 """Seconds between two replacements of the admin client, at least."""
-_TAKEN: Final = frozenset(
+_MEMBER_ERRORS: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.ILLEGAL_GENERATION,
@@ -43,10 +43,10 @@ class KafkaOffsets:
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
 
-    def _reopen(self) -> None:
-        """Replace the admin client, at most once in `REOPEN_AFTER`: librdkafka caches coordinators,
-        and may ask a wrong one for ever."""
-        if time.monotonic() - self._opened_at > REOPEN_AFTER:
+    def _replace_client(self) -> None:
+        """Replace the admin client, at most once in `REOPEN_INTERVAL`: librdkafka caches
+        coordinators, and may ask a wrong one for ever."""
+        if time.monotonic() - self._opened_at > REOPEN_INTERVAL:
             self._calls.reopen()
             self._opened_at = time.monotonic()
 
@@ -55,7 +55,7 @@ class KafkaOffsets:
     ) -> Mapping[int, Commit]:
         """Return the group's commits. Raises `GroupHasMembers` and `LogError`."""
         calls = self._calls
-        answers = await calls.of_coordinator(
+        answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
         )
         described = answers[group]
@@ -66,14 +66,16 @@ class KafkaOffsets:
             )
         if needs_detaching(described):
             await self._groups.detach(group, await self._partitions(topic))
-        wanted = [TopicPartition(topic, number) for number in sorted(partitions)]
+        topic_partitions = [TopicPartition(topic, number) for number in sorted(partitions)]
         return {
             committed_partition.partition: Commit(
                 committed_partition.offset,
                 committed_partition.metadata or "",
                 epoch_of(committed_partition),
             )
-            for committed_partition in await self._groups.committed_partitions(group, wanted)
+            for committed_partition in await self._groups.committed_partitions(
+                group, topic_partitions
+            )
         }
 
     async def _partitions(self, topic: str) -> list[TopicPartition]:
@@ -92,22 +94,22 @@ class KafkaOffsets:
             TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
             for number, commit in commits.items()
         ]
-        while (error := await self._try(group, offsets)) is not None:
-            if error.code() in _TAKEN:
+        while (error := await self._commit_once(group, offsets)) is not None:
+            if error.code() in _MEMBER_ERRORS:
                 raise GroupHasMembers(f"the group {group} has members: {error.str()}")
-            if error.code() not in MOVING or time.monotonic() > deadline:
+            if error.code() not in REBALANCING_ERRORS or time.monotonic() > deadline:
                 raise log_error_of(error)
             if error.code() == KafkaError.NOT_COORDINATOR:
-                self._reopen()
+                self._replace_client()
             await asyncio.sleep(AGAIN)
 
-    async def _try(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
+    async def _commit_once(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
         """Commit once; returns Kafka's error, or None."""
-        wanted = ConsumerGroupTopicPartitions(group, offsets)
+        group_offsets = ConsumerGroupTopicPartitions(group, offsets)
         calls = self._calls
-        answers = await calls.of_coordinator(
+        answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.alter_consumer_group_offsets(
-                [wanted], request_timeout=timeout
+                [group_offsets], request_timeout=timeout
             )
         )
         partitions = answers[group].topic_partitions

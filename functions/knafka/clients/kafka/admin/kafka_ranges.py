@@ -22,7 +22,7 @@ from knafka.ports.log import Range
 
 EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
-SINCE_EVER: Final = 0
+FIRST_RECORD_TIME: Final = 0
 """A timestamp, for which Kafka returns the first record's offset and timestamp."""
 
 GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
@@ -38,18 +38,18 @@ def at_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPar
 
 
 async def listed(
-    calls: AdminCalls, wanted: list[TopicPartition], *, some: bool = False
+    calls: AdminCalls, partitions: list[TopicPartition], *, some: bool = False
 ) -> dict[TopicPartition, Any]:
     """Return offset and timestamp of the record that each partition's own `offset` asks for, in one
     request. With `some`, partitions that can't be read now are left out; raises `LogError` if none
     can."""
-    if not wanted:
+    if not partitions:
         return {}
     # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
     # for a single request.
     return await calls.batch(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
-            calls.admin, wanted, answer, request_timeout=timeout
+            calls.admin, partitions, answer, request_timeout=timeout
         ),
         leaving_out=ANOTHER if some else (),
         some=some,
@@ -79,27 +79,30 @@ class KafkaRanges:
             await listed(self._calls, at_offset(partitions, which), some=True)
             for which in (EARLIEST, LATEST)
         ]
-        found: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
-        for place in starts.keys() & ends.keys():
-            start, end = starts[place].offset, ends[place].offset
+        starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
+        for partition in starts.keys() & ends.keys():
+            start, end = starts[partition].offset, ends[partition].offset
             if min(start, end) >= 0:  # else its leader has just gone
-                both = found.setdefault(place.topic, ({}, {}))
-                both[0][place.partition], both[1][place.partition] = start, end
+                topic_offsets = starts_and_ends.setdefault(partition.topic, ({}, {}))
+                topic_offsets[0][partition.partition], topic_offsets[1][partition.partition] = (
+                    start,
+                    end,
+                )
         for topic in topics:
-            if topic not in found:
+            if topic not in starts_and_ends:
                 self._known.pop(topic, None)
-        return {topic: Range(*both) for topic, both in found.items()}
+        return {topic: Range(*topic_offsets) for topic, topic_offsets in starts_and_ends.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
         """Return the Unix time of each topic's first record, as Return the Unix time of each
         topic's first record, as `LogAdmin.first_timestamps`."""
-        wanted = at_offset(await self._existing_partitions(topics), SINCE_EVER)
-        found: dict[str, float] = {}
-        for place, first in (await listed(self._calls, wanted, some=True)).items():
-            if first.offset >= 0 and first.timestamp >= 0:
-                at = first.timestamp / 1000
-                found[place.topic] = min(found.get(place.topic, at), at)
-        return found
+        partitions = at_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
+        timestamps: dict[str, float] = {}
+        for partition, record in (await listed(self._calls, partitions, some=True)).items():
+            if record.offset >= 0 and record.timestamp >= 0:
+                seconds = record.timestamp / 1000
+                timestamps[partition.topic] = min(timestamps.get(partition.topic, seconds), seconds)
+        return timestamps
 
     async def set_config(self, topic: str, config: Mapping[str, str]) -> None:
         """Set these configs of a topic, as Set these configs of a topic, as

@@ -21,14 +21,14 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.consumers.kafka_group_consumer import committed_of
 from knafka.clients.kafka.kafka_client import (
-    PASSING,
     READING,
+    TRANSIENT_ERRORS,
     Connection,
     log_error_of,
     open_admin,
     open_client,
 )
-from knafka.clients.kafka.kafka_requests import ASK_AGAIN, NO_ANSWER, ON_ITS_WAY
+from knafka.clients.kafka.kafka_requests import ASK_AGAIN, MOVING_ERRORS, NO_ANSWER
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
@@ -41,11 +41,11 @@ REQUEST_TIMEOUT: Final = 15.0
 STALLED_AFTER: Final = 60.0
 """Seconds without progress after which reading fails: longer than the transaction of a producer
 that is gone stays open."""
-REQUEST_ONCE: Final = 5.0
+SINGLE_REQUEST_TIMEOUT: Final = 5.0
 """Seconds for one try of a request, as an answer may be lost."""
-PARTITIONS_KEPT: Final = 10.0
+PARTITIONS_VALID_SECONDS: Final = 10.0
 """Seconds for which a topic's partitions are cached."""
-AT_ONCE: Final = 1.0
+QUICK_REQUEST_TIMEOUT: Final = 1.0
 """Seconds for a request that is soon made again."""
 BATCH: Final = 5_000
 """Records that `read_all` yields at a time, at most."""
@@ -81,77 +81,80 @@ class BoundedReader:
         self._connection = connection
         self._group = group
         self._errors = ConnectionErrors()
-        self._kept_consumer: Consumer | None = None
-        self._kept_admin: AdminClient | None = None
-        self._kept_passing: Consumer | None = None
-        self._known_partitions: dict[str, tuple[_Partitions, float]] = {}
+        self._opened_consumer: Consumer | None = None
+        self._opened_admin: AdminClient | None = None
+        self._opened_uncommitted_consumer: Consumer | None = None
+        self._cached_partitions_by_topic: dict[str, tuple[_Partitions, float]] = {}
         """Partitions of topics, and when they were requested (`time.monotonic`)."""
 
     @property
     def _consumer(self) -> Consumer:
         """Return the consumer, opened at its first use."""
-        if self._kept_consumer is None:
-            self._kept_consumer = open_client(
+        if self._opened_consumer is None:
+            self._opened_consumer = open_client(
                 Consumer,
                 {**_READING, **self._connection, "group.id": self._group},
             )
-        return self._kept_consumer
+        return self._opened_consumer
 
     @property
     def _admin(self) -> AdminClient:
         """Return the admin client, opened at its first use."""
-        if self._kept_admin is None:
-            self._kept_admin = open_admin(self._connection, self._errors.record)
-        return self._kept_admin
+        if self._opened_admin is None:
+            self._opened_admin = open_admin(self._connection, self._errors.record)
+        return self._opened_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
         """Yield all records of a partition, as `TransactionalLog.read_all`; one call at a time."""
-        place = TopicPartition(topic, partition)
+        topic_partition = TopicPartition(topic, partition)
         try:
-            end = self._ends([place])[partition]
+            end = self._ends([topic_partition])[partition]
         except LogError:
             self.partitions(topic)  # its errors are clearer than those of a request for offsets
             raise
-        return self._read_to(end, place) if end else iter(())
+        return self._read_to(end, topic_partition) if end else iter(())
 
-    def _read_to(self, end: int, place: TopicPartition) -> Iterator[Sequence[Record]]:
+    def _read_to(self, end: int, topic_partition: TopicPartition) -> Iterator[Sequence[Record]]:
         """Yield the records of a partition in batches, up to the offset `end`."""
         # The offset is 0, not OFFSET_BEGINNING, for which librdkafka would wait half a second with
         # a request of its own. If offset 0 is gone from the log, it requests the beginning at once.
-        self._consumer.assign([TopicPartition(place.topic, place.partition, 0)])
-        reached = 0
+        self._consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, 0)])
+        next_offset = 0
         give_up_at = time.monotonic() + STALLED_AFTER
         try:
-            while reached < end:
-                records, now_reached = self._batch(reached)
+            while next_offset < end:
+                records, new_next_offset = self._batch(next_offset)
                 if records:
                     yield records
-                if now_reached > reached:
+                if new_next_offset > next_offset:
                     give_up_at = time.monotonic() + STALLED_AFTER
                 elif time.monotonic() > give_up_at:
                     raise LogError(
-                        f"partition {place.partition} of {place.topic} can't be read beyond offset "
-                        f"{reached} of {end}: no progress in {STALLED_AFTER:g} s"
+                        f"partition {topic_partition.partition} of "
+                        f"{topic_partition.topic} can't be read beyond offset "
+                        f"{next_offset} of {end}: no progress in {STALLED_AFTER:g} s"
                     )
-                reached = now_reached
+                next_offset = new_next_offset
         finally:
             self._consumer.unassign()
 
-    def _batch(self, reached: int) -> tuple[list[Record], int]:
+    def _batch(self, next_offset: int) -> tuple[list[Record], int]:
         """Return the next records, and the offset below which all were read."""
         # consume() alone would wait for the whole batch.
-        first = self._consumer.poll(1.0)
-        found = [] if first is None else [first, *self._consumer.consume(BATCH - 1, 0)]
+        first_message = self._consumer.poll(1.0)
+        messages = (
+            [] if first_message is None else [first_message, *self._consumer.consume(BATCH - 1, 0)]
+        )
         records: list[Record] = []
-        for message in found:
+        for message in messages:
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
             elif error.code() == KafkaError._PARTITION_EOF:
-                reached = max(reached, cast(int, message.offset()))
-            elif not error.retriable() and error.code() not in PASSING:
+                next_offset = max(next_offset, cast(int, message.offset()))
+            elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                 raise log_error_of(error)
-        return records, max(reached, records[-1].offset() + 1) if records else reached
+        return records, max(next_offset, records[-1].offset() + 1) if records else next_offset
 
     def ends(self, topic: str) -> Positions:
         """Return the end offsets of a topic, as `TransactionalLog.ends`."""
@@ -164,19 +167,19 @@ class BoundedReader:
     def _describe_topic(self, topic: str) -> _Partitions:
         """Return a topic's partitions, and those of them that have a leader, read from Kafka.
         Raises `LogError`."""
-        found = self._ask_until_answered(
+        metadata = self._ask_until_answered(
             lambda timeout: self._admin.list_topics(topic, timeout=timeout)
         )
-        described = found.topics[topic]
+        described = metadata.topics[topic]
         if described.error is not None:
             raise log_error_of(described.error)
-        known = [TopicPartition(topic, number) for number in sorted(described.partitions)]
+        partitions = [TopicPartition(topic, number) for number in sorted(described.partitions)]
         led = [
             partition
-            for partition in known
+            for partition in partitions
             if described.partitions[partition.partition].leader >= 0
         ]
-        return _Partitions(known, led)
+        return _Partitions(partitions, led)
 
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
@@ -192,10 +195,10 @@ class BoundedReader:
             return
         from confluent_kafka.cimpl import NewTopic
 
-        new = NewTopic(topic, partitions, replication, config=dict(config))
+        new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         try:
             self._ask_until_answered(
-                lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[
+                lambda timeout: self._admin.create_topics([new_topic], request_timeout=timeout)[
                     topic
                 ].result()
             )
@@ -219,9 +222,11 @@ class BoundedReader:
         """Return the group's committed offsets, as `TransactionalLog.committed`. Raises `LogError`
         after `timeout` seconds."""
         # librdkafka's admin client may crash the process at this request (`kafka_groups`).
-        found = committed_of(self._consumer, self.partitions(topic), timeout)
+        topic_partitions = committed_of(self._consumer, self.partitions(topic), timeout)
         return {
-            partition.partition: partition.offset for partition in found if partition.offset >= 0
+            partition.partition: partition.offset
+            for partition in topic_partitions
+            if partition.offset >= 0
         }
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
@@ -229,43 +234,45 @@ class BoundedReader:
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        known, led = self._kept_partitions(topic)
+        partitions, led = self._cached_topic_partitions(topic)
         # Only partitions with a leader are requested, as one without would delay all others.
-        ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in known)
+        ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in partitions)
         if not led:
             return ends
-        asked = self._admin.list_offsets(
+        futures = self._admin.list_offsets(
             dict.fromkeys(led, latest),
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=AT_ONCE,
+            request_timeout=QUICK_REQUEST_TIMEOUT,
         )
-        for partition, answer in asked.items():
+        for partition, answer in futures.items():
             try:
                 ends[partition.partition] = answer.result().offset
             except KafkaException:
-                self._known_partitions.pop(topic, None)  # its leader may have gone
+                self._cached_partitions_by_topic.pop(topic, None)  # its leader may have gone
         return ends
 
-    def _kept_partitions(self, topic: str) -> _Partitions:
-        """Return a topic's partitions, cached for `PARTITIONS_KEPT` seconds."""
-        found, asked_at = self._known_partitions.get(topic, (None, 0.0))
-        if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
-            found = self._describe_topic(topic)
-            self._known_partitions[topic] = found, time.monotonic()
-        return found
+    def _cached_topic_partitions(self, topic: str) -> _Partitions:
+        """Return a topic's partitions, cached for `PARTITIONS_VALID_SECONDS` seconds."""
+        partitions, read_at = self._cached_partitions_by_topic.get(topic, (None, 0.0))
+        if partitions is None or time.monotonic() - read_at > PARTITIONS_VALID_SECONDS:
+            partitions = self._describe_topic(topic)
+            self._cached_partitions_by_topic[topic] = partitions, time.monotonic()
+        return partitions
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
         """Return the group's commits as they are now, as `TransactionalLog.committed_now`."""
-        if self._kept_passing is None:
+        if self._opened_uncommitted_consumer is None:
             # A consumer that reads only committed records would wait for transactions under way.
-            passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
-            settings = {**_READING, **self._connection, **passing}
-            self._kept_passing = open_client(Consumer, settings)
-        asked = list(self._kept_partitions(topic).known)
-        found = committed_of(self._kept_passing, asked, REQUEST_TIMEOUT)
+            group_settings = {"isolation.level": "read_uncommitted", "group.id": self._group}
+            settings = {**_READING, **self._connection, **group_settings}
+            self._opened_uncommitted_consumer = open_client(Consumer, settings)
+        partitions = list(self._cached_topic_partitions(topic).known)
+        topic_partitions = committed_of(
+            self._opened_uncommitted_consumer, partitions, REQUEST_TIMEOUT
+        )
         return {
             partition.partition: OffsetAndMetadata(partition.offset, partition.metadata or "")
-            for partition in found
+            for partition in topic_partitions
             if partition.offset >= 0
         }
 
@@ -274,19 +281,19 @@ class BoundedReader:
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        wanted: dict[TopicPartition, OffsetSpec] = dict.fromkeys(partitions, latest)
+        specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(partitions, latest)
 
         def ask(timeout: float) -> Positions:
-            asked = self._admin.list_offsets(
-                wanted,
+            futures = self._admin.list_offsets(
+                specs,
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=timeout,
             )
             return {
-                partition.partition: answer.result().offset for partition, answer in asked.items()
+                partition.partition: answer.result().offset for partition, answer in futures.items()
             }
 
-        return self._ask_until_answered(ask) if wanted else {}
+        return self._ask_until_answered(ask) if specs else {}
 
     def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
         """Call `ask` with a timeout (seconds), repeatedly while a leader moves, and return its
@@ -294,23 +301,23 @@ class BoundedReader:
         deadline = time.monotonic() + REQUEST_TIMEOUT
         while True:
             try:
-                return ask(max(ASK_AGAIN, min(REQUEST_ONCE, deadline - time.monotonic())))
+                return ask(max(ASK_AGAIN, min(SINGLE_REQUEST_TIMEOUT, deadline - time.monotonic())))
             except KafkaException as error:
                 reason = error.args[0]
                 if refusal := self._errors.refusal:
                     raise LogError(refusal) from error
-                if reason.code() not in ON_ITS_WAY | NO_ANSWER:
+                if reason.code() not in MOVING_ERRORS | NO_ANSWER:
                     raise log_error_of(reason) from error
                 if time.monotonic() > deadline:
-                    why = f": {self._errors}" if str(self._errors) else ""
+                    report = f": {self._errors}" if str(self._errors) else ""
                     raise LogError(
-                        f"Kafka did not answer within {REQUEST_TIMEOUT:g} s{why}"
+                        f"Kafka did not answer within {REQUEST_TIMEOUT:g} s{report}"
                     ) from error
             self._admin.poll(0)
             time.sleep(ASK_AGAIN)
 
     def close(self) -> None:
         """Close the consumers; this may block while Kafka is frozen."""
-        for consumer in (self._kept_consumer, self._kept_passing):
+        for consumer in (self._opened_consumer, self._opened_uncommitted_consumer):
             if consumer is not None:
                 consumer.close()

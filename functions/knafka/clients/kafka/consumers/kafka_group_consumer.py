@@ -50,7 +50,7 @@ JOIN_TIMEOUT: Final = 10.0
 """Seconds to join a group in spite of failing connections, as during a broker's restart."""
 COMMITTED_TIMEOUT: Final = 15.0
 """Seconds to read the commits of new partitions, enough for a coordinator to move meanwhile."""
-COMMITTED_ONCE: Final = 5.0
+SINGLE_COMMITTED_TIMEOUT: Final = 5.0
 """Seconds for one request for commits, as an answer may be lost."""
 
 
@@ -77,8 +77,8 @@ _BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
 
 
 class _UnknownProtocolFilter(logging.Filter):
-    """Drops the log line that says that a broker has only the classic protocol: `fall_back` handles
-    that."""
+    """Drops the log line that says that a broker has only the classic protocol:
+    `fall_back_to_classic` handles that."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "ConsumerGroupHeartbeat fatal error" not in record.getMessage()
@@ -152,7 +152,7 @@ class GroupConsumer(ABC):
     @abstractmethod
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
 
-    def beat(self) -> None:
+    def send_due_heartbeat(self) -> None:
         """Send a heartbeat if one is due; only the consumer protocol needs it."""
         if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
             # The broker asks for a heartbeat every 5 s, and a partition that moves would not be
@@ -164,7 +164,7 @@ class GroupConsumer(ABC):
                 if error.args[0].code() != KafkaError._FATAL:
                     raise
 
-    def fall_back(self, error: KafkaError) -> None:
+    def fall_back_to_classic(self, error: KafkaError) -> None:
         """Close the consumer, and join with a new one by the classic protocol, as the broker has no
         other; `error` says so."""
         log.info("the group %s has the classic protocol: %s", self._group, error.str())
@@ -178,16 +178,16 @@ class GroupConsumer(ABC):
         `heard`: whether Kafka has sent anything since the last call."""
         self._liveness.check(self.consumer, heard=heard)
         if not self.joined:
-            self._check_hope_of_joining()
+            self._check_joining()
 
-    def _check_hope_of_joining(self) -> None:
+    def _check_joining(self) -> None:
         """Raise `LogError` if the consumer is refused, or has not joined for too long."""
-        why = self._errors.refusal or ""
-        if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
-            why = str(self._errors)
-        if why:
+        problem = self._errors.refusal or ""
+        if not problem and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
+            problem = str(self._errors)
+        if problem:
             self._errors.mended()  # the cause may be mended: the next read tries again
-            raise LogError(why)
+            raise LogError(problem)
 
 
 def committed_of(
@@ -198,8 +198,8 @@ def committed_of(
     deadline = time.monotonic() + timeout
     while True:
         try:
-            found = consumer.committed(partitions, timeout=COMMITTED_ONCE)
-            for partition in found:
+            answers = consumer.committed(partitions, timeout=SINGLE_COMMITTED_TIMEOUT)
+            for partition in answers:
                 if partition.error is not None:
                     raise KafkaException(partition.error)
         except KafkaException as error:
@@ -207,10 +207,10 @@ def committed_of(
                 raise log_error_of(error.args[0]) from error
             time.sleep(AGAIN)
         else:
-            return found
+            return answers
 
 
-def begin_at(committed: TopicPartition) -> TopicPartition:
+def start_position_of(committed: TopicPartition) -> TopicPartition:
     """Return the position at which to start reading a partition, from its entry of
     `committed_of`."""
     if committed.offset < 0:
@@ -220,7 +220,7 @@ def begin_at(committed: TopicPartition) -> TopicPartition:
     )
 
 
-def take_without_reading(consumer: Consumer, partitions: list[TopicPartition]) -> None:
+def assign_paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
     """Accept the assigned partitions but pause them, so that nothing is read."""
     consumer.incremental_assign(
         [

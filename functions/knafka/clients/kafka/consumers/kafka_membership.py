@@ -31,12 +31,18 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     COMMITTED_TIMEOUT,
     GroupConsumer,
     GroupProtocol,
-    begin_at,
+    assign_paused,
     committed_of,
-    take_without_reading,
+    start_position_of,
 )
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
-from knafka.clients.kafka.kafka_commits import MOVING, NO_EPOCH, OffsetCommits, epoch_of, partition
+from knafka.clients.kafka.kafka_commits import (
+    NO_EPOCH,
+    REBALANCING_ERRORS,
+    OffsetCommits,
+    epoch_of,
+    partition,
+)
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
@@ -46,7 +52,7 @@ log = logging.getLogger(__name__)
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds that a rebalance waits for the event loop at most; `Assignment.revoked` has a limit of
 its own."""
-SERVE: Final = 0.05
+SERVE_TIMEOUT: Final = 0.05
 """Seconds of a poll while the last attempts finish."""
 
 
@@ -84,17 +90,17 @@ class Membership(GroupConsumer):
 
     # While the consumer is a member
 
-    def start_anew(self, number: int) -> None:
+    def restart_partition(self, number: int) -> None:
         """Read a partition from its start, as its log has no such offset any more; `Assignment` is
         told that it was lost and assigned anew."""
         if number not in self.owned:
             return
-        begun = partition(self._numbering, number)
-        self.consumer.incremental_unassign([begun])
-        begun.offset = OFFSET_BEGINNING
-        self.consumer.incremental_assign([begun])
-        self.consumer.resume([begun])
-        self._disown([begun])
+        topic_partition = partition(self._numbering, number)
+        self.consumer.incremental_unassign([topic_partition])
+        topic_partition.offset = OFFSET_BEGINNING
+        self.consumer.incremental_assign([topic_partition])
+        self.consumer.resume([topic_partition])
+        self._forget_owned([topic_partition])
         self.owned[number] = NO_EPOCH
         self._loop.call_soon_threadsafe(self._assignment.lost, [number])
         self._loop.call_soon_threadsafe(self._assignment.assigned, {number: None})
@@ -118,8 +124,8 @@ class Membership(GroupConsumer):
     def commit_now(self, commits: Commits) -> None:
         """Make these commits and wait until Kafka confirms them. Raises `LogError`, also if a
         partition is no longer owned."""
-        if gone := commits.keys() - self.owned.keys():
-            raise LogError(f"partitions that aren't owned can't be committed: {sorted(gone)}")
+        if not_owned := commits.keys() - self.owned.keys():
+            raise LogError(f"partitions that aren't owned can't be committed: {sorted(not_owned)}")
         try:
             self._commits.commit_now(self.consumer, commits, self.owned)
         except KafkaException as error:
@@ -128,11 +134,13 @@ class Membership(GroupConsumer):
     def confirm(self, commits: Commits) -> bool:
         """Commit these offsets, of owned partitions; returns whether Kafka accepts them, which
         proves that the membership still holds."""
-        mine = {number: commit for number, commit in commits.items() if number in self.owned}
-        if not mine:
+        owned_commits = {
+            number: commit for number, commit in commits.items() if number in self.owned
+        }
+        if not owned_commits:
             return False
         try:
-            self._commits.commit_and_wait(self.consumer, mine, self.owned)
+            self._commits.commit_and_wait(self.consumer, owned_commits, self.owned)
         except KafkaException as error:
             log.info("the group %s: not confirmed: %s", self._group, error.args[0].str())
             return False
@@ -155,10 +163,10 @@ class Membership(GroupConsumer):
             return
         self.consumer.pause(self.partitions_of(numbers))
         self.last_commits = asyncio.run_coroutine_threadsafe(
-            self._ask_last_commits(numbers, timeout), self._loop
+            self._request_last_commits(numbers, timeout), self._loop
         )
 
-    async def _ask_last_commits(self, numbers: Sequence[int], timeout: float) -> Commits:
+    async def _request_last_commits(self, numbers: Sequence[int], timeout: float) -> Commits:
         """Return the last commits of these partitions from `Assignment.revoked`; none if that takes
         longer than `timeout` seconds."""
         try:
@@ -170,17 +178,19 @@ class Membership(GroupConsumer):
 
     def serve(self) -> None:
         """Poll only to keep the membership, as reading has stopped."""
-        self.beat()
-        self.consumer.poll(SERVE)
+        self.send_due_heartbeat()
+        self.consumer.poll(SERVE_TIMEOUT)
 
     def commit_last(self, deadline: float) -> bool:
         """Make the last commit of partitions that are still owned; returns False if it must be
         tried again after a rebalance."""
         commits = self.last_commits.result()
-        mine = {number: commit for number, commit in commits.items() if number in self._finishing}
+        owned_commits = {
+            number: commit for number, commit in commits.items() if number in self._finishing
+        }
         try:
-            if mine:
-                self._commits.commit_and_wait(self.consumer, mine, self._finishing)
+            if owned_commits:
+                self._commits.commit_and_wait(self.consumer, owned_commits, self._finishing)
             elif self.protocol is GroupProtocol.CLASSIC and self.consumer.memberid():
                 # Behind a JoinGroup that waits for other members, librdkafka would give up leaving
                 # after 5 s. An answer on the same connection shows that no JoinGroup is pending.
@@ -188,7 +198,7 @@ class Membership(GroupConsumer):
                     self.partitions_of([0]), max(0.1, deadline - time.monotonic())
                 )
         except KafkaException as error:
-            if error.args[0].code() in MOVING:
+            if error.args[0].code() in REBALANCING_ERRORS:
                 return False
             _log_failed_commit(error)
         self._finishing.clear()
@@ -206,13 +216,13 @@ class Membership(GroupConsumer):
         """Start to read newly assigned partitions."""
         self.joined = True
         if self._is_finishing:
-            take_without_reading(consumer, partitions)
+            assign_paused(consumer, partitions)
             return
         if not self._reads:
-            take_without_reading(consumer, partitions)
-            unasked = dict.fromkeys(map(self.number_of, partitions))
-            self.owned.update(dict.fromkeys(unasked, NO_EPOCH))
-            self._loop.call_soon_threadsafe(self._assignment.assigned, unasked)
+            assign_paused(consumer, partitions)
+            without_commits = dict.fromkeys(map(self.number_of, partitions))
+            self.owned.update(dict.fromkeys(without_commits, NO_EPOCH))
+            self._loop.call_soon_threadsafe(self._assignment.assigned, without_commits)
             return
         try:
             # librdkafka would read the commits too, but not return their metadata.
@@ -221,27 +231,27 @@ class Membership(GroupConsumer):
             # Partitions must not be read without their commits' metadata, as the next commit would
             # replace it.
             self.refusal = error
-            take_without_reading(consumer, partitions)
+            assign_paused(consumer, partitions)
             return
-        consumer.incremental_assign([begin_at(entry) for entry in committed])
+        consumer.incremental_assign([start_position_of(entry) for entry in committed])
         # librdkafka keeps a pause beyond a revocation, but the next owner expects a partition that
         # isn't paused.
         consumer.resume(partitions)
-        found: dict[int, OffsetAndMetadata | None] = {}
+        commits: dict[int, OffsetAndMetadata | None] = {}
         for entry in committed:
             number = self.number_of(entry)
             self.owned[number] = epoch_of(entry)
-            found[number] = (
+            commits[number] = (
                 OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
-        self._loop.call_soon_threadsafe(self._assignment.assigned, found)
+        self._loop.call_soon_threadsafe(self._assignment.assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Make the last commits of revoked partitions."""
         finishing = set(map(self.number_of, partitions)) & self._finishing.keys()
-        numbers = self._disown(partitions)
+        numbers = self._forget_owned(partitions)
         try:
-            commits = self._last_of(numbers, finishing)
+            commits = self._last_commits_of(numbers, finishing)
             if commits:
                 self._commits.commit_revoked(consumer, commits, {**self.owned, **self._finishing})
         except (KafkaException, TimeoutError, CancelledError) as error:
@@ -251,25 +261,27 @@ class Membership(GroupConsumer):
                 del self._finishing[number]
             consumer.incremental_unassign(partitions)
 
-    def _last_of(self, numbers: Sequence[int], finishing: Collection[int]) -> Commits:
+    def _last_commits_of(self, numbers: Sequence[int], finishing: Collection[int]) -> Commits:
         """Return the last commits of revoked partitions, once their attempts have finished."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
             revoked: Any = self._assignment.revoked(numbers)
             commits |= asyncio.run_coroutine_threadsafe(revoked, self._loop).result(REVOKE_TIMEOUT)
         if finishing:
-            last = self.last_commits.result(REVOKE_TIMEOUT)
-            commits |= {number: commit for number, commit in last.items() if number in finishing}
+            last_commits = self.last_commits.result(REVOKE_TIMEOUT)
+            commits |= {
+                number: commit for number, commit in last_commits.items() if number in finishing
+            }
         return commits
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget partitions that belong to another member."""
         for entry in partitions:
             self._finishing.pop(self.number_of(entry), None)
-        self._loop.call_soon_threadsafe(self._assignment.lost, self._disown(partitions))
+        self._loop.call_soon_threadsafe(self._assignment.lost, self._forget_owned(partitions))
         consumer.incremental_unassign(partitions)
 
-    def _disown(self, partitions: list[TopicPartition]) -> list[int]:
+    def _forget_owned(self, partitions: list[TopicPartition]) -> list[int]:
         """Forget these partitions; returns the owned ones among them, the only ones that
         `Assignment` knows."""
         numbers = [number for number in map(self.number_of, partitions) if number in self.owned]

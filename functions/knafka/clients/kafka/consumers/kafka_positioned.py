@@ -23,11 +23,11 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.call_thread import CallThread
-from knafka.clients.kafka.consumers.kafka_reader import RESET
+from knafka.clients.kafka.consumers.kafka_reader import LOST_OFFSET_ERRORS
 from knafka.clients.kafka.kafka_acls import named
 from knafka.clients.kafka.kafka_client import (
-    PASSING,
     READING,
+    TRANSIENT_ERRORS,
     Connection,
     log_error_of,
     open_client,
@@ -104,14 +104,14 @@ class KafkaPositionedReader:
 
     def _begin(self, positions: Mapping[int, Position]) -> None:
         """Start to read partitions, on the consumer's thread."""
-        wanted = [
+        start_positions = [
             TopicPartition(
                 self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch
             )
             for number, position in positions.items()
         ]
         try:
-            self._consumer.incremental_assign(wanted)
+            self._consumer.incremental_assign(start_positions)
             # librdkafka keeps a pause beyond the end of an assignment.
             self._consumer.resume(self._partitions(positions))
         except KafkaException as error:
@@ -120,19 +120,19 @@ class KafkaPositionedReader:
 
     def _drop(self, numbers: set[int]) -> None:
         """Stop reading partitions, on the consumer's thread."""
-        known = numbers & self._begun
-        self._begun -= known
-        for number in known:
+        begun = numbers & self._begun
+        self._begun -= begun
+        for number in begun:
             self._epochs.pop(number, None)
-        if known:
-            self._consumer.incremental_unassign(self._partitions(known))
+        if begun:
+            self._consumer.incremental_unassign(self._partitions(begun))
 
     def _pause_or_resume(
-        self, how: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
+        self, change: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
     ) -> None:
         """Pause or resume partitions, on the consumer's thread."""
         try:
-            how(self._consumer, self._partitions(numbers & self._begun))
+            change(self._consumer, self._partitions(numbers & self._begun))
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
 
@@ -148,7 +148,7 @@ class KafkaPositionedReader:
             failure, self._failure = self._failure, None
             raise failure
         records: list[Record] = []
-        last: dict[int, Message] = {}
+        last_messages: dict[int, Message] = {}
         ends: dict[int, int] = {}
         restarted: set[int] = set()
         for message in self._poll_messages(limit, timeout, ends):
@@ -157,21 +157,21 @@ class KafkaPositionedReader:
                 continue
             if error is None:
                 records.append(cast(Record, message))
-                last[number] = message
+                last_messages[number] = message
                 ends.pop(number, None)
-            elif error.code() in RESET:
+            elif error.code() in LOST_OFFSET_ERRORS:
                 self._restart_partition(message, number)
                 restarted.add(number)
                 ends.pop(number, None)
-                last.pop(number, None)
+                last_messages.pop(number, None)
                 # Earlier records of this batch are from a log that is gone.
                 records = [record for record in records if record.partition() != number]
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
-            elif not error.retriable() and error.code() not in PASSING:
+            elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                 self._failure = named(log_error_of(error), topic=("Read", self._topic))
         self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
-        for number, message in last.items():
+        for number, message in last_messages.items():
             epoch = message.leader_epoch()
             self._epochs[number] = NO_EPOCH if epoch is None else epoch
         return records, ends, restarted, dict(self._epochs)
@@ -181,12 +181,16 @@ class KafkaPositionedReader:
         # As in `kafka_reader`, consume() alone would wait for the whole batch; an end alone doesn't
         # end the read.
         deadline = time.monotonic() + timeout
-        while (first := self._consumer.poll(timeout)) is not None and _is_end(first):
-            ends[cast(int, first.partition())] = cast(int, first.offset())
+        while (first_message := self._consumer.poll(timeout)) is not None and _is_end(
+            first_message
+        ):
+            ends[cast(int, first_message.partition())] = cast(int, first_message.offset())
             timeout = max(0.0, deadline - time.monotonic())
-        if first is None:
+        if first_message is None:
             return []
-        return [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+        return (
+            [first_message, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first_message]
+        )
 
     def _restart_partition(self, message: Message, number: int) -> None:
         """Read a partition from its start, as its log has no such offset."""

@@ -21,7 +21,7 @@ from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_membership import Membership
 from knafka.clients.kafka.kafka_acls import named
-from knafka.clients.kafka.kafka_client import PASSING, Connection, log_error_of
+from knafka.clients.kafka.kafka_client import TRANSIENT_ERRORS, Connection, log_error_of
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
 from knafka.ports.log import Assignment, Commits, Positions, Record
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LEAVE_TIME: Final = 2.0
 """Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
 
-RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
+LOST_OFFSET_ERRORS: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
 """Errors that say that the log has no such offset, as it was created anew or has lost its end."""
 
 
@@ -59,8 +59,8 @@ class KafkaReader:
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         # Used only on the thread:
-        of = connection, group, self._numbering, assignment, protocol, reads
-        self._membership = Membership(*of)
+        member_arguments = connection, group, self._numbering, assignment, protocol, reads
+        self._membership = Membership(*member_arguments)
         self._failure: LogError | None = None
         """The error that the next read raises, once."""
         self._broken: LogError | None = None
@@ -83,14 +83,14 @@ class KafkaReader:
     def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
         """Read on the consumer's thread; returns records and ends."""
         membership = self._membership
-        membership.beat()
+        membership.send_due_heartbeat()
         membership.repeat_commit()
         records: list[Record] = []
-        for message in self._poll_messages(limit, timeout) if self._raise_failure is None else ():
+        for message in self._poll_messages(limit, timeout) if self._pending_failure is None else ():
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
-            elif error.code() in RESET:
+            elif error.code() in LOST_OFFSET_ERRORS:
                 number = self._restart_partition(message)
                 # Earlier records of this batch are from a log that is gone.
                 records = [record for record in records if self.number_of(record) != number]
@@ -98,17 +98,19 @@ class KafkaReader:
                 self._judge(error)
         # Without this check a refused consumer would look as if there were nothing to read.
         membership.check(heard=bool(records or membership.reached))
-        failed = self._raise_failure
-        if failed is not None and not records:
+        failure = self._pending_failure
+        if failure is not None and not records:
             self._failure = None
-            raise failed
+            raise failure
         # Records that came before the error are returned first, as the consumer's position is
         # beyond them.
         ends, membership.reached = membership.reached, {}
         if ends:
             # Records may have come after an end was reported: then that end is outdated.
-            last = {self.number_of(record): record.offset() for record in records}
-            ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
+            last_offsets = {self.number_of(record): record.offset() for record in records}
+            ends = {
+                number: end for number, end in ends.items() if end > last_offsets.get(number, -1)
+            }
         return records, ends
 
     def number_of(self, record: Record) -> int:
@@ -117,7 +119,7 @@ class KafkaReader:
         return self._numbering.number(record.topic(), record.partition())
 
     @property
-    def _raise_failure(self) -> LogError | None:
+    def _pending_failure(self) -> LogError | None:
         """The error that the next read raises; None: there is none."""
         return self._failure or self._broken or self._membership.refusal
 
@@ -127,8 +129,8 @@ class KafkaReader:
             if self._membership.joined or self.protocol is GroupProtocol.CLASSIC:
                 self._broken = log_error_of(error)
             else:
-                self._membership.fall_back(error)
-        elif not error.retriable() and error.code() not in PASSING:
+                self._membership.fall_back_to_classic(error)
+        elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
             topic, group = ("Read", self._topic), ("Read", self._group)
             self._failure = named(log_error_of(error), topic=topic, group=group)
 
@@ -139,7 +141,7 @@ class KafkaReader:
             "partition %d of %s has no offset %s any more and is read from its start: %s",
             message.partition(), message.topic(), message.offset(), message.error(),
         )  # fmt: skip
-        self._membership.start_anew(number)
+        self._membership.restart_partition(number)
         return number
 
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
@@ -148,11 +150,13 @@ class KafkaReader:
         # record. An end alone doesn't end a read, as it follows each single record of a partition.
         consumer = self._membership.consumer
         deadline = time.monotonic() + timeout
-        while (first := consumer.poll(timeout)) is not None and self._note_end(first):
+        while (first_message := consumer.poll(timeout)) is not None and self._note_end(
+            first_message
+        ):
             timeout = max(0.0, deadline - time.monotonic())
-        if first is None:
+        if first_message is None:
             return []
-        return [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+        return [first_message, *consumer.consume(limit - 1, 0)] if limit > 1 else [first_message]
 
     def _note_end(self, message: Message) -> bool:
         """Note the end of a partition in `membership.reached` if the message reports one; returns
@@ -171,13 +175,13 @@ class KafkaReader:
         self._thread.call(partial(self._pause_or_resume, Consumer.resume, partitions))
 
     def _pause_or_resume(
-        self, how: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
+        self, change: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
     ) -> None:
         """Pause or resume partitions, on the consumer's thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
-            how(membership.consumer, membership.partitions_of(owned))
+            change(membership.consumer, membership.partitions_of(owned))
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
@@ -218,8 +222,8 @@ class KafkaReader:
         await thread.call(partial(membership.finish, timeout - spare))
         while not membership.last_commits.done():
             await thread.call(membership.serve)
-        left = False
-        while not left and time.monotonic() < deadline:
+        has_committed = False
+        while not has_committed and time.monotonic() < deadline:
             await thread.call(membership.serve)
-            left = await thread.call(partial(membership.commit_last, deadline))
+            has_committed = await thread.call(partial(membership.commit_last, deadline))
         await thread.call(membership.close)

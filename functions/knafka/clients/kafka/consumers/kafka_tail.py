@@ -18,8 +18,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.kafka_acls import needing
 from knafka.clients.kafka.kafka_client import (
-    PASSING,
     READING,
+    TRANSIENT_ERRORS,
     Connection,
     log_error_of,
     open_client,
@@ -126,17 +126,21 @@ class KafkaTail:
                 raise error
         bounds = read_watermarks(consumer, self._topic, described.partitions, REQUEST_TIMEOUT)
         # A topic that was created anew under this name ends before the position in the deleted one.
-        new = {
+        new_partitions = {
             number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
         }
-        if new:
-            asked = [TopicPartition(self._topic, number, self._since) for number in new]
-            for place in consumer.offsets_for_times(asked, timeout=REQUEST_TIMEOUT):
-                if place.error is not None:
-                    raise log_error_of(place.error)
+        if new_partitions:
+            start_times = [
+                TopicPartition(self._topic, number, self._since) for number in new_partitions
+            ]
+            for found_offset in consumer.offsets_for_times(start_times, timeout=REQUEST_TIMEOUT):
+                if found_offset.error is not None:
+                    raise log_error_of(found_offset.error)
                 # Without a record since then, reading starts at the end.
-                end = bounds[place.partition][1]
-                self._next[place.partition] = place.offset if place.offset >= 0 else end
+                end = bounds[found_offset.partition][1]
+                self._next[found_offset.partition] = (
+                    found_offset.offset if found_offset.offset >= 0 else end
+                )
         for number, (start, _) in bounds.items():
             self._next[number] = max(self._next[number], start)
         return {number: end for number, (_, end) in bounds.items()}
@@ -154,17 +158,21 @@ class KafkaTail:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
                 # consume() alone would wait for `limit` records.
-                first = consumer.poll(POLL)
-                if first is None:
+                first_message = consumer.poll(POLL)
+                if first_message is None:
                     continue
-                for message in [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]:
+                for message in (
+                    [first_message, *consumer.consume(limit - 1, 0)]
+                    if limit > 1
+                    else [first_message]
+                ):
                     error, number = message.error(), cast(int, message.partition())
                     if error is None:
                         records.append(cast(Record, message))
                         self._next[number] = cast(int, message.offset()) + 1
                     elif error.code() == KafkaError._PARTITION_EOF:
                         self._next[number] = max(self._next[number], cast(int, message.offset()))
-                    elif not error.retriable() and error.code() not in PASSING:
+                    elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                         raise log_error_of(error)
                 behind = {number for number in behind if self._next[number] < ends[number]}
         finally:

@@ -49,15 +49,15 @@ def read_whole(
         metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
         if metadata.error is not None:
             raise log_error_of(metadata.error)
-        waiting = set()
+        unfinished = set()
         assigned = []
         bounds = read_watermarks(consumer, topic, metadata.partitions, timeout)
         for number, (low, high) in bounds.items():
             if low < high:
-                waiting.add(number)
+                unfinished.add(number)
                 assigned.append(TopicPartition(topic, number, max(low, high - limit)))
         consumer.assign(assigned)
-        while waiting:
+        while unfinished:
             message = consumer.poll(timeout)
             if message is None:
                 raise LogError(f"Kafka did not answer within {timeout:g} s")
@@ -67,10 +67,10 @@ def read_whole(
                 if max_bytes is not None:
                     size += _size_of(message)
                     if size > max_bytes:
-                        most = f"{max_bytes} bytes, which is all that is read"
-                        raise LogError(f"topic {topic} has more than {most}")
+                        limit_text = f"{max_bytes} bytes, which is all that is read"
+                        raise LogError(f"topic {topic} has more than {limit_text}")
             elif error.code() == KafkaError._PARTITION_EOF:
-                waiting.discard(message.partition())
+                unfinished.discard(message.partition())
             elif not error.retriable():
                 raise log_error_of(error)
     finally:
@@ -85,5 +85,5 @@ def _size_of(record: Message) -> int:
         headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except SystemError:  # a header name that isn't UTF-8
         return ODD_RECORD_BYTES
-    told = sum(len(name) + len(value or b"") for name, value in headers)
-    return RECORD_BYTES + len(record.key() or b"") + len(record.value() or b"") + told
+    header_bytes = sum(len(name) + len(value or b"") for name, value in headers)
+    return RECORD_BYTES + len(record.key() or b"") + len(record.value() or b"") + header_bytes

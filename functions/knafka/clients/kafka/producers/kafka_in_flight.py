@@ -18,11 +18,11 @@ class KeysInFlight(Generic[Producer]):
     """Remembers which producer has the records of a key in flight, as they would overtake each
     other in two producers."""
 
-    __slots__ = ("_more_of", "producer_of")
+    __slots__ = ("_more_records", "producer_of")
 
     def __init__(self) -> None:
         self.producer_of: dict[bytes, Producer] = {}
-        self._more_of: dict[bytes, int] = {}
+        self._more_records: dict[bytes, int] = {}
         """Number of a key's records in flight besides the first; most keys have none, and no
         entry."""
 
@@ -30,21 +30,21 @@ class KeysInFlight(Generic[Producer]):
         """Count a record of the key that is in flight now; the first one's producer gets the key's
         next records too."""
         if key in self.producer_of:
-            self._more_of[key] = self._more_of.get(key, 0) + 1
+            self._more_records[key] = self._more_records.get(key, 0) + 1
         else:
             self.producer_of[key] = producer
 
     def release(self, key: bytes) -> None:
         """Count off a record of the key that is no longer in flight."""
-        if not (more := self._more_of.get(key)):
+        if not (more_records := self._more_records.get(key)):
             del self.producer_of[key]
-        elif more == 1:
-            del self._more_of[key]
+        elif more_records == 1:
+            del self._more_records[key]
         else:
-            self._more_of[key] = more - 1
+            self._more_records[key] = more_records - 1
 
     def __len__(self) -> int:
-        return len(self.producer_of) + len(self._more_of)
+        return len(self.producer_of) + len(self._more_records)
 
 
 class Together:

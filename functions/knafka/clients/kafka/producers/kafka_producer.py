@@ -141,18 +141,18 @@ class ReplaceableProducer:
                 producer.poll(0)
         self._replaced = [producer for producer in self._replaced if len(producer)]
 
-    def _replace(self, why: str) -> None:
+    def _replace(self, reason: str) -> None:
         """Replace the producer by a new one; if none can be opened, set `failure`."""
         try:
             producer = self._open()
         except LogError as error:
             self.failure = error
             return
-        log.warning("the producer is replaced: %s", why)
-        failed, self._producer = self._producer, producer
-        self._replaced.append(failed)
+        log.warning("the producer is replaced: %s", reason)
+        former, self._producer = self._producer, producer
+        self._replaced.append(former)
         self.failure, self._renewing = None, False
-        failed.purge(blocking=False)  # its records are reported as failed
+        former.purge(blocking=False)  # its records are reported as failed
 
     def renew(self) -> None:
         """Replace the producer at the next `poll`."""

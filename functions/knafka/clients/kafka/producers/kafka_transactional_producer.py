@@ -38,7 +38,7 @@ END_TIMEOUT: Final = 10.0
 """Seconds for which a commit or an abort is repeated: enough for the restart of a broker."""
 FENCE_TIMEOUT: Final = 10.0
 """Seconds for which `fence` may be repeated while connections fail."""
-FENCE_ONCE: Final = 1.0
+MIN_FENCE_TIMEOUT: Final = 1.0
 """Seconds that one call of `fence` may wait for Kafka, even if its `timeout` is shorter."""
 
 ANY_PARTITION: Final = -1
@@ -49,7 +49,7 @@ _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 """Errors reported for a transaction's remaining records when it is aborted."""
 
 
-class _Failed(NamedTuple):
+class _UnstoredRecord(NamedTuple):
     """A record that was not stored, and why."""
 
     error: KafkaError
@@ -68,8 +68,8 @@ class TransactionalProducer:
         self._errors = ConnectionErrors()
         self._is_batching = True
         self._fenced = False
-        self._fencing_since = 0.0
-        self._failed: list[_Failed] = []
+        self._fencing_began_at = 0.0
+        self._failed: list[_UnstoredRecord] = []
         self._producer = self._open()
 
     def _open(self) -> Producer:
@@ -109,7 +109,7 @@ class TransactionalProducer:
         """Note a record that was not stored."""
         if error is not None and error.code() not in _PURGED:
             self._failed.append(
-                _Failed(error, message.topic() or "", message.partition(), message.key())
+                _UnstoredRecord(error, message.topic() or "", message.partition(), message.key())
             )
 
     def fence(self, timeout: float) -> bool:
@@ -120,9 +120,9 @@ class TransactionalProducer:
         if self._fenced:
             return True
         now = time.monotonic()
-        self._fencing_since = self._fencing_since or now
+        self._fencing_began_at = self._fencing_began_at or now
         try:
-            self._producer.init_transactions(max(FENCE_ONCE, timeout))
+            self._producer.init_transactions(max(MIN_FENCE_TIMEOUT, timeout))
         except KafkaException as error:
             reason = error.args[0]
             if refusal := self._errors.refusal:
@@ -130,10 +130,10 @@ class TransactionalProducer:
             if not reason.retriable():
                 needed = "Write", self._transactional_id
                 raise named(log_error_of(reason), transaction=needed) from error
-            if time.monotonic() - self._fencing_since > FENCE_TIMEOUT:
+            if time.monotonic() - self._fencing_began_at > FENCE_TIMEOUT:
                 raise LogError(f"no transactional id: {self.trouble}") from error
             return False
-        self._fenced, self._fencing_since = True, 0.0
+        self._fenced, self._fencing_began_at = True, 0.0
         return True
 
     @property
@@ -188,7 +188,7 @@ class TransactionalProducer:
                     raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from error
                 self._producer.poll(AGAIN)
             except KafkaException as error:
-                self._failed.append(_Failed(error.args[0], output.topic, None, output.key))
+                self._failed.append(_UnstoredRecord(error.args[0], output.topic, None, output.key))
                 raise
             else:
                 return
@@ -238,22 +238,26 @@ class TransactionalProducer:
     def _aborted_error(self, reason: KafkaError) -> TransactionAborted:
         """Return the error of an aborted transaction: `RecordTooLarge` if a single record is too
         large. If only a batch was too large, switch to sending records one by one."""
-        failed = self._failed
+        failed_records = self._failed
         too_large = [
-            report for report in failed if report.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+            record
+            for record in failed_records
+            if record.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
         ]
         if not too_large:
-            found = log_error_of(failed[0].error if failed else reason)
-            found = named(
-                found,
-                topic=("Write", failed[0].topic) if failed else None,
+            first_error = log_error_of(failed_records[0].error if failed_records else reason)
+            first_error = named(
+                first_error,
+                topic=("Write", failed_records[0].topic) if failed_records else None,
                 transaction=("Write", self._transactional_id),
             )
             return TransactionAborted(
-                str(found), retriable=found.retriable, unknown_topic=found.unknown_topic
+                str(first_error),
+                retriable=first_error.retriable,
+                unknown_topic=first_error.unknown_topic,
             )
         topic, key = too_large[0].topic, too_large[0].key
-        in_batches = Counter((report.topic, report.partition) for report in too_large)
+        in_batches = Counter((record.topic, record.partition) for record in too_large)
         if self._is_batching and max(in_batches.values()) > 1:
             # The topic's limit is for batches: each record may be small enough.
             log.warning("%s takes no batches: records go one by one", topic)

@@ -32,12 +32,12 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     HEARTBEAT_INTERVAL,
     GroupConsumer,
     GroupProtocol,
-    begin_at,
+    assign_paused,
     committed_of,
-    take_without_reading,
+    start_position_of,
 )
-from knafka.clients.kafka.consumers.kafka_reader import RESET
-from knafka.clients.kafka.kafka_client import PASSING, Connection, log_error_of
+from knafka.clients.kafka.consumers.kafka_reader import LOST_OFFSET_ERRORS
+from knafka.clients.kafka.kafka_client import TRANSIENT_ERRORS, Connection, log_error_of
 from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
 from knafka.clients.kafka.producers.kafka_transactional_producer import (
     FENCE_TIMEOUT,
@@ -87,8 +87,8 @@ class KafkaTransactions:
         self._producer = TransactionalProducer(writing or connection, transactional_id)
         # The client id is the transactional id, so that other members see from the group's members
         # which ids are taken.
-        named = {**connection, "client.id": transactional_id}
-        self._member = _Member(named, group, topics, claims, protocol)
+        member_connection = {**connection, "client.id": transactional_id}
+        self._member = _Member(member_connection, group, topics, claims, protocol)
         self._bounded = BoundedReader(connection, group)
         self._broken: LogError | None = None
         """The error that all further calls raise; None: there is none."""
@@ -111,19 +111,19 @@ class KafkaTransactions:
         if not outputs and not offsets:
             return
         # Without an offset, Kafka would not check the generation.
-        wanted = offsets or member.last_committed()
-        if member.identity is None or not wanted.keys() <= member.owned.keys():
+        committed_offsets = offsets or member.last_committed()
+        if member.identity is None or not committed_offsets.keys() <= member.owned.keys():
             member.go_back()
             raise TransactionAborted("the partitions have gone to other members")
         try:
-            self._producer.commit(outputs, member.offsets_of(wanted), member.identity)
+            self._producer.commit(outputs, member.offsets_of(committed_offsets), member.identity)
         except TransactionAborted:
             member.go_back()
             raise
         except LogError as error:
             self._broken = error
             raise
-        member.owned.update(wanted)
+        member.owned.update(committed_offsets)
 
     def _ready(self) -> None:
         """Wait until earlier transactions of this id are fenced off."""
@@ -165,8 +165,8 @@ class KafkaTransactions:
     def close(self, timeout: float) -> None:
         """Leave the group and close all clients, within `timeout` seconds."""
         self._broken = self._broken or LogError("it is closed")
-        if held := self._member.disown(self._member.owned):
-            self._claims.revoked(held)
+        if owned := self._member.forget_owned(self._member.owned):
+            self._claims.revoked(owned)
         self._member.is_closing = True
         # Closing hangs while Kafka is frozen, and must not keep the process alive.
         closing = Thread(target=self._close, name="kafka-transactions-close", daemon=True)
@@ -204,12 +204,12 @@ class _Member(GroupConsumer):
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
         """Leader epoch of each offset that was committed at the assignment."""
-        self._given: set[Partition] = set()
+        self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
-        self._going_back: set[Partition] = set()
+        self._to_reread: set[Partition] = set()
         """Partitions that must be read again from their commit, but could not be sought to it
         yet."""
-        self._gathered: list[Record] = []
+        self._gathered_records: list[Record] = []
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
         """Partitions that were revoked in the current poll."""
@@ -227,21 +227,27 @@ class _Member(GroupConsumer):
             raise LogError(str(self._refusal))
         deadline = time.monotonic() + timeout
         while True:
-            self.beat()
+            self.send_due_heartbeat()
             self._seek_back()
-            left = deadline - time.monotonic()
-            self._poll(limit - len(self._gathered), max(0.0, min(left, HEARTBEAT_INTERVAL)))
-            failed = self._raised or self._failure or self._refusal
-            if failed is not None or len(self._gathered) >= limit or time.monotonic() >= deadline:
+            seconds_left = deadline - time.monotonic()
+            self._poll(
+                limit - len(self._gathered_records), max(0.0, min(seconds_left, HEARTBEAT_INTERVAL))
+            )
+            failure = self._raised or self._failure or self._refusal
+            if (
+                failure is not None
+                or len(self._gathered_records) >= limit
+                or time.monotonic() >= deadline
+            ):
                 break
-        records, self._gathered = self._gathered, []
-        self._given.update(_place_of(record) for record in records)
-        self._given.update(self.reached)
+        records, self._gathered_records = self._gathered_records, []
+        self._returned_since_commit.update(_place_of(record) for record in records)
+        self._returned_since_commit.update(self.reached)
         self.identity = _identity_of(self.consumer)
-        if failed is not None:
+        if failure is not None:
             self._raised = self._failure = None
             self.go_back()
-            raise failed
+            raise failure
         self.check(heard=bool(records or self.reached))
         return records
 
@@ -254,20 +260,20 @@ class _Member(GroupConsumer):
                 self._keep_record(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._note_end(message)
-            elif error.code() in RESET:
+            elif error.code() in LOST_OFFSET_ERRORS:
                 self._start_anew(message)
             elif error.code() == KafkaError._FATAL:
                 self._handle_fatal_error(error)
-            elif not error.retriable() and error.code() not in PASSING:
+            elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                 self._failure = log_error_of(error)
         # It isn't known which records were read before the revocation and which after it.
-        self._going_back |= self._revoked & self.owned.keys()
+        self._to_reread |= self._revoked & self.owned.keys()
 
     def _keep_record(self, message: Message) -> None:
         """Keep a record that was read, if its partition is still owned."""
         place = _place_of(message)
         if self._is_read(place):
-            self._gathered.append(cast(Record, message))
+            self._gathered_records.append(cast(Record, message))
             self.reached.pop(place, None)
 
     def _note_end(self, message: Message) -> None:
@@ -279,7 +285,7 @@ class _Member(GroupConsumer):
     def _is_read(self, place: Partition) -> bool:
         """Whether records of this partition are kept: it is owned, and doesn't have to be read
         again."""
-        return place in self.owned and place not in self._going_back and place not in self._revoked
+        return place in self.owned and place not in self._to_reread and place not in self._revoked
 
     def _handle_fatal_error(self, error: KafkaError) -> None:
         """Note a fatal error, or fall back to the classic protocol if the newer one was never
@@ -287,7 +293,7 @@ class _Member(GroupConsumer):
         if self.joined or self.protocol is GroupProtocol.CLASSIC:
             self._refusal = log_error_of(error)
         else:
-            self.fall_back(error)
+            self.fall_back_to_classic(error)
 
     def _start_anew(self, message: Message) -> None:
         """Read a partition from its start, as its offset no longer exists; report it to `Claims` as
@@ -303,7 +309,7 @@ class _Member(GroupConsumer):
         self.consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
         self.consumer.incremental_assign([partition])
-        self._call_claims(self._claims.revoked, self.disown([place]))
+        self._call_claims(self._claims.revoked, self.forget_owned([place]))
         self.owned[place] = None
         self._call_claims(self._claims.assigned, {place: None})
 
@@ -321,9 +327,11 @@ class _Member(GroupConsumer):
                 change([TopicPartition(place.topic, place.number)])
                 if not paused:
                     # librdkafka was seen not to resume at the position where it had paused.
-                    (at,) = self.consumer.position([TopicPartition(place.topic, place.number)])
-                    if at.offset >= 0:
-                        self.consumer.seek(at)
+                    (position,) = self.consumer.position(
+                        [TopicPartition(place.topic, place.number)]
+                    )
+                    if position.offset >= 0:
+                        self.consumer.seek(position)
             except KafkaException as error:
                 # The partition isn't read yet, or no longer.
                 log.info("%s: %s", place, error.args[0].str())
@@ -333,16 +341,19 @@ class _Member(GroupConsumer):
     def last_committed(self) -> Offsets:
         """Return the last commit of any owned partition, to be made again; empty if there is
         none."""
-        for place, found in self.owned.items():
-            if found is not None:
-                return {place: found}
+        for place, commit in self.owned.items():
+            if commit is not None:
+                return {place: commit}
         return {}
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
         """Return these offsets as confluent-kafka's objects, with leader epochs as in
         `kafka_commits`."""
-        wanted = [TopicPartition(*place) for place in offsets]
-        epochs = {(at.topic, at.partition): epoch_of(at) for at in self.consumer.position(wanted)}
+        topic_partitions = [TopicPartition(*place) for place in offsets]
+        epochs = {
+            (position.topic, position.partition): epoch_of(position)
+            for position in self.consumer.position(topic_partitions)
+        }
         return [
             TopicPartition(
                 place.topic,
@@ -356,24 +367,24 @@ class _Member(GroupConsumer):
 
     def go_back(self) -> None:
         """Read the records again that were returned since the last commit."""
-        self._going_back |= self._given & self.owned.keys()
-        self._given.clear()
+        self._to_reread |= self._returned_since_commit & self.owned.keys()
+        self._returned_since_commit.clear()
         self._seek_back()
 
     def _seek_back(self) -> None:
         """Set the consumer's positions to the commits of partitions that must be read again, where
         possible now."""
-        for place in list(self._going_back):
+        for place in list(self._to_reread):
             committed = self.owned[place]
             offset = OFFSET_BEGINNING if committed is None else committed.offset
             try:
                 self.consumer.seek(TopicPartition(place.topic, place.number, offset))
             except KafkaException as error:
-                # The consumer doesn't read the partition now. It stays in `_going_back`, so its
+                # The consumer doesn't read the partition now. It stays in `_to_reread`, so its
                 # records are dropped until a seek succeeds.
                 log.info("%s: %s", place, error.args[0].str())
             else:
-                self._going_back.discard(place)
+                self._to_reread.discard(place)
                 self.reached.pop(place, None)
 
     # Callbacks of the group, within a poll
@@ -382,60 +393,62 @@ class _Member(GroupConsumer):
         """Add newly assigned partitions, read their commits, and report them to `Claims`."""
         self.joined = True
         if self.is_closing:
-            take_without_reading(consumer, partitions)
+            assign_paused(consumer, partitions)
             return
         try:
             committed = committed_of(consumer, partitions, STABLE_TIMEOUT) if partitions else []
         except LogError as error:
             # Partitions must not be read without their commits' metadata.
             self._refusal = error
-            take_without_reading(consumer, partitions)
+            assign_paused(consumer, partitions)
             return
-        consumer.incremental_assign([begin_at(entry) for entry in committed])
-        found: dict[Partition, OffsetAndMetadata | None] = {}
+        consumer.incremental_assign([start_position_of(entry) for entry in committed])
+        commits: dict[Partition, OffsetAndMetadata | None] = {}
         for entry in committed:
             place = Partition(entry.topic, entry.partition)
             self._epochs[place] = epoch_of(entry)
-            found[place] = (
+            commits[place] = (
                 OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
-        self.owned.update(found)
-        if found:
-            self._call_claims(self._claims.assigned, found)
+        self.owned.update(commits)
+        if commits:
+            self._call_claims(self._claims.assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget revoked partitions, and report them to `Claims`."""
-        gone = self.disown([Partition(entry.topic, entry.partition) for entry in partitions])
-        if gone:
-            self._call_claims(self._claims.revoked, gone)
+        disowned = self.forget_owned(
+            [Partition(entry.topic, entry.partition) for entry in partitions]
+        )
+        if disowned:
+            self._call_claims(self._claims.revoked, disowned)
         consumer.incremental_unassign(partitions)
 
     _on_lost = _on_revoke
 
-    def disown(self, places: Collection[Partition]) -> list[Partition]:
+    def forget_owned(self, places: Collection[Partition]) -> list[Partition]:
         """Forget these partitions and their records; returns the owned ones among them."""
-        gone = [partition for partition in places if partition in self.owned]
-        if paused := self._paused.intersection(gone):
+        disowned = [partition for partition in places if partition in self.owned]
+        if paused := self._paused.intersection(disowned):
             # librdkafka would keep them paused if they are assigned again.
             self._set_consumer_paused(paused, paused=False)
             self._paused -= paused
-        for partition in gone:
+        for partition in disowned:
             del self.owned[partition]
             self._epochs.pop(partition, None)
             self.reached.pop(partition, None)
-        self._given.difference_update(gone)
-        self._going_back.difference_update(gone)
-        self._revoked.update(gone)
-        self._gathered = [
-            record for record in self._gathered if _place_of(record) not in self._revoked
+        self._returned_since_commit.difference_update(disowned)
+        self._to_reread.difference_update(disowned)
+        self._revoked.update(disowned)
+        self._gathered_records = [
+            record for record in self._gathered_records if _place_of(record) not in self._revoked
         ]
-        return gone
+        return disowned
 
-    def _call_claims(self, call: Callable[[Any], None], what: object) -> None:
+    def _call_claims(self, call: Callable[[Any], None], argument: object) -> None:
         """Call `Claims` and keep its error for `read` to raise: an exception in librdkafka's
         callback would lose the messages of this poll."""
         try:
-            call(what)
+            call(argument)
         except BaseException as error:
             self._raised = self._raised or error
 
@@ -447,10 +460,10 @@ def _place_of(record: Message | Record) -> Partition:
 
 def _identity_of(consumer: Consumer) -> Any:
     """Return the membership under which a consumer may commit; None while it has none."""
-    found = consumer.consumer_group_metadata()
-    if not found.startswith(_METADATA):
+    description = consumer.consumer_group_metadata()
+    if not description.startswith(_METADATA):
         raise LogError("this librdkafka describes a member in an unknown way")
     begin = len(_METADATA) + _GENERATION.size
-    (generation,) = _GENERATION.unpack(found[len(_METADATA) : begin])
-    _, member, *_ = found[begin:].split(b"\0")
-    return found if generation > 0 and member else None
+    (generation,) = _GENERATION.unpack(description[len(_METADATA) : begin])
+    _, member, *_ = description[begin:].split(b"\0")
+    return description if generation > 0 and member else None

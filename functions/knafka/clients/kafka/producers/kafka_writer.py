@@ -116,7 +116,9 @@ class KafkaWriter:
 
     @property
     def failure(self) -> LogError | None:
-        failures = (each.failure for each in self._producers() if each.failure is not None)
+        failures = (
+            producer.failure for producer in self._producers() if producer.failure is not None
+        )
         return next(failures, None)
 
     @property
@@ -154,7 +156,7 @@ class KafkaWriter:
             raise LogError("the writer is closed")
         producer = None if key is None else self._keys.producer_of.get(key)
         if producer is None:
-            producer = self._gatherer() if self._are_many() else self._prompt
+            producer = self._ensure_gathering() if self._must_gather() else self._prompt
         producer.produce(topic, key, value, headers, on_delivery)
         self._in_flight += 1
         if key is not None:
@@ -167,11 +169,11 @@ class KafkaWriter:
         None."""
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
-        together = Together(len(records), reported)
+        group = Together(len(records), reported)
 
         def on_report(record: Draft, error: KafkaError | None, message: Message) -> None:
             # On whichever thread polls.
-            report = (together.settle, error, message, record.headers, record.key, counts)
+            report = (group.settle, error, message, record.headers, record.key, counts)
             self._reports.append(report)
 
         def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
@@ -184,26 +186,32 @@ class KafkaWriter:
             self._in_flight -= 1
             if (key := record[0]) is not None:
                 self._keys.release(key)
-            together.left -= 1
-            if not together.left:
-                self._settled.append(together)
+            group.left -= 1
+            if not group.left:
+                self._settled.append(group)
 
-        taken = 0
+        queued_count = 0
         try:
             if self._closed:
                 raise LogError("the writer is closed")
-            usual = self._gatherer() if self._are_many(len(records)) else self._prompt
+            default_producer = (
+                self._ensure_gathering() if self._must_gather(len(records)) else self._prompt
+            )
             for record in records:
                 key, headers, value = record
-                producer = usual if key is None else self._keys.producer_of.get(key, usual)
+                producer = (
+                    default_producer
+                    if key is None
+                    else self._keys.producer_of.get(key, default_producer)
+                )
                 report = on_gathered if producer is self._gathering else on_report
                 producer.produce(topic, key, value, headers, partial(report, record))
-                taken += 1
+                queued_count += 1
                 if key is not None:
                     self._keys.hold(key, producer)
         except LogError as error:
-            together.settle(error, len(records) - taken)
-        self._in_flight += taken
+            group.settle(error, len(records) - queued_count)
+        self._in_flight += queued_count
         if self._in_flight:
             self._reachability.watch(lambda: self._in_flight)
 
@@ -213,7 +221,7 @@ class KafkaWriter:
         if key is not None:
             self._keys.release(key)
 
-    def _are_many(self, more: int = 0) -> bool:
+    def _must_gather(self, more: int = 0) -> bool:
         """Whether so many records are or were lately in flight, with `more` new ones, that records
         must be gathered."""
         now = self._loop.time()
@@ -221,7 +229,7 @@ class KafkaWriter:
             self._gather_until = now + GATHERING_TIME
         return now < self._gather_until
 
-    def _gatherer(self) -> ReplaceableProducer:
+    def _ensure_gathering(self) -> ReplaceableProducer:
         """Return the producer that gathers records, opening it at its first use."""
         if self._gathering is None:
             self._gathering = self._open(self._linger_ms)
@@ -243,15 +251,15 @@ class KafkaWriter:
     def _poll(self) -> None:
         """Poll the producers without a thread, plan the next poll, and deliver reports."""
         if not self._closed:
-            self._poll_after(POLL_BUSY if self._poll_polled() else POLL_IDLE)
+            self._poll_after(POLL_BUSY if self._poll_unthreaded() else POLL_IDLE)
             self._report()
 
-    def _poll_polled(self) -> int:
+    def _poll_unthreaded(self) -> int:
         """Poll the producers that have no thread; returns the number of records without a
         report."""
         _, *polled = self._producers()
-        for each in polled:
-            each.poll(0)
+        for producer in polled:
+            producer.poll(0)
         return sum(map(len, polled))
 
     def _serve(self) -> None:
@@ -281,8 +289,8 @@ class KafkaWriter:
         reports, settled = self._reports, self._settled
         try:
             while settled:
-                together = settled.popleft()
-                together.report(together.error)
+                group = settled.popleft()
+                group.report(group.error)
             while reports:
                 reported, error, message, headers, key, counts = reports.popleft()
                 if error is None:
@@ -317,11 +325,11 @@ class KafkaWriter:
         acknowledged yet.
         """
 
-        def on_delivery(error: KafkaError | None, sent: Message) -> None:
+        def on_delivery(error: KafkaError | None, sent_message: Message) -> None:
             self._release(key)
             if error is None:
-                counts[sent.partition()] += 1
-            reported(None if error is None else _refused(error, sent))
+                counts[sent_message.partition()] += 1
+            reported(None if error is None else _refused(error, sent_message))
 
         if self._alone is None:
             self._alone = self._open(0, **ALONE)
@@ -347,28 +355,28 @@ class KafkaWriter:
         self._errors.record(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._on_all_down)
+                self._loop.call_soon_threadsafe(self._report_all_down)
 
-    def _on_all_down(self) -> None:
+    def _report_all_down(self) -> None:
         """Pass on to `Reachability` that no broker is connected."""
         if not self._closed:
-            self._reachability.all_down()
+            self._reachability.note_all_down()
 
     def _purge_queues(self) -> None:
         """Report all unsent records as failed, as Kafka is away: their senders try again."""
-        for each in self._producers():
-            each.purge(in_flight=False)
+        for producer in self._producers():
+            producer.purge(in_flight=False)
 
     def _renew(self) -> None:
         """Replace all producers at their next poll."""
-        for each in self._producers():
-            each.renew()
+        for producer in self._producers():
+            producer.renew()
         self._poll_soon()
 
     def _producers(self) -> list[ReplaceableProducer]:
         """Return the open producers, the prompt one first."""
-        made = (self._prompt, self._gathering, self._alone)
-        return [each for each in made if each is not None]
+        producers = (self._prompt, self._gathering, self._alone)
+        return [producer for producer in producers if producer is not None]
 
     async def reach(self, timeout: float) -> None:
         """Wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`; if that may pass,
@@ -386,10 +394,10 @@ class KafkaWriter:
         try:
             await asyncio.to_thread(self._prompt.ask, timeout)
         except KafkaException as error:
-            why = str(self._errors) or error.args[0].str()
+            problem = str(self._errors) or error.args[0].str()
             errors = self._errors
-            may_pass = errors.refusal is None if self._answered else errors.nobody_listens
-            raise LogError(why, retriable=may_pass) from error
+            may_pass = errors.refusal is None if self._answered else errors.is_unreachable
+            raise LogError(problem, retriable=may_pass) from error
         self._answered = True
         self._errors.mended()
 
@@ -401,8 +409,8 @@ class KafkaWriter:
         await self._flush(timeout)
         if self._in_flight:
             # Unacknowledged records were not answered with success, so their senders try again.
-            for each in self._producers():
-                each.purge(in_flight=True)
+            for producer in self._producers():
+                producer.purge(in_flight=True)
             await self._flush(PURGE_TIMEOUT)
         self._ended.set()
 
@@ -410,7 +418,7 @@ class KafkaWriter:
         """Poll and deliver reports until no record is in flight, at most `timeout` seconds."""
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
-            self._poll_polled()
+            self._poll_unthreaded()
             self._report()
             await asyncio.sleep(POLL_BUSY)
 
