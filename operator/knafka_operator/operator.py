@@ -35,7 +35,7 @@ from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
 from knafka_operator.functions import services
 from knafka_operator.functions.applying import ROLL_CHECK_INTERVAL, Rolls
 from knafka_operator.functions.probe import probe, wake
-from knafka_operator.functions.trust_bundles import TrustBundles
+from knafka_operator.functions.trust_bundles import TrustBundleCopies
 from knafka_operator.installation.handler import Handling
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
@@ -146,8 +146,8 @@ class Operator:
         url_of = partial(services.service_url, settings=settings) if self.entries is None else None
         positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
-        self.trust_bundles: TrustBundles = (
-            TrustBundles(settings, cluster) if beside is None else beside.trust_bundles
+        self.trust_bundles: TrustBundleCopies = (
+            TrustBundleCopies(settings, cluster) if beside is None else beside.trust_bundles
         )
         effect_parts = self.states, shards, receivers, self.trust_bundles
         self.effects = Effects(cluster, *effect_parts, probe, wake)

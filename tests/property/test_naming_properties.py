@@ -9,7 +9,13 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_operator.installation.naming import NamedObject, NameKind, NameTaken, Naming, normalized
 from knafka_operator.kafka.desired import NamesOfOthers, kept_or_new_name
-from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS, Metadata, Resource, Status
+from knafka_operator.model.resources import (
+    GROUP_STATUS,
+    TOPIC_STATUS,
+    Metadata,
+    ObjectStatus,
+    Resource,
+)
 
 KEYS = {NameKind.BROKER_TOPIC: TOPIC_STATUS, NameKind.TRIGGER_GROUP: GROUP_STATUS}
 PARTS = st.sampled_from(["{{.Namespace}}", "{{ .Name }}", "{{ .UID }}", "-", ".", "e", "knafka"])
@@ -29,7 +35,10 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
         annotations = {KEYS[kind]: made[of]} if of in made else {}
         metadata = Metadata(namespace=of[0], name=of[1], uid=uid)
         owner = Resource(
-            api_version="v1", kind="X", metadata=metadata, status=Status(annotations=annotations)
+            api_version="v1",
+            kind="X",
+            metadata=metadata,
+            status=ObjectStatus(annotations=annotations),
         )
         return kept_or_new_name(kind, owner, KEYS[kind], NamesOfOthers(taken, uid), naming)
 

@@ -22,7 +22,11 @@ from support.admitted import (
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.brokers.admission import class_warnings
-from knafka_operator.dispatchers.conditions import DEPENDENCY, Dependency, declared_dependency
+from knafka_operator.dispatchers.conditions import (
+    DEPENDENCY,
+    TriggerDependency,
+    declared_dependency,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (
@@ -348,7 +352,7 @@ def test_a_dependency_is_read() -> None:
     metadata = Metadata(
         name="mail", namespace="shop", annotations={DEPENDENCY: json.dumps(reference)}
     )
-    assert declared_dependency(metadata) == Dependency(api_version="v1", kind="A", name="a")
+    assert declared_dependency(metadata) == TriggerDependency(api_version="v1", kind="A", name="a")
     assert declared_dependency(Metadata(name="mail")) is None
 
 

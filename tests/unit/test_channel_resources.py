@@ -16,7 +16,7 @@ from knafka_operator.model.channels import (
     Auth,
     KafkaChannel,
     KafkaChannelSpec,
-    Subscriber,
+    SubscriberSpec,
     Subscription,
 )
 from knafka_operator.model.resources import AddressReference, Destination
@@ -122,7 +122,7 @@ def test_a_channels_subscribers_are_read_as_the_server_writes_them() -> None:
     assert first.delivery.is_set
     assert first.delivery.dead_letter_sink == Destination(uri="http://d/", CACerts=PEM)
     assert first.auth == Auth(service_account_name="mail-oidc")
-    assert second == Subscriber(uid="3", reply_uri="http://answers/")
+    assert second == SubscriberSpec(uid="3", reply_uri="http://answers/")
     assert not second.delivery.is_set
 
 

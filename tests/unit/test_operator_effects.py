@@ -17,7 +17,7 @@ from knafka_operator.decisions.effects import (
     ObjectName,
     Refusal,
 )
-from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.decisions.steps import Step
 from knafka_operator.engine.effects import Effects
@@ -40,7 +40,7 @@ def config_map(uid: str | None = "u1", **labels: str) -> dict[str, Any]:
     return {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": {}}
 
 
-class Reconciles(Reconciler[Observed, Any, None]):
+class Reconciles(Reconciler[ObservedObject, Any, None]):
     """One that only acts."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
@@ -56,11 +56,11 @@ def cluster() -> MemoryCluster:
     return cluster
 
 
-async def act(cluster: MemoryCluster, *effects: Effect) -> Observed:
-    return await Reconciles(cluster).run_effects(effects, Observed(OWNER), None)
+async def act(cluster: MemoryCluster, *effects: Effect) -> ObservedObject:
+    return await Reconciles(cluster).run_effects(effects, ObservedObject(OWNER), None)
 
 
-def why(seen: Observed) -> str:
+def why(seen: ObservedObject) -> str:
     (error,) = seen.failed.values()
     assert isinstance(error, NotReady)
     return f"{error.reason}: {error}"

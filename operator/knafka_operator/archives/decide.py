@@ -48,7 +48,7 @@ from knafka_operator.decisions.effects import (
     Refusal,
     WriteStatus,
 )
-from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     BROKER_READY,
     STORAGE_READY,
@@ -82,7 +82,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class ObservedArchive(Observed, Generic[K]):
+class ObservedArchive(ObservedObject, Generic[K]):
     """An archive and everything read for its decision; where reading failed, the error stands for
     the value."""
 

@@ -32,7 +32,7 @@ from knafka_operator.archives.runs import (
     why_not_started,
 )
 from knafka_operator.decisions.effects import Delete, Effect, ObjectName
-from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     ARCHIVE_READY,
     BROKER_READY,
@@ -67,7 +67,7 @@ PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
 
 
 @dataclass(frozen=True)
-class ObservedOperation(Observed):
+class ObservedOperation(ObservedObject):
     operation: Operation | InvalidDocument
     archive: Mapping[str, Any] | None = None
     """The stored archive; None: it doesn't exist."""

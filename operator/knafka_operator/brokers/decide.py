@@ -25,7 +25,7 @@ from knafka_operator.decisions.effects import (
     Refusal,
     WriteIngress,
 )
-from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
     BROKER_CONDITIONS,
@@ -84,7 +84,7 @@ class BrokerConnection:
 
 
 @dataclass(frozen=True)
-class ObservedBroker(Observed):
+class ObservedBroker(ObservedObject):
     """A Broker and everything read for its decision; where reading failed, the error stands for the
     value."""
 

@@ -29,7 +29,7 @@ from knafka_operator.decisions.effects import (
     Refusal,
     WriteIngress,
 )
-from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
     CHANNEL_CONDITIONS,
@@ -96,7 +96,7 @@ class ChannelConnection:
 
 
 @dataclass(frozen=True)
-class ObservedChannel(Observed):
+class ObservedChannel(ObservedObject):
     """A KafkaChannel and everything read for its decision; where reading failed, the error stands
     for the value."""
 

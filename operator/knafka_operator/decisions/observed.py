@@ -26,7 +26,7 @@ from knafka_operator.decisions.steps import Step
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedObject:
     """A stored object, and the results of effects that have run since it was read."""
 
     document: Mapping[str, Any]

@@ -81,7 +81,7 @@ _LOOP_MESSAGES: Final = {
 # Requirements.
 
 
-class Dependency(Observed):
+class TriggerDependency(Observed):
     """The object that a Trigger waits for (KN-TRG-13); it is in the Trigger's namespace."""
 
     api_version: NonEmpty
@@ -90,14 +90,14 @@ class Dependency(Observed):
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
-def declared_dependency(metadata: Metadata) -> Dependency | None:
+def declared_dependency(metadata: Metadata) -> TriggerDependency | None:
     """Return the object that a Trigger's annotation names as its dependency; None: there is no
     annotation. Raises `InvalidDocument`."""
     text = metadata.annotations.get(DEPENDENCY)
     if text is None:
         return None
     raise_all(set(dependency_problems(text, metadata.namespace)))
-    return parse(Dependency, json.loads(text))
+    return parse(TriggerDependency, json.loads(text))
 
 
 def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
@@ -111,7 +111,7 @@ def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
         message = "The provided annotation was not a corev1.ObjectReference"
         yield Problem(f"{message}: {as_json(text[:300])}", problem, path)
         return
-    yield from schema_problems(Dependency, reference, path)
+    yield from schema_problems(TriggerDependency, reference, path)
     if reference.get("namespace") not in (None, "", namespace):
         message = f'Namespace must be empty or equal to the trigger namespace "{namespace}"'
         yield Problem(message, "", f"{path}.namespace")

@@ -1,9 +1,9 @@
 """Effects: runs what the decisions of all kinds ask for, in one function.
 
-    reconcile (`kind`) --effect--> `Effects.run` --result--> `Observed.after`
+    reconcile (`kind`) --effect--> `Effects.run` --result--> `ObservedObject.after`
 
 Not here: what is decided (the `decide` of each kind), and drains, which are their kind's to hold
-(`Delivery`).
+(`DeliveryEffects`).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from knafka_operator.decisions.effects import (
     WriteIngress,
     WriteStatus,
 )
-from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.functions import services
 from knafka_operator.functions.applying import apply_service, check_old_pods_gone
-from knafka_operator.functions.trust_bundles import TrustBundles
+from knafka_operator.functions.trust_bundles import TrustBundleCopies
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.topic_creation import ensure_own_topic
 from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
@@ -58,7 +58,7 @@ from knafka_operator.receivers.receivers import Receivers
 from knafka_operator.records.state import States, broker_of
 
 
-class Delivery(Protocol):
+class DeliveryEffects(Protocol):
     """Effects that only the object's own kind can run, as they need its records in memory."""
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
@@ -82,14 +82,18 @@ class Effects:
     states: States
     shards: Shards
     receivers: Receivers
-    trust_bundles: TrustBundles
+    trust_bundles: TrustBundleCopies
     probe: Callable[[str], Awaitable[None]]
     """Requests an address and returns when it has answered; raises `NotReady`."""
     wake: Callable[[str], Awaitable[None]]
     """Starts a function's pod and returns when it runs; raises `NotReady`."""
 
     async def run(
-        self, effect: Effect, observed: Observed, kafka: KafkaCluster | None, delivery: Delivery
+        self,
+        effect: Effect,
+        observed: ObservedObject,
+        kafka: KafkaCluster | None,
+        delivery: DeliveryEffects,
     ) -> Any:
         """Run one effect; returns its result. Raises `EXPECTED` and `ClusterError`.
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from knafka_operator.decisions import status as statuses
 from knafka_operator.decisions.effects import Effect
-from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import EXPECTED, ConditionSet
 from knafka_operator.engine.effects import Effects
 from knafka_operator.engine.work_queue import GONE, Requeue
@@ -194,7 +194,7 @@ class Decision(Protocol):
     def status(self) -> Mapping[str, Any]: ...
 
 
-S = TypeVar("S", bound=Observed)
+S = TypeVar("S", bound=ObservedObject)
 D = TypeVar("D", bound=Decision)
 R = TypeVar("R")
 """The type of an object's record in memory."""

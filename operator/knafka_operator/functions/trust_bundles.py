@@ -30,7 +30,7 @@ _OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
 _COMPONENT: Final = "operator/deploy/trust-bundles"
 
 
-class TrustBundles:
+class TrustBundleCopies:
     """Keeps copies of the installation's trust bundles; does nothing without
     `Settings.trust_bundles`."""
 

@@ -71,7 +71,7 @@ class Auth(Observed):
     service_account_names: tuple[str, ...] = ()
 
 
-class Subscriber(Declared):
+class SubscriberSpec(Declared):
     """One Subscription as the server adds it to its channel (KN-CHN-05): all addresses resolved.
 
     At least one of the two URIs is set. The dead letter sink in `delivery` is a URI, too.
@@ -112,7 +112,7 @@ class KafkaChannelSpec(Declared):
     """Seconds for which the topic keeps events."""
     delivery: DeliverySpec = DeliverySpec()
     """Delivery options of Subscriptions that declare none themselves (KN-CHN-06)."""
-    subscribers: tuple[Subscriber, ...] = ()
+    subscribers: tuple[SubscriberSpec, ...] = ()
     """Written by the server: one for each Subscription that can be delivered (KN-CHN-05)."""
 
 

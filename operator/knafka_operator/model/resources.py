@@ -117,7 +117,7 @@ class Metadata(Observed):
     generation: int = 0
 
 
-class Status(Observed):
+class ObjectStatus(Observed):
     annotations: dict[str, str] = Field(default_factory=dict)
 
 
@@ -211,7 +211,7 @@ class Resource(Declared):
     api_version: str
     kind: str
     metadata: Metadata
-    status: Status = Status()
+    status: ObjectStatus = ObjectStatus()
 
     @property
     def id(self) -> str:

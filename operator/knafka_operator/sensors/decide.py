@@ -30,7 +30,7 @@ from knafka_operator.decisions.effects import (
     StartDelivery,
     StopDelivery,
 )
-from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import (
     FUNCTION_READY,
     SENSOR_CONDITIONS,
@@ -75,7 +75,7 @@ class WatchedSensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ObservedSensor(Observed, Generic[K]):
+class ObservedSensor(ObservedObject, Generic[K]):
     """A Sensor and everything read for its decision; where reading failed, the error stands for the
     value."""
 

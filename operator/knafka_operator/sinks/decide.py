@@ -18,7 +18,7 @@ from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decisions.effects import ApplyService, CreateTopic, Effect, Probe
-from knafka_operator.decisions.observed import Needed, Observed
+from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
     CONFIG_PARSED,
@@ -60,7 +60,7 @@ has its own contract."""
 
 
 @dataclass(frozen=True)
-class ObservedSink(Observed):
+class ObservedSink(ObservedObject):
     """A KafkaSink and everything read for its decision; where reading failed, the error stands for
     the value."""
 

@@ -31,7 +31,7 @@ from knafka_operator.decisions.effects import (
     Wake,
     WriteContract,
 )
-from knafka_operator.decisions.observed import Observed
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
@@ -79,7 +79,7 @@ created."""
 
 
 @dataclass(frozen=True)
-class ObservedTrigger(Observed, Generic[K]):
+class ObservedTrigger(ObservedObject, Generic[K]):
     """A Trigger and everything read for its decision; where reading failed, the error stands for
     the value."""
 
