@@ -213,8 +213,7 @@ class KafkaClient:
         return self._offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
-        """Return a consumer group's committed offsets in a topic, by partition that it has
-        committed."""
+        """Return a group's committed offsets in a topic, by partition that it has committed."""
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
@@ -284,8 +283,7 @@ class KafkaClient:
             raise JobError(f"Kafka: the topic {topic} did not take the record: {reason}")
 
     def record_limit(self, topic: str) -> int | None:
-        """Return the most bytes that a topic takes in one batch; None without the ACL to read
-        that."""
+        """Return the most bytes of a batch that a topic takes; None without the ACL to read it."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         descriptions = _results(
             lambda: self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT),
@@ -342,8 +340,7 @@ class KafkaClient:
 def read_spans(
     spark: SparkSession, connection: KafkaConnection, spans: Mapping[Position, OffsetSpan]
 ) -> DataFrame:
-    """Return the committed records of these spans, as Spark's Kafka source gives them, with
-    headers.
+    """Return the committed records of these spans, as Spark's Kafka source has them, with headers.
 
     Reading fails with Spark's error if Kafka has deleted a part of a span.
     """

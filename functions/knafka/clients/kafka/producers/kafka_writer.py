@@ -8,6 +8,8 @@ the other producers are polled on the loop.
 Each topic has its own limit of batches, but librdkafka has one limit for all topics. So a record
 that is refused as too large is sent again alone, which shows whether the record or its batch was.
 Configuration is passed as `kafka_client.Connection`.
+
+More than 400 lines, so that a record's way from `append` to its report is in one class.
 """
 
 from __future__ import annotations
