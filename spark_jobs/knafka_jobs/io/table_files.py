@@ -13,14 +13,18 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from arro3.core import Array, DataType, Table
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake import DeltaTable, Field, QueryBuilder, Schema, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.schema import PrimitiveType
 
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, Columns
 
 OUT_OF_MEMORY_ERROR: Final = "Resources exhausted"
 """Words of DataFusion's error for a query that its memory doesn't suffice for."""
+
+APPEND_ATTEMPTS: Final = 10
+"""Attempts to append, and before that to create the table: others may do it at the same time."""
 
 SPARK_QUOTES: Final = {"datafusion.sql_parser.dialect": "databricks"}
 """Setting of a session whose SQL quotes names as Spark's does."""
@@ -114,17 +118,32 @@ class TableFiles:
             self.run(f"SET datafusion.runtime.{setting} = '{value}'")
 
     def append(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> None:
-        """Append rows to a table in one commit; a missing table is created. Raises `JobError`."""
+        """Append rows to a table in one commit; a missing table is created. Raises `JobError`.
+
+        Appends of several processes don't conflict: each is committed.
+        """
         path = self.path(name)
-        arrays = [
-            _array([row[number] for row in rows], kind)
-            for number, kind in enumerate(columns.values())
-        ]
-        table = Table.from_arrays(arrays, names=list(columns))
-        try:
-            write_deltalake(path, table, mode="append", storage_options=self._store)
-        except Exception as error:  # as above
-            raise JobError(f"the table {path} can't be written: {error_line(error)}") from error
+        new_rows = Table.from_arrays(
+            [
+                _array([row[number] for row in rows], kind)
+                for number, kind in enumerate(columns.values())
+            ],
+            names=list(columns),
+        )
+        for attempt in range(1, APPEND_ATTEMPTS + 1):
+            try:
+                write_deltalake(self._created(path, columns), new_rows, mode="append")
+                return
+            except (DeltaError, OSError) as error:
+                if attempt == APPEND_ATTEMPTS:
+                    raise JobError(f"{path} can't be written: {error_line(error)}") from error
+
+    def _created(self, path: str, columns: Columns) -> DeltaTable:
+        """Open a table, which is created if it doesn't exist."""
+        fields = [Field(name, PrimitiveType(_DELTA_TYPES[kind])) for name, kind in columns.items()]
+        return DeltaTable.create(
+            path, schema=Schema(fields), mode="ignore", storage_options=self._store
+        )
 
     def _table(self, name: str) -> DeltaTable | None:
         """A table, registered under its name; None if it doesn't exist."""
@@ -159,6 +178,14 @@ _TYPES: Final[Mapping[str, Callable[[], DataType]]] = {
     "int": DataType.int32,
 }
 """Arrow's type for each SQL type that can be appended."""
+
+_DELTA_TYPES: Final = {
+    "string": "string",
+    "bigint": "long",
+    "int": "integer",
+    "timestamp": "timestamp",
+}
+"""Delta's name of each SQL type that can be appended."""
 
 
 def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:

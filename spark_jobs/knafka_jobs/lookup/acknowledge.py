@@ -13,7 +13,6 @@ from knafka_jobs.acknowledgements import (
     latest_rows,
 )
 from knafka_jobs.io.table_files import TableFiles
-from knafka_jobs.lookup.appending import append_rows
 from knafka_jobs.schema import ACKNOWLEDGEMENTS
 
 TABLE: Final = "acknowledgements"
@@ -46,8 +45,8 @@ def append_acknowledgements(
             at = max(now, last[group_id]["at"] + timedelta(microseconds=1))
         said = {"group_id": group_id, "action": action.value, "at": at, "by": by}
         row = {**group, **said, "until": until, "note": note or None}
-        rows.append({name: row.get(name) for name in ACKNOWLEDGEMENTS})
-    append_rows(files, TABLE, rows)
+        rows.append([row.get(name) for name in ACKNOWLEDGEMENTS])
+    files.append(TABLE, ACKNOWLEDGEMENTS, rows)
 
 
 def _rows(files: TableFiles) -> list[dict[str, Any]]:

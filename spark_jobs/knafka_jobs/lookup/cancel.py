@@ -7,8 +7,8 @@ from typing import Final
 
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.lookup.appending import append_rows
 from knafka_jobs.lookup.lookup_plan import sql_literal
+from knafka_jobs.schema import CANCELLATIONS
 
 TABLE: Final = "cancellations"
 
@@ -25,4 +25,5 @@ def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> 
         raise JobError(f"there is no replay {replay_id}: unfinished are {known or 'none'}")
     if rows[0]["finished"] is not None:
         raise JobError(f"the replay {replay_id} is finished and sent {rows[0]['events']} events")
-    append_rows(files, TABLE, [{"replay_id": replay_id, "at": now, "by": by}])
+    row = {"replay_id": replay_id, "at": now, "by": by}
+    files.append(TABLE, CANCELLATIONS, [[row[name] for name in CANCELLATIONS]])

@@ -5,9 +5,9 @@ Pure. Column names are quoted, as `offset` is a keyword of SQL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
-from typing import Any, Final
+from typing import Final
 
 from knafka_jobs.failure_selection import (
     LIKELY_STUB,
@@ -19,7 +19,7 @@ from knafka_jobs.failure_selection import (
     STUB_HEADER,
     FailureCondition,
 )
-from knafka_jobs.schema import KEY, TRIGGER, Columns
+from knafka_jobs.schema import KEY, TRIGGER
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,27 +46,6 @@ def sql_literal(value: str | int | datetime | tuple[str, ...]) -> str:
         microseconds = (value - _EPOCH) // _EPOCH.resolution
         return f"to_timestamp_micros({microseconds})"
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
-
-
-_ARROW_TYPES: Final = {
-    "string": "Utf8",
-    "int": "Int32",
-    "timestamp": 'Timestamp(Microsecond, Some("UTC"))',
-}
-"""Arrow's name of each SQL type that `typed_rows` can have."""
-
-
-def typed_rows(rows: Iterable[Mapping[str, Any]], columns: Columns) -> str:
-    """Query: these rows, whose columns have the types of a table."""
-    return " UNION ALL ".join(
-        "SELECT "
-        + ", ".join(
-            f"arrow_cast({'NULL' if row[name] is None else sql_literal(row[name])}, "
-            f"'{_ARROW_TYPES[kind]}') AS \"{name}\""
-            for name, kind in columns.items()
-        )
-        for row in rows
-    )
 
 
 ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
