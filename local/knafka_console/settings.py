@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from knafka.core.errors import InvalidDocument
-from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_tokens
+from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_metrics_tokens
 from knafka.core.trace_url import trace_url
 
 
@@ -48,7 +48,7 @@ class ConsoleSettings:
             namespace,
             environment.get("KNAFKA_CONSOLE_NAME", "cluster"),
             environment.get("KNAFKA_CONSOLE_METRICS", f"knafka-operator-replicas.{namespace}.svc"),
-            next(iter(parse_tokens(environment.get(METRICS_TOKENS, ""))), ""),
+            next(iter(parse_metrics_tokens(environment.get(METRICS_TOKENS, ""))), ""),
             plain == "true",
             trace_url(environment),
             int(port),

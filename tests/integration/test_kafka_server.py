@@ -136,9 +136,9 @@ async def test_a_node_that_could_not_load_its_consumer_groups_is_started_again(
     until_ready = KafkaServer._wait_until_ready
 
     async def ready_without_groups_at_first(
-        server: KafkaServer, node: Child, log_start: int
+        server: KafkaServer, node: Child, log_size_before: int
     ) -> None:
-        await until_ready(server, node, log_start)
+        await until_ready(server, node, log_size_before)
         pids.append(node.pid)
         if len(pids) == 1:
             with server.log_file.open("ab") as log:

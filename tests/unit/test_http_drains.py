@@ -32,7 +32,7 @@ from knafka_operator.scale.progress_bounds import (
     OTHER_REASONS,
 )
 from knafka_operator.scale.scaled_groups import sum_progress
-from knafka_operator.scale.scaled_shard import MAX_STRANGERS, ScaledShard
+from knafka_operator.scale.scaled_shard import MAX_NON_MEMBERS, ScaledShard
 
 REQUEST = DrainRequest(idle=5, budget=60)
 KINDS = ["own", "shard"]
@@ -361,4 +361,4 @@ def test_a_shard_that_names_groups_of_nobody_keeps_few_of_them() -> None:
     for number in range(10_000):
         line = ShardProgress(contract=1, egresses={f"group-{number}": DrainProgress()})
         shard.on_line(cast(Hold, None), line)
-    assert len(shard._told) == MAX_STRANGERS
+    assert len(shard._told) == MAX_NON_MEMBERS

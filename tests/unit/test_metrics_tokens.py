@@ -19,7 +19,7 @@ from knafka.core.tokens.caller_tokens import (
     METRICS_TOKENS,
     SCRAPERS,
     Callers,
-    parse_tokens,
+    parse_metrics_tokens,
     verifier_of,
 )
 from knafka.observability import CONTENT_TYPE
@@ -124,5 +124,5 @@ def test_a_token_that_is_none_is_refused_and_not_shown(caplog: pytest.LogCapture
         Settings.from_environment(environment)
     assert caught.value.path == METRICS_TOKENS
     assert "letmein" not in str(caught.value) + caplog.text
-    assert parse_tokens("") == (), "none: everybody is told"
+    assert parse_metrics_tokens("") == (), "none: everybody is told"
     assert NEW not in repr(replace(SETTINGS, metrics_tokens=(NEW,)))

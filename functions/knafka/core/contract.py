@@ -28,8 +28,8 @@ MAX_RECORD_BYTES: Final = 1_048_588
 """Kafka's max.message.bytes unless a topic has its own: key, value and headers together."""
 
 DEAD_LETTER_TOPIC_CONFIG: Final[Mapping[str, str]] = {
-    # An event without data is a tombstone to compaction, so a dead letter is never compacted away
-    # (CE-K3). The operator may set a retention.
+    # Not `compact`: compaction would take the dead letter of an event without data for a tombstone,
+    # and delete it (CE-K3). The operator may set a retention.
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
@@ -57,7 +57,7 @@ Wanted: TypeAlias = Annotated[
 
 
 def _check_cesql(text: str) -> str:
-    """Check a CESQL expression."""
+    """Return a CESQL expression unchanged if it parses; raises if it doesn't."""
     if (cesql_problem := _cesql_problem(text)) is not None:
         raise problem(f"invalid CESQL expression: {cesql_problem}")
     return text
@@ -142,9 +142,9 @@ def _check_single_dialect(document: object) -> object:
     return present
 
 
-def _dialect(filter_: object) -> str:
-    """Return the tag of a filter; `_check_single_dialect` has refused objects with none or
-    several."""
+def _filter_tag(filter_: object) -> str:
+    """Return the tag by which pydantic picks a filter's class, for a JSON object or a parsed
+    filter; `_check_single_dialect` has refused objects without exactly one dialect."""
     if isinstance(filter_, dict):
         return _union_tag(next(iter(filter_)))
     by_type: dict[type, str] = {
@@ -174,7 +174,7 @@ Filter: TypeAlias = Annotated[
     | Annotated[Not, Tag("<not>")]
     | Annotated[CESQL, Tag("<cesql>")],
     Discriminator(
-        _dialect,
+        _filter_tag,
         custom_error_type="knafka",
         custom_error_message="a filter is an object with one dialect",
     ),
@@ -276,8 +276,8 @@ class Sink(Model):
 
 
 def event_limit(max_batch_bytes: int) -> int:
-    """Return the largest event, in bytes, for a topic's largest batch: the same ratio as by
-    default, as a record has bytes beside the event's, and its key twice."""
+    """Return the most bytes of an event for a topic's largest batch, in the default ratio of the
+    two: a record also has bytes of its own, and holds its key twice."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.events.event import CORE, REQUIRED, is_attribute_name, is_legal
-from knafka.core.events.http_binding import HttpHeaders, text_of
+from knafka.core.events.http_binding import HttpHeaders, decode_header_value
 from knafka.core.events.kafka_binding import Draft, RecordHeaders, read, to_record
 from knafka.core.times import rfc3339
 
@@ -145,7 +145,7 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
     for header, raw in headers:
         if not header.startswith(b"kne-"):
             continue
-        name, value = header[4:].decode("latin-1"), text_of(raw)
+        name, value = header[4:].decode("latin-1"), decode_header_value(raw)
         remaining_bytes -= len(name) + len(raw)
         if remaining_bytes >= 0 and value and _is_extension(name) and is_legal(value):
             extensions[name] = value

@@ -179,7 +179,8 @@ AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_absolute_url)]
 def parse(model: type[M], document: object, path: str = "") -> M:
     """Check a declared document (decoded JSON) against `model`.
 
-    Raises `InvalidDocument` whose message names every broken field by its path below `path`.
+    Raises `InvalidDocument`, whose message names each broken field (the first `MAX_PROBLEMS` of
+    them) by its path, which begins with `path`.
     """
     try:
         return model.model_validate(document, by_alias=True, by_name=False)

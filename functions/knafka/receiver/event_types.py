@@ -70,25 +70,26 @@ class SeenTypes:
         self._seen: dict[str, _PathTypes] = {}
 
     def note_event(self, path: str, headers: RecordHeaders) -> None:
-        """Note the type and source of an event that was stored for `path`, from its record
-        headers."""
+        """Read type, source and schema from the record headers of an event that was stored for
+        `path`, and list the pair of type and source if it is new."""
         attributes = dict(headers)
         type_, source = attributes.get("ce_type"), attributes.get("ce_source")
         path_types = self._seen.get(path)
         if path_types is None:
             path_types = self._seen[path] = _PathTypes()
-        key = hash((type_, source))
-        if key in path_types.known or len(path_types.known) >= MAX_KNOWN_TYPES:
+        pair_hash = hash((type_, source))
+        if pair_hash in path_types.known or len(path_types.known) >= MAX_KNOWN_TYPES:
             return
-        # A record with a structured event has neither header, and is rare.
+        # The record of a structured event has neither header, so its type isn't listed; such
+        # records are rare.
         if type_ is None or source is None or len(type_) + len(source) > MAX_TYPE_BYTES:
-            path_types.known.add(key)
+            path_types.known.add(pair_hash)
             return
         if len(path_types.new) >= MAX_NEW_TYPES:
             self._forget(path_types)
             if len(path_types.new) >= MAX_NEW_TYPES:
                 return
-        path_types.known.add(key)
+        path_types.known.add(pair_hash)
         schema = attributes.get("ce_dataschema")
         short_schema = None if schema is None or len(schema) > MAX_TYPE_BYTES else schema.decode()
         path_types.new.append(_NewType(type_.decode(), source.decode(), short_schema))

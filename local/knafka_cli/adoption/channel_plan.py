@@ -4,8 +4,8 @@
               the status -> eventing-kafka-broker's finalizer goes -> the operator takes it
     release   eventing-kafka-broker's finalizer stands in the place of ours -> the operator lets go
 
-A Subscription's group is named by its UID on both sides. What says that there is such a group is
-the promise: an entry without one is taken for a new one, which begins at the topic's end.
+A Subscription's group is named by its UID on both sides. Only a promise tells the operator that
+such a group exists: an entry without one counts as new, and begins at the topic's end.
 Subscriptions themselves aren't written: Knative Eventing adds them to the channel, also while
 Knafka serves it.
 
@@ -64,7 +64,8 @@ class SeenChannel:
     servers: str = ""
     """Where Knafka would look for the topic."""
     secret: str = ""
-    """The Secret with which it would, in its own namespace; empty: none."""
+    """Name of the Secret, in Knafka's own namespace, with which Knafka would connect to Kafka;
+    empty: none."""
     peers_config: Mapping[str, str] = field(default_factory=dict)
     """The ConfigMap of all channels of eventing-kafka-broker; empty: it can't be seen."""
     served: bool = True
@@ -91,12 +92,15 @@ def channel_adoption(seen: SeenChannel) -> Plan:
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     topic, claimed = topic_of_channel(seen.stored, seen.naming), _is_claimed(seen)
     problems = [*running(seen.peers, "this KafkaChannel"), *_problems(seen, topic)]
-    taken = not claimed and seen.topic is not None and _has(seen, TOPIC_ID, seen.topic.id)
+    taken = (
+        not claimed and seen.topic is not None and _has_annotation(seen, TOPIC_ID, seen.topic.id)
+    )
     if taken:
         about = f"KafkaChannel {identity}: it is Knafka's already"
     stays, waits = [] if seen.topic is None else [topic_line(topic, seen.topic)], list[str]()
     if claimed and receivers_of(annotations_of(seen.stored)):
-        # What it removes from the status would be what is written there now.
+        # The operator, which hasn't finished yet, would remove from the status what is written
+        # there now.
         waits.append("Knafka's operator has still to let go of it: it was given back")
     promised = {}
     for uid, entry in seen.entries.items():
@@ -118,7 +122,7 @@ def channel_adoption(seen: SeenChannel) -> Plan:
     steps: list[Step] = []
     if seen.topic is not None and not taken:
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promised}
-        missing = any(not _has(seen, key, value) for key, value in recorded.items())
+        missing = any(not _has_annotation(seen, key, value) for key, value in recorded.items())
         if missing or (claimed and _reported(seen)):
             steps.append(WriteAnnotations(KAFKA_CHANNEL, identity, recorded, ["subscribers"]))
     if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
@@ -134,10 +138,10 @@ def channel_adoption(seen: SeenChannel) -> Plan:
 
 
 def channel_release(seen: SeenChannel) -> Plan:
-    """How Knafka gives a KafkaChannel back."""
+    """Return the plan by which Knafka gives a KafkaChannel back to eventing-kafka-broker."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from Knafka to {PEER}"
     problems = list(running(seen.peers, "this KafkaChannel", dispatchers=False))
-    problems += _elsewhere(seen)
+    problems += _other_kafka_problems(seen)
     finalizers = finalizers_of(seen.stored)
     steps = give_back(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
     stays = recorded_topic_lines(seen.stored, seen.topic)
@@ -169,18 +173,18 @@ def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
         yield f"topic {topic} isn't in the Kafka at {seen.servers}"
     if not seen.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(seen.stored)):
         yield unknown_name(f"topic {topic}:", NameKind.CHANNEL_TOPIC, "this KafkaChannel")
-    yield from _elsewhere(seen)
+    yield from _other_kafka_problems(seen)
     if seen.claimed_by is not None:
         yield f"topic {topic} is in the status of KafkaChannel {seen.claimed_by}, too"
     for uid, problem in entries.read_entries(seen.stored).problems.items():
         yield f"the entry {uid or 'without uid'} of spec.subscribers: {problem}"
 
 
-def _elsewhere(seen: SeenChannel) -> Iterator[str]:
-    theirs = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
-    if theirs and seen.servers and servers_of(theirs) != servers_of(seen.servers):
+def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
+    peers_servers = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
+    if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         yield (
-            f"{PEER} has all channels in the Kafka at {theirs}, and Knafka has this one at "
+            f"{PEER} has all channels in the Kafka at {peers_servers}, and Knafka has this one at "
             f"{seen.servers}: set bootstrap.servers in ConfigMap kafka-channel-config of both"
         )
 
@@ -196,22 +200,24 @@ def _differences(seen: SeenChannel) -> list[str]:
                 f"of the channel's delivery {', '.join(rest)} doesn't hold for it, and does there"
             )
         by_entry[_name(uid, entry)] = sentences
-    told = by_names(by_entry, "all Subscriptions")
+    differences = by_names(by_entry, "all Subscriptions")
     theirs = seen.peers_config.get(SECRET, "")
     if theirs:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
         ours = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
-        told.append(f"{PEER} shows Kafka the Secret {namespace}/{theirs}, and Knafka {ours}")
+        differences.append(f"{PEER} shows Kafka the Secret {namespace}/{theirs}, and Knafka {ours}")
     if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
-        told.append(f"it names a Kafka of its own ({KAFKA_SECRET}): there all have the same one")
-    return told
+        differences.append(
+            f"it names a Kafka of its own ({KAFKA_SECRET}): there all have the same one"
+        )
+    return differences
 
 
 def _is_claimed(seen: SeenChannel) -> bool:
     return is_claimed_by_peer(seen.stored, PEERS_CHANNEL_FINALIZER)
 
 
-def _has(seen: SeenChannel, key: str, value: str) -> bool:
+def _has_annotation(seen: SeenChannel, key: str, value: str) -> bool:
     return annotations_of(seen.stored).get(key) == value
 
 

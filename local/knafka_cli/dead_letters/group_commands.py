@@ -86,7 +86,7 @@ def acknowledge(
     end = None
     if until is not None:
         with exit_on_bad_input():
-            end = _end(until, now)
+            end = _parse_until(until, now)
     files = open_existing(tables, data_dir)
     _append(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
     typer.echo(
@@ -125,11 +125,11 @@ def show_events(
     of page 1.
     """
     files = open_existing(tables, data_dir)
-    failures, predicate = _find_members(files, group, unresolved)
+    event_count, predicate = _find_members(files, group, unresolved)
     for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
         typer.echo(letter.json() if as_json else letter.text())
-    pages = max(1, -(-failures // limit))
-    events = "1 event" if failures == 1 else f"{failures} events"
+    pages = max(1, -(-event_count // limit))
+    events = "1 event" if event_count == 1 else f"{event_count} events"
     typer.echo(f"page {page} of {pages} ({events})", err=True)
 
 
@@ -150,7 +150,8 @@ def export(
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Write all events of a group to a file, resolved ones too.
+    """Write the events of a group to a file: all of them, or with --unresolved only the unresolved
+    ones.
 
     The file appears, or is replaced, when it is complete. Memory does not grow with the data of the
     events.
@@ -172,15 +173,15 @@ def export(
         )
 
 
-def _find_members(files: TableFiles, id_: str, unresolved: bool) -> tuple[int, str]:
-    """The number of a group's failures and the predicate that selects them; exits with code 2 if
-    there is no such group."""
+def _find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
+    """Return the number of a group's events, and the predicate that selects them; exits with code 2
+    if there is no such group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
 
     now = datetime.now(UTC)
-    group = find_groups(files, [id_], now).get(id_)
+    group = find_groups(files, [group_id], now).get(group_id)
     if group is None:
-        raise refuse(f"the tables have no group {id_}: {HOW_TO_LIST}")
+        raise refuse(f"the tables have no group {group_id}: {HOW_TO_LIST}")
     predicate = members_predicate(files, group, now, unresolved=unresolved)
     return group.unresolved if unresolved else group.events, predicate
 
@@ -194,7 +195,8 @@ def _append(
     until: datetime | None,
     note: str,
 ) -> None:
-    """Append what is done to these groups; exits with code 2 if one of them doesn't exist."""
+    """Append this action on these groups to the table of acknowledgements; exits with code 2 if one
+    of the groups doesn't exist."""
     from knafka_jobs.lookup import acknowledge as table
     from knafka_jobs.lookup.groups import find_groups
 
@@ -227,8 +229,9 @@ def open_existing(tables: str | None, data_dir: Path) -> TableFiles:
     return files
 
 
-def _end(text: str, now: datetime) -> datetime:
-    """The time that `--until` names. Raises `BadInput`."""
+def _parse_until(text: str, now: datetime) -> datetime:
+    """Return the time that `--until` gives: a period from `now`, or a point in time. Raises
+    `BadInput`."""
     try:
         return datetime.fromtimestamp(parse_end(text, now.timestamp()), UTC)
     except (ValueError, OverflowError, OSError):

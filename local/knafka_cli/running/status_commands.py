@@ -52,7 +52,8 @@ def show_status(
 
 
 def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """List the Brokers that run, or that files declare: URL, topic, Triggers and counts."""
+    """List the Brokers that run, with URL, topic, Triggers and counts; or those that files declare,
+    with the number of their Triggers."""
     if files:
         with exit_on_bad_input():
             declared = read_declared(files, data_dir)
@@ -78,7 +79,7 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
         for ingress in running.ingresses
         if ingress.kind == "Broker"
     }
-    brokers = [
+    brokers_of_running_triggers = [
         f"{egress.namespace}/{egress.broker}"
         for egress in running.egresses
         if egress.kind == "Trigger"
@@ -88,7 +89,7 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
             row.name,
             row.url or f"not served: {row.refused}",
             topics.get(row.name, ""),
-            str(brokers.count(row.name)),
+            str(brokers_of_running_triggers.count(row.name)),
             str(row.accepted),
             str(row.rejected),
         ]

@@ -181,8 +181,8 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
     if previous is not None and previous.replicas != row.replicas:
         reason = f" ({row.decision})" if row.decision else ""
         process_kind = "processes" if row.kind == "Sensor" else "dispatchers"
-        dispatchers = f": {row.replicas} of {row.most_replicas} {process_kind}"
-        yield _Change(row, dispatchers, dispatchers, reason)
+        replicas_text = f": {row.replicas} of {row.most_replicas} {process_kind}"
+        yield _Change(row, replicas_text, replicas_text, reason)
     if row.error and (previous is None or previous.error != row.error):
         yield _Change(row, "", " have trouble", f": {row.error}")
 

@@ -113,7 +113,7 @@ class Installation:
                 f"{self.data} can't be used ({error}): choose --data-dir DIR"
             ) from error
         with self._lock.open("a") as file:
-            if not _lock(file.fileno()):
+            if not _lock_with_retries(file.fileno()):
                 raise DataFolderInUse(
                     f"knafka up already runs on {self.data}{self._holder_text()}: stop it, or "
                     "give this one --data-dir DIR (and --port, --kafka-port) of its own"
@@ -174,8 +174,9 @@ class Installation:
         return "" if pid is None else f" (pid {pid})"
 
 
-def _lock(descriptor: int) -> bool:
-    """Take the lock, with a few attempts, since a command that checks it holds it for a moment."""
+def _lock_with_retries(descriptor: int) -> bool:
+    """Take the lock, in a few attempts, as other commands hold it for a moment to see whether it is
+    free; returns whether it was taken."""
     for _ in range(LOCK_TRIES):
         if _try_lock(descriptor):
             return True

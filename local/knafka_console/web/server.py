@@ -229,7 +229,8 @@ async def _answer_or_problem(request: web.Request, handler: Handler) -> web.Stre
 
 
 def _status_for(error: KnafkaError) -> HTTPStatus:
-    """Return the status code for an error."""
+    """Return the HTTP status code for an error; 409 (Conflict) for every error that has no code of
+    its own here."""
     match error:
         case InvalidEvent() | InvalidDocument():
             return HTTPStatus.BAD_REQUEST

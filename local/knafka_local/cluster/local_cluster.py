@@ -79,8 +79,8 @@ class LocalCluster(MemoryCluster):
         self._bootstrap_servers = ""
         self._names = KeptNames()
         self.adopts = False
-        """Whether a new object owns an existing topic or group of its name: true for data from
-        before names were kept."""
+        """Whether a new object takes over an existing topic or group of its name: true for data
+        that was written before Knafka kept names."""
 
     def connect(self, bootstrap_servers: str, names: KeptNames) -> None:
         """Set Kafka's address and the kept names; from now on reconciled objects may be
@@ -101,7 +101,7 @@ class LocalCluster(MemoryCluster):
                 kept = self._names.annotations_of(name_of(stored))
                 if kept is None and self.adopts:
                     kept = localize.adopted_annotations(stored)
-                _restore_kept(stored, kept or {})
+                _restore_kept_names(stored, kept or {})
             if document["kind"] == CHANNELS.broker:
                 stored["spec"] = _with_subscribers(stored["spec"], previous)
         elif document["kind"] == "Service":
@@ -162,7 +162,7 @@ class LocalCluster(MemoryCluster):
             if self.find_reconciled(manifest["kind"], *_namespace_and_name(manifest)) is None:
                 # Stored first: a later `apply` has no UID, and would remove one that was applied.
                 new = {**manifest, "metadata": {**metadata}}
-                _restore_kept(new, self._names.annotations_of(name_of(manifest)) or {})
+                _restore_kept_names(new, self._names.annotations_of(name_of(manifest)) or {})
                 self.put(new)
         return await super().apply(manifest)
 
@@ -170,7 +170,8 @@ class LocalCluster(MemoryCluster):
         """Write an object's status, with a local address, and keep its names."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
-        # Before anybody acts on the status: a topic whose id is written nowhere has no owner.
+        # Keep the names before anybody acts on the status: a topic whose id is written nowhere has
+        # no owner.
         if document["kind"] in RECONCILED and "annotations" in status:
             stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
             if stored is not None:
@@ -246,12 +247,12 @@ def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, An
     return declared if subscribers is None else {**declared, "subscribers": subscribers}
 
 
-def _restore_kept(new: dict[str, Any], kept: Mapping[str, str]) -> None:
-    """Give a new object the status annotations and the UID that one of its name had before the
-    start."""
-    new["status"] = {"annotations": dict(kept)}
+def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]) -> None:
+    """Give a new object the status annotations that were kept for its name; a Subscription also
+    gets the UID that it had then, or a new one."""
+    new["status"] = {"annotations": dict(kept_annotations)}
     if new["kind"] == CHANNELS.trigger:
-        new["metadata"]["uid"] = _subscription_uid(kept.get(GROUP_STATUS))
+        new["metadata"]["uid"] = _subscription_uid(kept_annotations.get(GROUP_STATUS))
 
 
 def _subscription_uid(group: str | None) -> str:

@@ -115,7 +115,7 @@ class LocalController(Controller):
             open_writer=open_writer,
             positions=served[BROKERS].positions,
         )
-        beside = Operator(
+        channel_operator = Operator(
             localize.LOCAL_SETTINGS,
             cluster,
             connect,
@@ -126,7 +126,9 @@ class LocalController(Controller):
             beside=operator,
             positions=served[CHANNELS].positions,
         )
-        self._operators = {operator_.family: operator_ for operator_ in (operator, beside)}
+        self._operators = {
+            operator_.family: operator_ for operator_ in (operator, channel_operator)
+        }
         for operator_ in self._operators.values():
             operator_.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._policies: Mapping[Identity, Document] = {}
@@ -315,7 +317,8 @@ class LocalController(Controller):
                 self._operator.queue.enqueue(key_of(broker))
 
     def _declared_objects(self, *kinds: str) -> list[Document]:
-        """The declared objects of these kinds."""
+        """Return the cluster's objects of these kinds that files declare, without those that the
+        operator made."""
         return [
             document
             for kind in kinds

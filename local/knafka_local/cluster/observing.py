@@ -99,7 +99,7 @@ class Observer:
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_ours = self._controller.is_ours(document)
         service = dispatcher_of(self._cluster, document)
-        status = self._controller.scaling_status(namespace, name, document["kind"])
+        scaling_status = self._controller.scaling_status(namespace, name, document["kind"])
         full_name = f"{namespace}/{name}"
         previous = self._previous.get((document["kind"], full_name))
         if (
@@ -107,11 +107,11 @@ class Observer:
             and previous.document is document
             and previous.is_ours == is_ours
             and previous.service is service
-            and previous.status == status
+            and previous.status == scaling_status
         ):
             return previous
-        row = _trigger_row(full_name, document, is_ours, service, status)
-        return _ObservedTrigger(document, is_ours, service, status, row)
+        row = _trigger_row(full_name, document, is_ours, service, scaling_status)
+        return _ObservedTrigger(document, is_ours, service, scaling_status, row)
 
 
 def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> BrokerRow:
@@ -132,7 +132,7 @@ def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> B
     return replace(
         row,
         accepted=counts.get(HTTPStatus.ACCEPTED, 0),
-        # A probe (200) or a handshake is neither.
+        # Answers to probes (200) and to handshakes count as neither accepted nor rejected.
         rejected=sum(count for code, count in counts.items() if code >= HTTPStatus.BAD_REQUEST),
     )
 
@@ -142,7 +142,7 @@ def _trigger_row(
     document: Document,
     is_ours: bool,
     service: Document | None,
-    status: TriggerStatus | None,
+    scaling_status: TriggerStatus | None,
 ) -> TriggerRow:
     """The row of a Trigger, Subscription or Sensor, with the scaler's counts."""
     kind = document["kind"]
@@ -154,7 +154,7 @@ def _trigger_row(
             name, broker, kind=kind, refused=f"its {broker_kind} is another implementation's"
         )
     row = replace(trigger_row(document), most_replicas=most_replicas(service))
-    return row if status is None else _with_counts(row, status)
+    return row if scaling_status is None else _with_counts(row, scaling_status)
 
 
 def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:

@@ -69,7 +69,8 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     # Of 45 s: a killed member's partitions wait for that long (docs/decisions/0013).
     "group.consumer.session.timeout.ms": "10000",
     "group.consumer.min.session.timeout.ms": "1000",
-    # A node that was killed is refused until the session of its former self has ended: 9 s.
+    # Of 9 s: the controller refuses a node that was killed until the session of its previous run
+    # has ended.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
 }
@@ -160,22 +161,22 @@ class KafkaServer:
         # The controller's port may be another each time: nobody else knows it.
         self._ports = _take_ports(self._host, {**self._ports, CONTROLLER: 0})
         await asyncio.to_thread(self._write_configuration)
-        log_start = self._log_size()
+        log_size_before = self._log_size()
         if not self._is_formatted():
-            await self._format(log_start)
+            await self._format(log_size_before)
         self.cluster_id = _read_properties(self._meta)["cluster.id"]
         for _ in range(KAFKA_START_ATTEMPTS):
-            log_start = self._log_size()
+            log_size_before = self._log_size()
             self._node = await self._start_java("kafka.Kafka", str(self._server_properties))
             try:
-                await self._wait_until_ready(self._node, log_start)
+                await self._wait_until_ready(self._node, log_size_before)
             except BaseException:
                 await asyncio.shield(self.stop())
                 raise
-            if GROUPS_NOT_LOADED not in self._logged_since(log_start):
+            if GROUPS_NOT_LOADED not in self._logged_since(log_size_before):
                 return
             await self.stop()
-        raise self._failure("Kafka could not load its consumer groups", log_start)
+        raise self._failure("Kafka could not load its consumer groups", log_size_before)
 
     async def stop(self) -> None:
         """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT` seconds; no effect if it
@@ -269,7 +270,7 @@ class KafkaServer:
         )
         self._log4j_properties.write_text(_LOGGING.format(log=self.log_file))
 
-    async def _format(self, log_start: int) -> None:
+    async def _format(self, log_size_before: int) -> None:
         """Format the directory for a new cluster with a random id; raises `LocalKafkaError`."""
         formatting = await self._start_java(
             "kafka.tools.StorageTool",
@@ -285,7 +286,7 @@ class KafkaServer:
         finally:
             await asyncio.shield(formatting.stop())
         if code:
-            raise self._failure(f"Kafka could not format {self._topics}", log_start)
+            raise self._failure(f"Kafka could not format {self._topics}", log_size_before)
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
         """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
@@ -296,7 +297,7 @@ class KafkaServer:
             Command(words, self.log_file, environment, stop_timeout=KAFKA_STOP_TIMEOUT)
         )
 
-    async def _wait_until_ready(self, node: Child, log_start: int) -> None:
+    async def _wait_until_ready(self, node: Child, log_size_before: int) -> None:
         """Wait until the node answers; raises `LocalKafkaError` if it ends first or takes too
         long."""
         ended = asyncio.create_task(node.wait())
@@ -306,28 +307,28 @@ class KafkaServer:
                 {ended, ready}, timeout=KAFKA_START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
             )
             if ended.done():
-                raise self._failure(f"Kafka ended with code {ended.result()}", log_start)
+                raise self._failure(f"Kafka ended with code {ended.result()}", log_size_before)
             if not ready.done():
                 raise self._failure(
-                    f"Kafka was not ready in {KAFKA_START_TIMEOUT:.0f} s", log_start
+                    f"Kafka was not ready in {KAFKA_START_TIMEOUT:.0f} s", log_size_before
                 )
             ready.result()
         finally:
             ended.cancel()
             ready.cancel()
 
-    def _logged_since(self, log_start: int) -> bytes:
-        """What Kafka has logged since its log file had `log_start` bytes."""
+    def _logged_since(self, log_size_before: int) -> bytes:
+        """What Kafka has logged since its log file had `log_size_before` bytes."""
         if not self.log_file.exists():
             return b""
         with self.log_file.open("rb") as log:
-            log.seek(log_start)
+            log.seek(log_size_before)
             return log.read()
 
-    def _failure(self, problem: str, log_start: int) -> LocalKafkaError:
+    def _failure(self, problem: str, log_size_before: int) -> LocalKafkaError:
         """An error with `problem` and the last lines that Kafka logged in this start, without stack
         traces."""
-        lines = self._logged_since(log_start).decode(errors="replace").splitlines()
+        lines = self._logged_since(log_size_before).decode(errors="replace").splitlines()
         messages = [line for line in lines if line.strip() and not line.startswith("\tat ")]
         return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *messages[-8:]]))
 

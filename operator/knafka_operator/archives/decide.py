@@ -7,8 +7,9 @@ A Job's name contains its run number, and the status counts the runs: if an oper
 two effects, the next one does not create a Job twice. Jobs commit their position for the archive's
 own consumer group; its lag is the number of waiting dead letters.
 
-An operation (`operation_decide`) has a status of its own: its Job stays until that has the outcome.
-Where the archive and operations want a Job, they take turns; of operations the oldest comes first.
+An operation (`operation_decide`) has a status of its own: its finished Job stays until that status
+has the outcome. If both the archive and an operation need a Job, they take turns; the oldest
+operation comes first.
 
 `decide` returns few effects at a time, and is called again with their results.
 """
@@ -144,7 +145,8 @@ class ArchiveDecision:
 
 
 def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
-    """Decide an archive's status and effects, which are in the order of `ARCHIVE_ORDER`."""
+    """Return an archive's conditions and status, the effects to run next (in the order of
+    `ARCHIVE_ORDER`), and when to reconcile it again."""
     conditions, previous_status = ConditionSet(ARCHIVE_CONDITIONS), observed.status
     status: dict[str, Any] = {
         "observedGeneration": observed.document["metadata"].get("generation", 0),
@@ -152,7 +154,9 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
         "failures": previous_status.get("failures", 0),
     }
 
-    def decided(*effects: Effect, phase: str, again: float = RECHECK_SECONDS) -> ArchiveDecision:
+    def decision_with(
+        *effects: Effect, phase: str, again: float = RECHECK_SECONDS
+    ) -> ArchiveDecision:
         running = next((object_name(job) for job in observed.jobs if not job_outcome(job)), "")
         status.update(phase=phase, job=running)
         effects_to_run = () if observed.failure is not None else effects
@@ -180,25 +184,32 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     _set_succeeded_condition(conditions, observed)
 
     # Finish existing Jobs, even if a condition above has failed.
-    for each in observed.jobs:
-        name, is_being_deleted = object_name(each), "deletionTimestamp" in each["metadata"]
-        if not (outcome := job_outcome(each)):
-            ending = (
-                (_delete_job(each),) if name in observed.unwanted and not is_being_deleted else ()
+    for existing_job in observed.jobs:
+        name, is_being_deleted = (
+            object_name(existing_job),
+            "deletionTimestamp" in existing_job["metadata"],
+        )
+        if not (outcome := job_outcome(existing_job)):
+            delete_effects = (
+                (_delete_job(existing_job),)
+                if name in observed.unwanted and not is_being_deleted
+                else ()
             )
-            return decided(*ending, phase="Running", again=JOB_RECHECK_SECONDS)
-        if not is_recorded(each, previous_status):
+            return decision_with(*delete_effects, phase="Running", again=JOB_RECHECK_SECONDS)
+        if not is_recorded(existing_job, previous_status):
             generation = observed.document["metadata"].get("generation", 0)
             status_patch = run_status_patch(
-                each, outcome, observed.pods.get(name), previous_status, generation, now
+                existing_job, outcome, observed.pods.get(name), previous_status, generation, now
             )
-            return decided(
+            return decision_with(
                 WriteStatus(Step.RECORD_RUN, status_patch),
                 phase="Ending",
                 again=JOB_RECHECK_SECONDS,
             )
-        effects = () if is_being_deleted or name in observed.unrecorded else (_delete_job(each),)
-        return decided(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
+        effects = (
+            () if is_being_deleted or name in observed.unrecorded else (_delete_job(existing_job),)
+        )
+        return decision_with(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
 
     idle = "Failing" if status["failures"] else "Idle"
     own_holder = lease_holder(observed.document)
@@ -211,47 +222,49 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     if isinstance(archive, InvalidDocument) or not conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
-        return decided(*release_effects, phase=idle)
+        return decision_with(*release_effects, phase=idle)
     assert observed.broker is not None
-    is_run_due, report, again = _due_run(archive, {**previous_status, **status}, now)
+    is_run_due, includes_report, again = _due_run(archive, {**previous_status, **status}, now)
     operation, again = observed.next_operation, min(again, observed.next_operation_in)
     if operation is not None and is_run_due and not _is_last_run_own(previous_status):
         operation = None
     if not is_run_due and operation is None:
-        return decided(*release_effects, phase=idle, again=again)
+        return decision_with(*release_effects, phase=idle, again=again)
 
     storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
     lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
     if observed.lease is None:
-        return decided(Create(Step.TAKE_LEASE, lease), phase="Queued", again=JOB_RECHECK_SECONDS)
+        return decision_with(
+            Create(Step.TAKE_LEASE, lease), phase="Queued", again=JOB_RECHECK_SECONDS
+        )
     if not is_lease_held:
         if not observed.holder_is_gone:
-            return decided(phase="Queued", again=JOB_RECHECK_SECONDS)
+            return decision_with(phase="Queued", again=JOB_RECHECK_SECONDS)
         version = observed.lease["metadata"].get("resourceVersion")
         lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
-        return decided(
+        return decision_with(
             Apply(Step.REPLACE_LEASE, (lease,)), phase="Queued", again=JOB_RECHECK_SECONDS
         )
     if archive.spec.executors and not observed.account_applied:
         apply_account = Apply(
             Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL
         )
-        return decided(apply_account, phase="Queued", again=JOB_RECHECK_SECONDS)
+        return decision_with(apply_account, phase="Queued", again=JOB_RECHECK_SECONDS)
     servers = observed.broker.defaults.kafka.bootstrap_servers
-    secret, run = observed.broker.secret, status["run"] + 1
+    secret, next_run = observed.broker.secret, status["run"] + 1
     job = manifests.job_manifest(
         archive,
-        run,
+        next_run,
         observed.group,
         servers,
         secret,
         settings,
-        report=report,
+        report=includes_report,
         address=observed.address,
         operation=operation,
     )
     create_job = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
-    return decided(create_job, phase="Queued", again=JOB_RECHECK_SECONDS)
+    return decision_with(create_job, phase="Queued", again=JOB_RECHECK_SECONDS)
 
 
 def _delete_job(job: Mapping[str, Any]) -> Delete:

@@ -32,6 +32,7 @@ from knafka_operator.brokers.decide import (
 from knafka_operator.brokers.defaults import with_default_delivery
 from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.decisions import status as statuses
+from knafka_operator.decisions.resolving import observe_sink
 from knafka_operator.decisions.status import EXPECTED, NotReady
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.engine.effects import Effects, resource_of
@@ -65,7 +66,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.receivers import contract_topics as receivers
 from knafka_operator.receivers.receivers import Receivers
-from knafka_operator.records.others import observe_sink, partitions_of_others
+from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import TopicOwnership, status_annotations
 from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption
@@ -256,8 +257,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     async def _external_topic_refusals(
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
-        """Return why a Broker may not use the external topic that it names, and why its receiver
-        must stop; None where it may, and needn't.
+        """Return why a Broker may not use the external topic that it declares (None: it may), and
+        why its receiver must stop (None: it needn't).
 
         The receiver also stops if the topic that it has used until now is no longer allowed. Reads
         the stored document, since a Broker that can't be parsed keeps running. Raises
@@ -271,7 +272,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         } | ({declared} if declared is not None and names.is_topic(declared) else set())
         if not topics_to_check:
             return None, None
-        # Not the Broker's own ConfigMap: that is the user's, as the annotation is.
+        # Don't read the allowed topics from the Broker's own ConfigMap: its user writes that, as
+        # well as the annotation.
         installation_config = await self._config_map(*self._installation)
         allowed = (
             "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
@@ -287,8 +289,8 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             topic: external_topic_refusal(topic, namespace, allowed, allowed_by, *other_owners)
             for topic in sorted(topics_to_check)
         }
-        refused = refusals.get(declared or "")
-        return refused, refused or next(filter(None, refusals.values()), None)
+        declared_refusal = refusals.get(declared or "")
+        return declared_refusal, declared_refusal or next(filter(None, refusals.values()), None)
 
     async def _observe_without_topic(
         self, document: Document, record: BrokerRecord

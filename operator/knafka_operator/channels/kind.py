@@ -29,6 +29,7 @@ from knafka_operator.channels.kafkas import ChannelKafkas
 from knafka_operator.channels.subscribers import Subscribers
 from knafka_operator.decisions import status as statuses
 from knafka_operator.decisions.effects import ApplyReceiver, Effect
+from knafka_operator.decisions.resolving import observe_sink
 from knafka_operator.decisions.status import EXPECTED, NotReady
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.engine.effects import Effects
@@ -58,7 +59,7 @@ from knafka_operator.model.resources import (
     is_claimed_by_peer,
 )
 from knafka_operator.receivers.receivers import ReceiverRecord, Receivers
-from knafka_operator.records.others import observe_sink, partitions_of_others
+from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption

@@ -102,11 +102,11 @@ class Resuming:
         self,
         broker: Document,
         triggers: Collection[Document],
-        own: Iterable[Document],
+        own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """Return the delivered Triggers of one Broker with shards; `own` are its Triggers' own
-        Services.
+        """Return the delivered Triggers of one Broker with shards; `own_services` are its Triggers'
+        own Services.
 
         A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
         the Broker's contract can't be read in time.
@@ -114,7 +114,7 @@ class Resuming:
         name = str(Identity.of(broker))
         try:
             async with asyncio.timeout(CONTRACT_TIMEOUT):
-                return await self._delivered_with_shards(broker, triggers, own, shards)
+                return await self._delivered_with_shards(broker, triggers, own_services, shards)
         except TimeoutError:
             log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
         except KnafkaError as error:
@@ -127,7 +127,7 @@ class Resuming:
         self,
         broker: Document,
         triggers: Collection[Document],
-        own: Iterable[Document],
+        own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
         uid = broker["metadata"]["uid"]
@@ -152,7 +152,7 @@ class Resuming:
         unshared_triggers = [
             each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
         ]
-        return [*deliveries, *await self.delivered_by_services(unshared_triggers, own)]
+        return [*deliveries, *await self.delivered_by_services(unshared_triggers, own_services)]
 
     async def _contracts(
         self, broker: Document, serving: Mapping[str, ServingShard]
@@ -172,7 +172,7 @@ class Resuming:
         if template is None or number is None:
             return None
         shard, secret = read_shard(template)
-        kafka = await self._kafka(shard.kafka, secret, service["metadata"]["namespace"])
+        kafka = await self._kafka_cluster(shard.kafka, secret, service["metadata"]["namespace"])
         return ServingShard(number, shard, kafka, secret)
 
     async def connect(self, found: Iterable[Document]) -> None:
@@ -184,12 +184,12 @@ class Resuming:
             template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
             if services.shard_number(service) is not None:
                 shard, secret = read_shard(template)
-                await self._kafka(shard.kafka, secret, namespace)
+                await self._kafka_cluster(shard.kafka, secret, namespace)
             else:
                 serving = await _read_dispatcher(template)
                 if serving.egress.conversion is not None:
                     return  # a KafkaSource's Service doesn't show its credentials
-                await self._kafka(serving.egress.kafka, serving.secret, namespace)
+                await self._kafka_cluster(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
         except Exception:  # any error: continue with the other Services
@@ -217,7 +217,9 @@ class Resuming:
         if group_in_status(trigger, self._naming) != serving.egress.group:
             # The status names no group yet, another one, or one that can't be this Trigger's own.
             return None
-        kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
+        kafka = await self._kafka_cluster(
+            serving.egress.kafka, serving.secret, metadata["namespace"]
+        )
         autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
         min_scale = min(autoscaling.min_scale, serving.min_scale)  # more may be refused
         return trigger, Watched(
@@ -242,12 +244,21 @@ class Resuming:
         async with self._at_once:
             return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
 
-    async def _kafka(
-        self, kafka: Kafka | None, mounted: tuple[str, str] | None, namespace: str
+    async def _kafka_cluster(
+        self, kafka: Kafka | None, mounted_secret: tuple[str, str] | None, namespace: str
     ) -> KafkaCluster:
+        """Return the Kafka that a contract names, with the Secret that its function mounts.
+
+        `mounted_secret` is the Secret's name and version. Raises `InvalidDocument` for a contract
+        without a Kafka, and checks the endpoint of a Secret outside the operator's namespace.
+        """
         if kafka is None:
             raise InvalidDocument(services.SHARD_VARIABLE, "no shard of ours: it names no Kafka")
-        secret = None if mounted is None else await self._secret_data((namespace, mounted[0]))
+        secret = (
+            None
+            if mounted_secret is None
+            else await self._secret_data((namespace, mounted_secret[0]))
+        )
         settings = self._shards.settings
         is_own = namespace == settings.namespace
         if secret is not None and not is_own:

@@ -123,8 +123,8 @@ class Kind:
         return None
 
     async def drop_entry(self, document: Document) -> bool:
-        """Drop what was promised to a channel's entry; returns False, and does nothing, for a
-        stored object."""
+        """Drop what Knafka promised to a channel's entry, if `document` stands for one; returns
+        False, and does nothing, for a stored object."""
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
@@ -308,8 +308,8 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return Handler.OWN
 
     async def kafka_without_config(self, document: Document) -> KafkaCluster | None:
-        """The Kafka of a stored object whose ConfigMap may be gone, so that reconciling doesn't
-        find it; None: only reconciling does. Raises `NotReady`, `InvalidDocument`."""
+        """Return the Kafka of a stored object without its ConfigMap, which may be gone; None: only
+        a reconciliation can find it. Raises `NotReady`, `InvalidDocument`."""
         return None
 
     def ensure_record(self, document: Document) -> BrokerRecord:

@@ -86,7 +86,7 @@ from typing import Final
 from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
-from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_tokens
+from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_metrics_tokens
 from knafka.core.trace_url import trace_url
 from knafka.settings import local_addresses, profiling
 from knafka_operator.installation.function_pods import FunctionPods
@@ -289,7 +289,7 @@ class Settings:
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
             profiling=profiling(environment),
-            metrics_tokens=parse_tokens(environment.get(METRICS_TOKENS, "")),
+            metrics_tokens=parse_metrics_tokens(environment.get(METRICS_TOKENS, "")),
             direct=switch("KNAFKA_DIRECT"),
             local_addresses=local_addresses(environment),
             aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),

@@ -182,8 +182,8 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
 
 
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
-    """Return namespace and name of the Secret for Kafka, which is in the namespace of the ConfigMap
-    that names it; None: the ConfigMap names none."""
+    """Return namespace and name of the Secret that a ConfigMap names for Kafka, which is in the
+    ConfigMap's own namespace; None: there is no ConfigMap, or it names no Secret."""
     name = "" if config is None else config.data.get(SECRET, "").strip()
     return (config.metadata.namespace, name) if config is not None and name else None
 
@@ -371,13 +371,15 @@ def _without_audience(sink: Sink) -> Sink:
     return sink.model_copy(update={"audience": None})
 
 
-def _consumer_group(trigger: Trigger, broker: Broker, taken: Container[str], naming: Naming) -> str:
+def _consumer_group(
+    trigger: Trigger, broker: Broker, names_of_others: Container[str], naming: Naming
+) -> str:
     if family_of(trigger.kind) is CHANNELS:
         name_parts = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
         return names.subscription_group(*name_parts)
-    # The Trigger keeps its name if the template changes (KN-BRK-19), but no foreign name from its
-    # status.
-    return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, taken, naming)
+    # The Trigger keeps the group in its status if the name template changes (KN-BRK-19), but only
+    # if naming rules allow that group for this Trigger.
+    return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, names_of_others, naming)
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:

@@ -153,7 +153,7 @@ class Subscription(Resource):
     spec: SubscriptionSpec
 
     @model_validator(mode="after")
-    def _same_namespace(self) -> Self:
+    def _check_same_namespace(self) -> Self:
         if self.spec.channel.namespace not in (None, self.metadata.namespace):
             raise problem(
                 "must not set the field(s): want none, or the Subscription's own namespace",

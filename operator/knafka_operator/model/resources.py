@@ -260,7 +260,7 @@ class Trigger(Resource):
     spec: TriggerSpec
 
     @model_validator(mode="after")
-    def _same_namespace(self) -> Self:
+    def _check_same_namespace(self) -> Self:
         reference = self.spec.broker_ref
         if reference and reference.namespace not in (None, self.metadata.namespace):
             raise problem(

@@ -86,10 +86,10 @@ async def run(settings: Settings) -> None:
     await tracing.start()
     await keys.start()
     if settings.channels:
-        unique = await _retry_until_answered(
+        installation_id = await _retry_until_answered(
             "the installation", lambda: _installation_id(settings, api)
         )
-        settings = replace(settings, installation=unique)
+        settings = replace(settings, installation=installation_id)
         Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
     serving = await _start_webhooks(
         settings, api, operator, lambda: _set_from_thread(loop, stop), channels=settings.channels
@@ -113,13 +113,15 @@ async def run(settings: Settings) -> None:
 
 
 async def _installation_id(settings: Settings, api: ApiCluster) -> str:
+    """Return the UID of the operator's namespace, which tells installations apart; empty if the
+    operator may not read it."""
     namespace = settings.namespace
     try:
-        stored = await api.get(CORE, "Namespace", namespace, namespace)
+        namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
     except NotAllowed as error:
-        log.warning("channels of other clusters are not told apart: %s", error)
-        stored = None
-    return "" if stored is None else str(stored["metadata"]["uid"])
+        log.warning("channels can't be told apart from those of other clusters: %s", error)
+        namespace_document = None
+    return "" if namespace_document is None else str(namespace_document["metadata"]["uid"])
 
 
 async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
@@ -231,7 +233,7 @@ class Webhooks:
 
 
 async def _start_webhooks(
-    ours: Settings,
+    operator_settings: Settings,
     cluster: ApiCluster,
     operator: Operator,
     ended: Callable[[], None],
@@ -245,23 +247,27 @@ async def _start_webhooks(
     registration: Registration | None = None
     if channels:
         channel_handlers.register(handlers.REGISTRY)
-    if ours.sources:
+    if operator_settings.sources:
         source_handlers.register(handlers.REGISTRY)
-    if ours.sinks:
+    if operator_settings.sinks:
         sink_handlers.register(handlers.REGISTRY)
-    if ours.webhooks:
+    if operator_settings.webhooks:
         pem = await _retry_until_answered(
             "the webhooks' certificate",
-            lambda: webhooks.ensure_certificate(cluster, ours.namespace, datetime.now(UTC)),
+            lambda: webhooks.ensure_certificate(
+                cluster, operator_settings.namespace, datetime.now(UTC)
+            ),
         )
         settings.admission.server = webhooks.ServiceServer(
-            ours.namespace, pem, lambda: _set_from_thread(loop, serves)
+            operator_settings.namespace, pem, lambda: _set_from_thread(loop, serves)
         )
         all_webhooks = declared_webhooks(
-            handlers.REGISTRY, handlers.DOMAIN, ours.namespace, pem["ca.crt"]
+            handlers.REGISTRY, handlers.DOMAIN, operator_settings.namespace, pem["ca.crt"]
         )
-        uid = ours.identity.partition("_")[2]
-        registration = Registration(cluster, ours.namespace, uid, handlers.DOMAIN, all_webhooks)
+        uid = operator_settings.identity.partition("_")[2]
+        registration = Registration(
+            cluster, operator_settings.namespace, uid, handlers.DOMAIN, all_webhooks
+        )
     else:
         serves.set()
 

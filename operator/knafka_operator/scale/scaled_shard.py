@@ -21,9 +21,9 @@ from knafka_operator.scale.decide import ShardStatus
 from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_groups import ScaledTrigger, has_settled, sum_progress
 
-MAX_STRANGERS: Final = 1_000
-"""Most groups reported by an open request that aren't members: Triggers that are about to join the
-shard."""
+MAX_NON_MEMBERS: Final = 1_000
+"""The most groups outside the shard whose reported progress is kept: those of Triggers that are
+about to join the shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 
@@ -91,11 +91,11 @@ class ScaledShard:
 
     def status(self) -> ShardStatus:
         """Return the shard's status; the shard must have a Trigger."""
-        egress = next(iter(self._members.values())).egress
+        any_egress = next(iter(self._members.values())).egress
         return ShardStatus(
-            egress.namespace,
-            egress.broker,
-            egress.kind,
+            any_egress.namespace,
+            any_egress.broker,
+            any_egress.kind,
             self.shard.group,
             len(self._members),
             sum(member.lag or 0 for member in self._members.values()),
@@ -140,7 +140,8 @@ class ScaledShard:
         )
 
     def has_applied(self, position: int) -> bool:
-        """Whether the shard delivers by all records before `position`, or doesn't drain at all."""
+        """Whether the open request has applied all records of the contract topic before `position`,
+        or the shard has no request."""
         if not self.holds.all:
             return True
         return self._is_open and self._contract is not None and self._contract >= position
@@ -157,7 +158,7 @@ class ScaledShard:
         for group, progress in line.egresses.items():
             # Progress may arrive before its Trigger joins; the limit guards against invented
             # groups.
-            if group in self._members or len(self._told) < len(self._members) + MAX_STRANGERS:
+            if group in self._members or len(self._told) < len(self._members) + MAX_NON_MEMBERS:
                 self._told[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)

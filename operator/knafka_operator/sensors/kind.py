@@ -50,7 +50,7 @@ from knafka_operator.sensors.topics import candidate_names, recorded_topic
 
 Observed = ObservedSensor[KafkaCluster]
 
-NAME_KEYS: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
+UNIQUE_NAME_KEYS: Final = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
 """Keys of `status.annotations` whose values no other Sensor may have."""
 
 
@@ -110,7 +110,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         for effect in decision.effects:
             if isinstance(effect, Annotate):
                 recorded_names = {
-                    effect.annotations[key] for key in NAME_KEYS if key in effect.annotations
+                    effect.annotations[key] for key in UNIQUE_NAME_KEYS if key in effect.annotations
                 }
                 self.states.claim_of_sensor(record, recorded_names)
         return decision
@@ -262,10 +262,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
     ) -> Mapping[str, Any] | KnafkaError:
+        """Describe the bus's topic and the topics that the Sensor has or may get, by name; None for
+        a topic that doesn't exist. An error of Kafka's is returned."""
         topic_names = [bus.topic.name]
-        for role in TOPICS:
-            recorded = recorded_topic(sensor, role, annotations)
-            topic_names += [recorded] if recorded is not None else candidate_names(sensor, role)
+        for use in TOPICS:
+            recorded = recorded_topic(sensor, use, annotations)
+            topic_names += [recorded] if recorded is not None else candidate_names(sensor, use)
         try:
             return {
                 topic_name: await bus.kafka.topics.describe_topic(topic_name)

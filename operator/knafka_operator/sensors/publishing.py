@@ -1,7 +1,8 @@
 """Publishing of Sensors: writes the scaler's view of each Sensor, and the events that its triggers
 wait for, into its status.
 
-Not here: the words (`dispatchers.conditions`, `sensors.waiting`), and conditions.
+Not here: the wording of the status (`dispatchers.conditions`, `sensors.waiting`), and writing
+conditions: if they change, the Sensor is enqueued to be reconciled.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from knafka_operator.model.cluster import Cluster, Document, decoded_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.sources import refuse_taken_topics
-from knafka_operator.records.others import partitions_of_others
+from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import States
 from knafka_operator.senders.encryption import Encryption

@@ -12,7 +12,7 @@ from typing import Final
 
 from knafka.core.contract import Sink
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decisions.resolving import not_allowed
+from knafka_operator.decisions.resolving import not_allowed, observe_sink
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.dispatchers.conditions import declared_dependency
 from knafka_operator.dispatchers.shard_services import Shards
@@ -24,7 +24,7 @@ from knafka_operator.kafka.shards import SharedContract
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
-from knafka_operator.records.others import min_scale_of_others, observe_sink
+from knafka_operator.records.namespace_totals import min_scale_of_others
 from knafka_operator.records.state import BrokerState, States, broker_of
 from knafka_operator.scale.parsing import parsed_off_loop, spec_size
 from knafka_operator.triggers.decide import ObservedTrigger

@@ -304,11 +304,11 @@ class KafkaClient:
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
 
-    def delete_before(self, until: Mapping[Position, int]) -> None:
+    def delete_before(self, end_offsets: Mapping[Position, int]) -> None:
         """Delete each partition's records below an offset."""
-        if not until:
+        if not end_offsets:
             return
-        cuts = [TopicPartition(*partition, offset) for partition, offset in until.items()]
+        cuts = [TopicPartition(*partition, offset) for partition, offset in end_offsets.items()]
         _results(
             lambda: self._admin.delete_records(cuts, request_timeout=REQUEST_TIMEOUT),
             # A topic that was deleted meanwhile has nothing left to delete.

@@ -46,7 +46,8 @@ MAX_HISTORY: Final = 30
 """Earlier reports in the history of a group."""
 
 REPLAY_COMMAND: Final = "knafka dead-letters replay"
-"""How the command that replays a group begins, unless the report's maker knows more."""
+"""The first words of the command that replays a group; `with_replay_command` replaces them by words
+that also name the tables and Kafka."""
 
 MAX_BUCKETS: Final = 1000
 """Time buckets of a report, at most: `bucket_seconds` is chosen so that they suffice."""
@@ -297,7 +298,8 @@ def replay_command(
 
 
 def with_replay_command(report: Report, command: str) -> Report:
-    """The report with commands that begin with `command` in place of `REPLAY_COMMAND`.
+    """Return the report, with `command` in place of `REPLAY_COMMAND` at the beginning of each
+    group's replay command.
 
     `command` is quoted for a POSIX shell, and says where the tables are and where Kafka is.
     """

@@ -5,8 +5,8 @@
                                        ├─> buckets
                                        └─> limits ──> chosen ──> examples
 
-Pure: names of rows in (`ReportEngine` keeps them), SQL out, for Spark and for DataFusion.
-`assemble` builds the document from the rows.
+Pure: returns SQL, for Spark and for DataFusion, that names the sets of rows above (`ReportEngine`
+keeps them). `assemble` builds the document from the rows.
 """
 
 from __future__ import annotations
@@ -138,11 +138,12 @@ GROUPS: Final = (
 
 
 def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect) -> str:
-    """Failures by group and period of `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
-    second = dialect.unix_seconds("at")
+    """Return how often events failed from `since` on and before `until`, by group and period of
+    `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
+    unix_time = dialect.unix_seconds("at")
     return (
         f"SELECT {columns_of(GROUP)}, `start`, count(*) AS failures FROM ("
-        f"SELECT {columns_of(GROUP)}, {second} - {second} % {seconds} AS `start` FROM ("
+        f"SELECT {columns_of(GROUP)}, {unix_time} - {unix_time} % {seconds} AS `start` FROM ("
         f"SELECT {columns_of(GROUP)}, past['at'] AS at FROM ("
         f"SELECT {columns_of(GROUP)}, {dialect.unnested('history')} AS past FROM counted)) "
         f"WHERE at >= {dialect.moment(since)} AND at < {dialect.moment(until)}) "
@@ -171,7 +172,8 @@ _RANKED: Final = (
 """Failures with the columns by which examples are chosen: a lower `rank` is shown first."""
 
 SPREAD: Final = 61
-"""Parts in which the failures of a group are put for `LIMITS`: with more, fewer are sorted then."""
+"""Parts into which `LIMITS` divides the failures of each group: with more parts, fewer failures are
+sorted to find the examples."""
 
 LIMITS: Final = (
     f"SELECT {columns_of(GROUP)}, "

@@ -57,8 +57,8 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Headers as an HTTP parser returns them: names in any letter case, order and duplicates kept."""
 
 MAX_BATCH: Final = 1_000
-"""Most events in one batch: a sender needs a thousandth of the requests, and others wait 20 ms at
-most."""
+"""Most events in one batch: a sender that fills its batches needs a thousandth of the requests, and
+other senders wait 20 ms at most while a batch is read."""
 MAX_DESCRIBED_EVENTS: Final = 10
 """Most events of a batch whose problems an error describes; of further ones it names only the
 positions."""
@@ -303,8 +303,9 @@ def decode_uri(value: bytes) -> str:
     return decoded
 
 
-def text_of(value: bytes) -> str:
-    """Decode a header value as UTF-8, else as ISO-8859-1, which Node.js and WSGI servers write."""
+def decode_header_value(value: bytes) -> str:
+    """Decode a header value as UTF-8, or as ISO-8859-1 if it isn't UTF-8, since Node.js and WSGI
+    servers write ISO-8859-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -315,7 +316,7 @@ def _unquote_header(value: bytes) -> str:
     """Return a header value as text, without the quotes of a quoted string."""
     if quoted := _QUOTED(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
-    return text_of(value)
+    return decode_header_value(value)
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:

@@ -33,7 +33,8 @@ METRICS_TOKENS: Final = "KNAFKA_METRICS_TOKENS"
 MAX_HEADER_BYTES: Final = 256
 """Longest `Authorization` header that is read, in bytes; `Bearer` and a token have 50."""
 MAX_VERIFIERS: Final = 16
-"""Most keys of an installation at once; usually two while one replaces the other."""
+"""Most verifiers, or tokens for metrics, in one variable; usually two while one key replaces
+another."""
 
 REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
 """Text of the 401 for callers without a token."""
@@ -63,12 +64,12 @@ def verifiers_of(tokens: Iterable[str]) -> str:
     return ",".join(map(verifier_of, tokens))
 
 
-def parse_tokens(text: str) -> tuple[str, ...]:
+def parse_metrics_tokens(text: str) -> tuple[str, ...]:
     """Parse the comma-separated tokens for metrics. Raises `InvalidDocument`, which shows none of
     them."""
     metrics_tokens = tuple(token.strip() for token in text.split(",") if token.strip())
     if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_TOKEN, metrics_tokens)):
-        problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 letters each"
+        problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 characters each"
         raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
     return metrics_tokens
 

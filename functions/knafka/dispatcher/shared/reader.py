@@ -30,11 +30,11 @@ from knafka.ports.shared_log import (
 log = logging.getLogger(__name__)
 
 RECORDS_PER_READ: Final = 50
-"""Records of one read at most, as all groups wait while they are filtered and encoded; also how
-many a drain takes during one read at most, before it checks again whether it has room."""
+"""Most records of one read, as all groups wait while these are filtered and encoded; also the most
+that a drain takes while it waits in one read, so that it then checks again whether it has room."""
 MAX_QUIET_COMMITS_PER_SECOND: Final = 200
-"""Commits per second of all groups of a topic that get no records: each takes 0.2 ms of CPU, and
-only spares a later owner from filtering the skipped events again."""
+"""Most commits per second of a topic, over all its groups that get no records: each takes 0.2 ms of
+CPU, and only spares a later owner of the partition from filtering the skipped events again."""
 COMMIT_INTERVAL: Final = 1.0
 """Seconds between two commits of one group at least."""
 
@@ -265,7 +265,8 @@ class GroupReader:
         )
 
     def begin(self, number: int, committed: Commit | None) -> None:
-        """Start to read an assigned partition from its commit, or from its beginning."""
+        """Start to read an assigned partition from its commit, or from its beginning without one;
+        does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))

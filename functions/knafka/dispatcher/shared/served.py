@@ -143,7 +143,8 @@ class ServedShard:
         await self._lease.wait()
 
     async def close(self) -> None:
-        """Wait for the drain to end, then close the clients."""
+        """After `stop`: wait until the drain and the follower of the contract have ended, then
+        close the clients."""
         await self.drained()
         if self._following is not None:
             with suppress(asyncio.CancelledError):

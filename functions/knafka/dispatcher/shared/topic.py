@@ -210,7 +210,8 @@ class SharedTopic:
         self._place(cursor, position, None)
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
-        """Place a cursor in a buffer of any fetcher but `avoid`, or in a new fetcher."""
+        """Add a cursor to a buffer near its position, of any fetcher but `avoid`; else to a new
+        buffer, in a new fetcher if all others read this partition already."""
         number, other_fetchers = (
             cursor.number,
             [fetcher for fetcher in self.fetchers if fetcher is not avoid],

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds that a rebalance waits for the event loop at most; `Assignment.revoked` has a limit of
 its own."""
-SERVE_TIMEOUT: Final = 0.05
+FINISHING_POLL_TIMEOUT: Final = 0.05
 """Seconds of a poll while the last attempts finish."""
 
 
@@ -91,8 +91,8 @@ class Membership(GroupConsumer):
     # While the consumer is a member
 
     def restart_partition(self, number: int) -> None:
-        """Read a partition from its start, as its log has no such offset any more; `Assignment` is
-        told that it was lost and assigned anew."""
+        """Read a partition again from its start, since its log no longer has the offset to be read
+        next; `Assignment` is told that it was lost and assigned anew."""
         if number not in self.owned:
             return
         topic_partition = partition(self._numbering, number)
@@ -179,7 +179,7 @@ class Membership(GroupConsumer):
     def serve(self) -> None:
         """Poll only to keep the membership, as reading has stopped."""
         self.send_due_heartbeat()
-        self.consumer.poll(SERVE_TIMEOUT)
+        self.consumer.poll(FINISHING_POLL_TIMEOUT)
 
     def commit_last(self, deadline: float) -> bool:
         """Make the last commit of partitions that are still owned; returns False if it must be
@@ -205,7 +205,7 @@ class Membership(GroupConsumer):
         return True
 
     def close(self) -> None:
-        """Leave the group, whatever was committed; do nothing if it was left before."""
+        """Leave the group, even if last commits are missing; do nothing if it was left already."""
         if not self._closed:
             self._closed = True
             self.consumer.close()

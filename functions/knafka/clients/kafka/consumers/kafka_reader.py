@@ -95,7 +95,7 @@ class KafkaReader:
                 # Earlier records of this batch are from a log that is gone.
                 records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
-                self._judge(error)
+                self._react_to_error(error)
         # Without this check a refused consumer would look as if there were nothing to read.
         membership.check(heard=bool(records or membership.reached))
         failure = self._pending_failure
@@ -123,7 +123,7 @@ class KafkaReader:
         """The error that the next read raises; None: there is none."""
         return self._failure or self._broken or self._membership.refusal
 
-    def _judge(self, error: KafkaError) -> None:
+    def _react_to_error(self, error: KafkaError) -> None:
         """Decide what the error of a poll means for later reads: fall back, fail, or go on."""
         if error.code() == KafkaError._FATAL:
             if self._membership.joined or self.protocol is GroupProtocol.CLASSIC:
@@ -147,7 +147,8 @@ class KafkaReader:
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
         """Poll up to `limit` messages, noting ends."""
         # consume() alone would wait for the whole batch, but a read should return once there is a
-        # record. An end alone doesn't end a read, as it follows each single record of a partition.
+        # record. A partition's end alone doesn't end a read, as it is reported again after each
+        # record that comes alone.
         consumer = self._membership.consumer
         deadline = time.monotonic() + timeout
         while (first_message := consumer.poll(timeout)) is not None and self._note_end(
@@ -175,13 +176,16 @@ class KafkaReader:
         self._thread.call(partial(self._pause_or_resume, Consumer.resume, partitions))
 
     def _pause_or_resume(
-        self, change: Callable[[Consumer, list[TopicPartition]], None], partitions: Sequence[int]
+        self,
+        consumer_call: Callable[[Consumer, list[TopicPartition]], None],
+        partitions: Sequence[int],
     ) -> None:
-        """Pause or resume partitions, on the consumer's thread."""
+        """Pause or resume those of the partitions that this member owns, on the consumer's
+        thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
-            change(membership.consumer, membership.partitions_of(owned))
+            consumer_call(membership.consumer, membership.partitions_of(owned))
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
