@@ -33,12 +33,18 @@ def namespace(cluster: Cluster, watched: Watched) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def stored(installed: Installation, namespace: str) -> Cluster:
-    """A Broker without a Kafka and a Trigger of it: they need no pods."""
+    """A Broker without a Kafka and a Trigger of it: they need no pods.
+
+    kubectl stores them, as it tries changes of them later: it removes only what it has applied.
+    """
     cluster = installed.cluster
     refused(cluster, namespace, [trigger("canary", filter={"attributes": {"NO": ""}})])
-    cluster.apply(broker("default", config=CONFIG, delivery={"retry": 1}), namespace=namespace)
     ref = {"apiVersion": "v1", "kind": "Service", "name": "nobody"}
-    cluster.apply(trigger("kept", subscriber={"ref": ref}), namespace=namespace)
+    for manifest in (
+        broker("default", config=CONFIG, delivery={"retry": 1}),
+        trigger("kept", subscriber={"ref": ref}),
+    ):
+        cluster.kubectl("apply", "-n", namespace, "-f-", text=json.dumps(manifest))
     return cluster
 
 
