@@ -32,7 +32,7 @@ from knafka_operator.brokers.decide import (
 from knafka_operator.brokers.defaults import with_default_delivery
 from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.decisions import status as statuses
-from knafka_operator.decisions.resolving import observe_sink
+from knafka_operator.decisions.sink_addresses import observe_sink
 from knafka_operator.decisions.status import EXPECTED, NotReady
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.engine.effects import Effects, resource_of

@@ -29,7 +29,7 @@ from knafka_operator.channels.kafkas import ChannelKafkas
 from knafka_operator.channels.subscribers import Subscribers
 from knafka_operator.decisions import status as statuses
 from knafka_operator.decisions.effects import ApplyReceiver, Effect
-from knafka_operator.decisions.resolving import observe_sink
+from knafka_operator.decisions.sink_addresses import observe_sink
 from knafka_operator.decisions.status import EXPECTED, NotReady
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.engine.effects import Effects

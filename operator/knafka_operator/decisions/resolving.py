@@ -18,9 +18,6 @@ from knafka.core import addresses
 from knafka.core.contract import Sink
 from knafka.core.documents import parse, shown_url
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decisions.status import EXPECTED
-from knafka_operator.installation.settings import Settings
-from knafka_operator.model.cluster import Cluster, NotAllowed
 from knafka_operator.model.resources import CORE, AddressReference, Destination, are_certificates
 
 Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | None]]
@@ -127,27 +124,3 @@ async def _address_of_reference(
     if not address.get("url"):
         raise Unresolved(NOT_ADDRESSABLE, f"{object_name} has no address: {missing}")
     return dict(address)
-
-
-async def observe_sink(
-    cluster: Cluster, destination: Destination, namespace: str, settings: Settings
-) -> Sink | KnafkaError:
-    """Return the resolved sink of a destination declared in `namespace`, or the error that says why
-    it has no address.
-
-    Raises `ClusterError` if the API server doesn't say.
-    """
-    try:
-        return await resolve(
-            destination,
-            namespace,
-            cluster.get,
-            settings.cluster_domain,
-            local_addresses=settings.local_addresses,
-        )
-    except NotAllowed:
-        assert destination.ref is not None
-        ref = destination.ref
-        return not_allowed(ref.api_version, ref.kind, ref.namespace or namespace, ref.name)
-    except EXPECTED as error:
-        return error

@@ -12,7 +12,8 @@ from typing import Final
 
 from knafka.core.contract import Sink
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decisions.resolving import not_allowed, observe_sink
+from knafka_operator.decisions.resolving import not_allowed
+from knafka_operator.decisions.sink_addresses import observe_sink
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.dispatchers.conditions import declared_dependency
 from knafka_operator.dispatchers.shard_services import Shards
