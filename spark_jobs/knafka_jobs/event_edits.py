@@ -32,7 +32,7 @@ Pointer: TypeAlias = tuple[str, ...]
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_QUESTION_MARK = msgspec.json.Decoder(msgspec.Raw).decode
+_RAW_VALUE = msgspec.json.Decoder(msgspec.Raw).decode
 _ENCODE = msgspec.json.Encoder().encode
 
 
@@ -161,7 +161,7 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
 
 def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
     """As `set_member`, by any errors of decoding."""
-    _QUESTION_MARK(document)
+    _RAW_VALUE(document)
     if not pointer:
         return value
     token, further = pointer[0], pointer[1:]
@@ -214,6 +214,6 @@ def _parse_pointer(text: str) -> Pointer:
 def _as_json(text: str) -> bytes:
     """A value as JSON: the text itself if it is JSON, else the text as a string."""
     try:
-        return bytes(_QUESTION_MARK(text.encode()))
+        return bytes(_RAW_VALUE(text.encode()))
     except (msgspec.DecodeError, RecursionError):
         return _ENCODE(text)

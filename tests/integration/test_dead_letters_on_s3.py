@@ -25,7 +25,8 @@ from knafka_jobs.compact.compact_run import fold_all, forget_expired
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
-from knafka_jobs.lookup.lookup_run import TableFiles, preview
+from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.lookup.lookup_run import preview
 from knafka_jobs.replay.replay_run import purge, replay
 from knafka_jobs.report.report_page import render_file
 from knafka_jobs.report.report_run import make_report

@@ -23,10 +23,10 @@ from knafka_cli.dead_letters.dead_letter_tables import overviews
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.failure_selection import FailureCondition, conditions
 from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.lookup import lookup_plan
 from knafka_jobs.lookup.lookup_run import (
-    TableFiles,
     count_pending,
     latest_dead_letters,
     preview,

@@ -46,7 +46,7 @@ class TableFiles:
         store: Mapping[str, str] | None = None,
     ) -> None:
         self._root = root.rstrip("/")
-        self._store = storage_options(root) if store is None else dict(store)
+        self._store = _storage_options(root) if store is None else dict(store)
         self._opened: dict[str, DeltaTable | None] = {}
         self._session = QueryBuilder(None if settings is None else dict(settings))
 
@@ -102,7 +102,7 @@ class TableFiles:
     def _read_error(self, error: Exception) -> JobError:
         """What a query that failed is raised as."""
         kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
-        return kind(f"the tables in {self._root} can't be read: {error_line(error)}")
+        return kind(f"the tables in {self._root} can't be read: {_error_line(error)}")
 
     def limit_memory(self, memory: str, temporary_files: str) -> None:
         """Bound the memory of later queries, and the temporary files that they may write instead.
@@ -136,7 +136,7 @@ class TableFiles:
                 return
             except (DeltaError, OSError) as error:
                 if attempt == APPEND_ATTEMPTS:
-                    raise JobError(f"{path} can't be written: {error_line(error)}") from error
+                    raise JobError(f"{path} can't be written: {_error_line(error)}") from error
 
     def _created(self, path: str, columns: Columns) -> DeltaTable:
         """Open a table, which is created if it doesn't exist."""
@@ -155,7 +155,7 @@ class TableFiles:
                 self._opened[name] = None
                 return None
             except Exception as error:  # as above
-                raise JobError(f"the table {path} can't be read: {error_line(error)}") from error
+                raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
             _check_layout(name, path, table.metadata().configuration)
             self._session.register(name, table)
             self._opened[name] = table
@@ -197,7 +197,7 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
         )
 
 
-def storage_options(path: str) -> dict[str, str] | None:
+def _storage_options(path: str) -> dict[str, str] | None:
     """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
     if not path.startswith("s3") or not endpoint:
@@ -206,6 +206,6 @@ def storage_options(path: str) -> dict[str, str] | None:
     return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
 
 
-def error_line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """The whole error on one line, at most 500 characters: the reason comes last."""
     return " ".join(str(error).split())[:500]

@@ -15,7 +15,7 @@ from knafka_jobs.event_edits import CannotEdit, EventEdits, edited_record
 from knafka_jobs.failure_selection import SHOWN_ORDER, FailureCondition
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.lookup import groups_plan
-from knafka_jobs.lookup.lookup_run import sendable_rows
+from knafka_jobs.lookup.lookup_run import headers_of, sendable_rows
 
 SHOWN_EDITS: Final = 5
 """Events that a preview shows before and after."""
@@ -62,7 +62,7 @@ def preview_edits(
     query = groups_plan.letters_of("true", size["first"], size["last"], f"({rows})")
     for batch in files.query_in_batches(query, *tables, "records"):
         for row in batch:
-            headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+            headers = headers_of(row)
             try:
                 record = edited_record(edits, headers, row["data"])
             except CannotEdit as error:

@@ -25,6 +25,7 @@ from knafka.core.events import json_format, kafka_binding
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.lookup import groups_plan
+from knafka_jobs.lookup.lookup_run import headers_of
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
 """Bytes of data that are read at a time."""
@@ -86,7 +87,7 @@ def export_failures(
 
 def event_line(row: Mapping[str, Any]) -> bytes | None:
     """The event of a dead letter as a line of NDJSON; None if it holds no whole event."""
-    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    headers = headers_of(row)
     if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
         return None
     try:

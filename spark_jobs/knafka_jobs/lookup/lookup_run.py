@@ -6,14 +6,14 @@ takes a second, while Spark takes ten to start. Nothing is ever written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka_jobs.failure_selection import FailureCondition, Preview, TriggerName
-from knafka_jobs.io.table_files import TableFiles as TableFiles
+from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.lookup import lookup_plan
 from knafka_jobs.schema import KEY, TRIGGER
 from knafka_jobs.topic_offsets import Partition, read_states_of
@@ -111,6 +111,11 @@ def tabled_until(files: TableFiles) -> dict[Partition, int]:
     return {partition: reached.next for partition, reached in states.items()}
 
 
+def headers_of(row: Mapping[str, Any]) -> RecordHeaders:
+    """Return the headers of a dead letter, from its row of `records`."""
+    return [(header["key"], header["value"]) for header in row["headers"] or ()]
+
+
 @dataclass(frozen=True, slots=True)
 class TabledRecord:
     """A dead letter as it was in its topic: implements `ports.log.Record`."""
@@ -141,7 +146,7 @@ class TabledRecord:
 
     def headers(self) -> RecordHeaders | None:
         """Return the record's headers."""
-        return [(header["key"], header["value"]) for header in self.row["headers"] or ()]
+        return headers_of(self.row)
 
     def timestamp(self) -> tuple[int, int]:
         """Type and time of the timestamp, as Kafka's clients return it (ms)."""

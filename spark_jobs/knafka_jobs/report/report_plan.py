@@ -89,11 +89,11 @@ def counted(*, many_summaries: bool) -> str:
         f"SELECT /*+ BROADCAST(f) */ {others}, CASE WHEN f.said IS NULL THEN '{OTHER_SUMMARIES}' "
         "ELSE f.said END AS summary FROM "
         f"(SELECT * FROM frequent WHERE place <= {MAX_SUMMARIES}) AS f RIGHT JOIN reported AS r "
-        f"ON {_identity(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
+        f"ON {_has_same_values(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
     )
 
 
-def _identity(names: Iterable[str], one: str, other: str) -> str:
+def _has_same_values(names: Iterable[str], one: str, other: str) -> str:
     """A predicate: two tables have the same values in these columns of `GROUP`."""
     return " AND ".join(
         # In brackets: DataFusion would take the rest of the condition for the second operand.
@@ -197,7 +197,7 @@ CHOSEN: Final = (
     f"PARTITION BY {columns_of(GROUP)} ORDER BY `rank`, last_failed DESC, failure_id) AS place "
     f"FROM (SELECT /*+ BROADCAST(l) */ {columns_of(GROUP, 'r')}, "
     "r.`rank`, r.last_failed, r.failure_id, r.`day` "
-    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_identity(GROUP, 'r', 'l')} "
+    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_has_same_values(GROUP, 'r', 'l')} "
     "WHERE r.`rank` < l.`rank` OR (r.`rank` = l.`rank` AND r.last_failed >= l.last_failed))) "
     f"WHERE place <= {MAX_EXAMPLES}"
 )
