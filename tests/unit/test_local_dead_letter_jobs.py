@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
-from knafka_cli.dead_letters.dead_letter_commands import _id_predicate
+from knafka_cli.dead_letters.replay_commands import _id_predicate
 from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.dead_letter_jobs import JobFailed, java_home, run_job_process
 from knafka_cli.shared.options import arguments_of

@@ -24,7 +24,6 @@ from knafka_cli.adoption.plan import (
     annotations_of,
     by_names,
     delivery_differences,
-    events,
     give_back,
     members_left,
     recorded_topic_lines,
@@ -33,6 +32,7 @@ from knafka_cli.adoption.plan import (
     topic_line,
     unknown_name,
 )
+from knafka_cli.shared.counts import count_text
 from knafka_operator.installation.naming import NamedObject, NameKind, Naming
 from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.identity import Identity
@@ -105,7 +105,9 @@ def adoption(seen: SeenBroker) -> Plan:
             problems.append(wrong)
             continue
         found = seen.groups.get(group, SeenGroup())
-        stays.append(f"Trigger {name.name}  group {group}  {events(found.waiting)} waiting")
+        stays.append(
+            f"Trigger {name.name}  group {group}  {count_text(found.waiting, 'event')} waiting"
+        )
         if found.members and not taken:
             waits.append(members_left(group, found))
         if found.uncommitted and GROUP_STATUS not in annotations_of(trigger):
@@ -167,10 +169,8 @@ def release(seen: SeenBroker) -> Plan:
         group = annotations_of(trigger).get(GROUP_STATUS)
         if group is None:
             continue
-        waiting = seen.groups.get(group, SeenGroup()).waiting
-        stays.append(
-            f"Trigger {trigger['metadata']['name']}  group {group}  {events(waiting)} waiting"
-        )
+        waiting = count_text(seen.groups.get(group, SeenGroup()).waiting, "event")
+        stays.append(f"Trigger {trigger['metadata']['name']}  group {group}  {waiting} waiting")
     then = [
         "Knafka's operator ends its deliveries and deletes its functions",
         START_PEER,

@@ -31,7 +31,6 @@ from knafka_cli.adoption.plan import (
     annotations_of,
     by_names,
     delivery_differences,
-    events,
     give_back,
     members_left,
     recorded_topic_lines,
@@ -40,6 +39,7 @@ from knafka_cli.adoption.plan import (
     topic_line,
     unknown_name,
 )
+from knafka_cli.shared.counts import count_text
 from knafka_operator.channels import entries
 from knafka_operator.channels.decide import receivers_of
 from knafka_operator.installation.naming import NamedObject, NameKind, Naming
@@ -111,7 +111,9 @@ def channel_adoption(seen: SeenChannel) -> Plan:
         if in_kafka.uncommitted and not taken and not _was_ready(seen, uid):
             stays.append(f"Subscription {name}  was never Ready: it begins at the topic's end")
             continue
-        stays.append(f"Subscription {name}  group {group}  {events(in_kafka.waiting)} waiting")
+        stays.append(
+            f"Subscription {name}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+        )
         if in_kafka.uncommitted and not taken:
             problems.append(
                 f"group {group} has no offset: Subscription {name} would get all events from their "
@@ -147,7 +149,7 @@ def channel_release(seen: SeenChannel) -> Plan:
     stays = recorded_topic_lines(seen.stored, seen.topic)
     for uid, entry in seen.entries.items():
         group = entries.entry_group(identity, uid)
-        waiting = events(seen.groups.get(group, SeenGroup()).waiting)
+        waiting = count_text(seen.groups.get(group, SeenGroup()).waiting, "event")
         stays.append(f"Subscription {_name(uid, entry)}  group {group}  {waiting} waiting")
     then = [
         "Knafka's operator ends its deliveries and deletes its functions; the channel's host leads "

@@ -215,11 +215,6 @@ STARTS_LATER: Final = (
 """What is different once something is given back."""
 
 
-def events(count: int) -> str:
-    """So many events, for people."""
-    return "1 event" if count == 1 else f"{count} events"
-
-
 def annotations_of(document: Document) -> Mapping[str, str]:
     """Of its status."""
     return (document.get("status") or {}).get("annotations") or {}

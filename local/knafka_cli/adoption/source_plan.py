@@ -19,11 +19,11 @@ from knafka_cli.adoption.plan import (
     SeenGroup,
     SetFinalizers,
     Step,
-    events,
     give_back,
     members_left,
     running,
 )
+from knafka_cli.shared.counts import count_text
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import finalizers_of, is_claimed_by_peer
 from knafka_operator.model.sources import (
@@ -104,7 +104,7 @@ def source_release(seen: SeenSource) -> Plan:
 
 
 def _stays(seen: SeenSource) -> list[str]:
-    waiting = f"{events(seen.group.waiting)} waiting"
+    waiting = f"{count_text(seen.group.waiting, 'event')} waiting"
     topics = ", ".join(seen.source.spec.topics)
     return [f"topics {topics}", f"group {consumer_group_of(seen.source)}  {waiting}"]
 

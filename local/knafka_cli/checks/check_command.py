@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.options import EXIT_FAILED, add
 
 
@@ -45,12 +46,7 @@ def check(
     for finding in checked.findings:
         typer.echo(str(finding))
     errors = sum(finding.severity is checking.FindingSeverity.ERROR for finding in checked.findings)
-    counts = (_count_text(errors, "error"), _count_text(len(checked.findings) - errors, "warning"))
-    typer.echo(f"{_count_text(checked.objects, 'object')} checked: {', '.join(counts)}")
+    counts = (count_text(errors, "error"), count_text(len(checked.findings) - errors, "warning"))
+    typer.echo(f"{count_text(checked.objects, 'object')} checked: {', '.join(counts)}")
     if checked.failed:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _count_text(number: int, noun: str) -> str:
-    """A number with its noun: `1 error`, `2 errors`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

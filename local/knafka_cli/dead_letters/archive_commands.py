@@ -16,6 +16,7 @@ import typer
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
+from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.job_options import JobArguments
 from knafka_cli.shared.options import (
     EXIT_FAILED,
@@ -220,7 +221,7 @@ def report(target: WaitingTarget, job_options: JobArguments, **local_options: An
         typer.echo("there never was a dead letter, so there is nothing to report")
         return
     count = last_report.get("groups", 0)
-    groups = "1 group" if count == 1 else f"{count} groups"
+    groups = count_text(count, "group")
     typer.echo(
         f"{last_report.get('unresolved', 0)} of {last_report.get('events', 0)} events unresolved "
         f"in {groups}"

@@ -51,6 +51,11 @@ def tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
     return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
+def kafka_option(data_dir: Path) -> dict[str, Any]:
+    """The option that tells a job where Kafka is. Raises `NotRunning`."""
+    return {"bootstrap-servers": Installation(data_dir).read_state().bootstrap_servers}
+
+
 def print_error(line: str) -> None:
     """Print one line on stderr."""
     typer.echo(f"knafka: {line}", err=True)

@@ -21,6 +21,7 @@ from knafka_cli.dead_letters.dead_letter_tables import (
     print_error,
     tables_option,
 )
+from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.event_input import BadInput
 from knafka_cli.shared.moments import parse_end
 from knafka_cli.shared.options import DataDir, add, exit_on_bad_input, refuse
@@ -129,7 +130,7 @@ def show_events(
     for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
         typer.echo(letter.json() if as_json else letter.text())
     pages = max(1, -(-event_count // limit))
-    events = "1 event" if event_count == 1 else f"{event_count} events"
+    events = count_text(event_count, "event")
     typer.echo(f"page {page} of {pages} ({events})", err=True)
 
 
@@ -165,7 +166,7 @@ def export(
 
     _, predicate = _find_members(files, group, unresolved)
     result = export_failures(files, predicate, output, ExportFormat(file_format))
-    events = "1 event" if result.events == 1 else f"{result.events} events"
+    events = count_text(result.events, "event")
     typer.echo(f"{events} written to {output}")
     if result.left_out:
         typer.echo(

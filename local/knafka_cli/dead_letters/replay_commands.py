@@ -1,16 +1,55 @@
-"""`knafka dead-letters cancel`: what can be done to a replay while it runs. Needs no Spark."""
+"""`knafka dead-letters replay, cancel`: sends failed events again, and ends a replay that runs.
+
+A replay runs a Spark job; single events, `cancel` and most dry runs need none.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
-from knafka_cli.dead_letters.dead_letter_tables import Tables
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka_cli.dead_letters import archive_commands, dead_letter_tables
+from knafka_cli.dead_letters.archive_commands import WaitingTarget, on_cluster
+from knafka_cli.dead_letters.dead_letter_tables import (
+    NO_TABLES,
+    Tables,
+    kafka_option,
+    print_error,
+    tables_option,
+)
 from knafka_cli.dead_letters.group_commands import By, open_existing, user_name
-from knafka_cli.shared.options import DataDir, add
-from knafka_client.state.installation import DEFAULT_DATA
+from knafka_cli.shared import dead_letter_jobs
+from knafka_cli.shared.counts import count_text
+from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
+from knafka_cli.shared.options import (
+    EXIT_FAILED,
+    DataDir,
+    add,
+    arguments_of,
+    kafka_configuration,
+    refuse,
+    with_kafka,
+)
+from knafka_client.state.installation import DEFAULT_DATA, Installation
+from knafka_client.topics import dead_letters, replaying
+from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
+from knafka_jobs.command_options import SELECTION, FailureSelection, parser
+from knafka_jobs.event_edits import EventEdits
+from knafka_jobs.failure_selection import FailureCondition, conditions
+
+FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
+"""Options that select by a field of a dead letter in its topic."""
+JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
+"""Options that only the Spark job can apply."""
+EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
+"""Options that edit events: what `EventEdits.parse` takes."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,3 +76,163 @@ def cancel(
 
     cancel_replay(files, replay_id, by or user_name(), datetime.now(UTC))
     typer.echo(f"the replay {replay_id} ends; its command says how many events it has sent")
+
+
+@takes_job_options(*(name for name in SELECTION if name != "id"), "dry-run", "replay-id", "rate")
+@on_cluster(WaitingTarget, archive_commands.replay)
+def replay(
+    job_options: JobArguments,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="Only the event with this id. Can be repeated. Needs no Spark."),
+    ] = None,
+    set_attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Set an attribute. Can be repeated."),
+    ] = None,
+    remove_attribute: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Remove an attribute. Can be repeated."),
+    ] = None,
+    set_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JSON-POINTER=VALUE",
+            help="Set a value in JSON data: JSON, else text. Can be repeated.",
+        ),
+    ] = None,
+    tables: Tables = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """Send failed events again, each only to the Trigger that failed it.
+
+    Without options: all compacted events that are unresolved. Single events (--id) are sent
+    straight from their topics, without Spark, where there are no tables or the tables lack them;
+    later reports don't know of that. Edits apply to every event that is sent; the dead letters stay
+    as they are.
+    """
+    edits = _edits(set_attribute, remove_attribute, set_data)
+    dry_run = job_options["dry-run"]
+    needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
+    direct = bool(ids) and not needs_tables and not any(edits.values())
+    place = tables_option(data_dir, tables)
+    if tables is not None and "://" not in tables and not Path(tables).exists():
+        raise refuse(NO_TABLES + tables)
+    if (
+        ids
+        and direct
+        and not (Path(place["tables"]).exists() and dead_letter_jobs.is_pyspark_installed())
+    ):
+        _replay_directly(data_dir, job_options, ids)
+        return
+    options = dict(job_options)
+    if ids and len(ids) > 1:
+        options["where"] = _id_predicate(ids, job_options["where"])
+    elif ids:
+        options["id"] = ids[0]
+    result = None
+    if dry_run:
+        result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
+    if result is None:
+        result = run_job("replay", place, kafka_option(data_dir), options, edits)
+    if ids and direct and not result["would_send" if dry_run else "sent"]:
+        _replay_directly(data_dir, job_options, ids)
+        return
+    if not dry_run:
+        events = count_text(result["sent"], "event")
+        typer.echo(f"{events} sent again by the replay {result['replay']}")
+        if (cancelled_by := result.get("cancelled_by")) is not None:
+            typer.echo(f"cancelled by {cancelled_by}: the rest is not sent")
+        if left_out := result.get("left_out"):
+            typer.echo(f"{left_out} left out: {'; '.join(result['problems'])}")
+        return
+    edited = dead_letters.edit_lines(result) if "edits" in result else ()
+    for line in itertools.chain(edited, dead_letters.preview_lines(result)):
+        typer.echo(line)
+
+
+def _edits(*given: list[str] | None) -> dict[str, Sequence[str]]:
+    """The options that edit events, by name; exits with code 2 if one of them can't be used."""
+    options: dict[str, Sequence[str]] = {
+        name: texts or () for name, texts in zip(EDIT_OPTIONS, given, strict=True)
+    }
+    try:
+        EventEdits.parse(*options.values())
+    except ValueError as error:
+        raise refuse(str(error)) from None
+    return options
+
+
+def _preview_from_tables(
+    place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
+) -> dict[str, Any] | None:
+    """The result of a dry run by the tables' files alone; None if only the Spark job can evaluate
+    it."""
+    if job_options["where"] is not None:
+        return None
+    files = dead_letter_tables.open_tables(place, print_error)
+    if files is None:
+        return None
+    from knafka_jobs.lookup.lookup_run import preview
+
+    selection = {name: job_options[name] for name in SELECTION if name in job_options}
+    arguments = parser().parse_args(
+        ["purge", f"--tables={place}", *arguments_of(selection)]  # which takes what selects
+    )
+    selected = conditions(FailureSelection.from_arguments(arguments))
+    if ids:
+        selected.append(FailureCondition("id", "in", tuple(ids)))
+    document = preview(files, selected).document()
+    if any(edits.values()):
+        from knafka_jobs.lookup.edit_preview import preview_edits
+
+        document |= preview_edits(files, selected, EventEdits.parse(*edits.values())).document()
+    return document
+
+
+def _id_predicate(ids: Sequence[str], where: str | None) -> str:
+    """A predicate for events with any of these ids that also match `where`: the job itself takes
+    one id only."""
+    quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
+    one_of = f"id IN ({', '.join(quoted)})"
+    return one_of if where is None else f"({where}) AND {one_of}"
+
+
+def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[str]) -> None:
+    """Send events again straight from their dead-letter topics, without Spark."""
+    running = Installation(data_dir).read_state()
+    dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
+    egresses = [
+        egress
+        for egress in running.egresses
+        if broker in (None, f"{egress.namespace}/{egress.broker}")
+        and trigger in (None, egress.trigger)
+    ]
+    fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
+
+    async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
+        """Choose the dead letters, and send them unless it is a dry run."""
+        letters = await replaying.choose_dead_letters(admin, egresses, ids, fields)
+        sendable = [letter for letter in letters if not letter.obstacle]
+        if dry_run or not sendable:
+            return letters, ""
+        writer = KafkaWriter(kafka_configuration(running))
+        try:
+            return letters, await replaying.send_again(admin, writer, sendable)
+        finally:
+            await writer.close(WRITER_CLOSE_TIMEOUT)
+
+    letters, replay_id = with_kafka(running, choose_and_send)
+    for letter in letters:
+        typer.echo(
+            f"{letter.description}{f': left out: {letter.obstacle}' if letter.obstacle else ''}"
+        )
+    count = sum(not letter.obstacle for letter in letters)
+    if not letters:
+        typer.echo(
+            "no dead letter in the topics matches: knafka dead-letters list shows which exist"
+        )
+        raise typer.Exit(EXIT_FAILED)
+    by = f" by the replay {replay_id}" if replay_id else ""
+    events = count_text(count, "event")
+    typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
