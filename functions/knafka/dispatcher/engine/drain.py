@@ -524,9 +524,9 @@ class Drain:
         """Return the partitions whose positions are to be committed now. Where a shared reader has
         many drains, those for which nothing came are among them only from time to time."""
         now, shared = self._loop.time(), self._shared
-        if shared is not None and now < self._all_committed_at + shared.commit_interval:
-            if shared.commit_interval > COMMIT_INTERVAL:
-                return [each for each in self._touched if each.open]
+        interval = COMMIT_INTERVAL if shared is None else shared.commit_interval
+        if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
+            return [partition for partition in self._touched if partition.open]
         self._all_committed_at = now
         self.catch_up()
         return list(self._partitions.values())

@@ -92,7 +92,7 @@ class Membership(GroupConsumer):
 
     def restart_partition(self, number: int) -> None:
         """Read a partition again from its start, since its log no longer has the offset to be read
-        next; `Assignment` is told that it was lost and assigned anew."""
+        next. Calls the `Assignment` for a lost partition, then for a new one."""
         if number not in self.owned:
             return
         topic_partition = partition(self._numbering, number)
