@@ -144,7 +144,7 @@ async def test_a_receiver_that_does_not_run_or_is_not_ready_is_not_asked(
     assert not receivers.asked
 
 
-async def test_a_receiver_speaks_of_its_own_broker_only(world: OperatorWorld) -> None:
+async def test_a_receiver_creates_event_types_of_its_own_broker_only(world: OperatorWorld) -> None:
     """Whoever may have pods in a namespace can have one stand in for a receiver."""
     for namespace, name in (("elsewhere", "default"), (SHOP, "other")):
         world.declare_broker(namespace, name)

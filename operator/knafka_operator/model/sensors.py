@@ -2,8 +2,8 @@
 KafkaChannel (BUS-S1).
 
 Unknown fields are refused, as in `resources`; parse with `knafka.core.documents.parse`. The
-delivery settings of a Sensor's trigger become those of its Knative Trigger (`delivery_of`), so
-settings that a Knative Trigger can't have are refused here.
+delivery settings of a Sensor's trigger become those of its Knative Trigger (`delivery_of`), so this
+module refuses settings that a Knative Trigger can't have.
 """
 
 from __future__ import annotations
