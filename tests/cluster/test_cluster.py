@@ -94,10 +94,7 @@ def test_pods_reach_kafka_at_the_address_that_tests_use(
 ) -> None:
     host, _, port = cluster_kafka.bootstrap("PLAINTEXT").partition(":")
     probe = f"import socket; socket.create_connection(('{host}', {port}), 10)"
-    cluster.kubectl(
-        "run", "probe", "-n", namespace, "--restart=Never", "--attach", "--rm", "--quiet",
-        f"--image={cluster.image('knafka-test')}", "--command", "--", "python3", "-c", probe,
-    )  # fmt: skip
+    cluster.run_once(namespace, "probe", "knafka-test", "python3", "-c", probe)
 
 
 def test_a_route_splits_its_traffic_and_a_tag_has_a_host_of_its_own(

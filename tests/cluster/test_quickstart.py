@@ -143,11 +143,10 @@ def test_an_event_that_a_pod_posts_to_the_address_reaches_the_functions_that_wan
     }
     options = " ".join(f"--header '{name}: {value}'" for name, value in headers.items())
     body = json.dumps({"item": "a pen"})
-    answer = quickstart.installed.cluster.kubectl(
-        "run", "send", "-n", quickstart.namespace, "--rm", "--attach", "--quiet", "--restart=Never",
-        f"--image={quickstart.installed.cluster.image('knafka-quickstart')}", "--command", "--",
-        "sh", "-c", f"wget -S -O- {options} --post-data '{body}' {quickstart.address} 2>&1 || true",
-    )  # fmt: skip
+    command = f"wget -S -O- {options} --post-data '{body}' {quickstart.address} 2>&1 || true"
+    answer = quickstart.installed.cluster.run_once(
+        quickstart.namespace, "send", "knafka-quickstart", "sh", "-c", command
+    )
     assert "HTTP/1.1 202 Accepted" in answer
     quickstart.wait_for_log("orders", "order order-7 of barbara: {'item': 'a pen'}")
     assert "order-7" not in quickstart.log("large-orders")

@@ -41,6 +41,7 @@ T = TypeVar("T")
 BRING_UP: Final = 1800.0  # seconds; one to two minutes with what an earlier run kept
 KUBECTL_TIMEOUT: Final = 120.0  # seconds; what waits longer does so by `wait_for`
 PAUSE: Final = 0.4  # seconds between two looks, which may be by kubectl: 0.1 s of a core
+ONE_COMMAND: Final = 60.0  # seconds for a pod that runs one command
 OPERATOR_NAMESPACE: Final = "knafka"
 CREATED_AT_ONCE: Final = 8  # requests; each waits for two webhooks of ours
 DOMAIN: Final = ".svc.cluster.local"
@@ -217,6 +218,32 @@ class Cluster:
             "logs", "-n", namespace, "-l", selector, "-c", container,
             "--tail=-1", "--prefix", check=False,
         )  # fmt: skip
+
+    def run_once(self, namespace: str, name: str, image: str, *command: str) -> str:
+        """Run a command in a pod of its own, and return what it wrote; the test fails if it fails.
+
+        Not `kubectl run --attach`, which misses what is written before it is attached.
+        """
+        container = {"name": "main", "image": self.image(image), "command": list(command)}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"restartPolicy": "Never", "containers": [container]},
+        }
+        self.apply(pod)
+
+        def phase() -> str:
+            status = (self.get("pod", name, namespace) or {}).get("status", {})
+            found: str = status.get("phase", "")
+            return found if found in ("Succeeded", "Failed") else ""
+
+        ended = self.wait_for(phase, ONE_COMMAND, f"the pod {name} ends")
+        output = self.kubectl("logs", name, "-n", namespace)
+        self.delete("pod", namespace, name)
+        if ended == "Failed":
+            pytest.fail(f"the pod {name} failed: {output.strip()}")
+        return output
 
     def diagnosis(self, namespace: str | None) -> str:
         """What a developer would look at first."""
