@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 
 import pytest
 from support.kafka import Kafka, MakeTopic
@@ -31,6 +32,15 @@ async def append_all(
         writer.append(topic, key, value, [("n", b"%d" % number)], answer.set_result)
         answers.append(answer)
     return await asyncio.wait_for(asyncio.gather(*answers), SOON)
+
+
+async def append_together(
+    writer: KafkaWriter, topic: str, records: Sequence[Draft]
+) -> LogError | None:
+    """Append these records as one request has them; what became of them."""
+    answer: asyncio.Future[LogError | None] = asyncio.Future()
+    writer.append_all(topic, records, answer.set_result)
+    return await asyncio.wait_for(answer, SOON)
 
 
 async def test_events_far_below_the_limit_are_stored_however_many_come_at_once(
@@ -79,18 +89,39 @@ async def test_records_appended_together_are_sent_alone_with_their_own_headers(
     writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers})
     await writer.reach(SOON)
     sent = [Draft(b"k", [("n", b"%d" % number)], b"x" * 1024) for number in range(200)]
-    answers = []
-    for records in (sent, [Draft(b"k", [], b"x" * (LIMIT + 1)), *sent]):
-        answer: asyncio.Future[LogError | None] = asyncio.Future()
-        writer.append_all(name, records, answer.set_result)
-        answers.append(await asyncio.wait_for(answer, SOON))
-    assert answers[0] is None
-    assert answers[1] is not None
-    assert answers[1].too_large
+    while error := await append_together(writer, name, sent):
+        assert error.retriable, "librdkafka cut them into batches of which one was small enough"
+        assert not error.too_large
+    error = await append_together(writer, name, [Draft(b"k", [], b"x" * (LIMIT + 1)), *sent])
+    assert error is not None
+    assert error.too_large
     admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
-    stored = [record.headers() for record in await admin.read_all(name, 1000)]
-    assert stored == 2 * [record.headers for record in sent]
+    stored = [record.headers() for record in await admin.read_all(name, 2000)]
+    assert stored[-400:] == 2 * [record.headers for record in sent]
     assert writer.in_flight == 0
+    await admin.close()
+    await writer.close(SOON)
+
+
+async def test_records_appended_together_are_acknowledged_only_in_their_order(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    """The first batch of a megabyte is refused, the rest is stored before it is sent again: they
+    are to be sent once more, and then alone from the start (CE-H11)."""
+    name = topic(max_message_bytes=LIMIT)
+    writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 100})
+    await writer.reach(SOON)
+    sent = [Draft(b"k", [("n", b"%d" % number)], b"x" * 1024) for number in range(1000)]
+    error = await append_together(writer, name, sent)
+    assert error is not None
+    assert error.retriable
+    assert not error.too_large
+    assert await append_together(writer, name, sent) is None
+    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+    stored = [record.headers() for record in await admin.read_all(name, 5000)]
+    assert len(stored) == 2000, "each once for each time that it was sent"
+    assert stored[:1000] != [record.headers for record in sent]
+    assert stored[1000:] == [record.headers for record in sent]
     await admin.close()
     await writer.close(SOON)
 

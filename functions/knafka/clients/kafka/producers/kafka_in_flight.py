@@ -50,19 +50,41 @@ class KeysInFlight(Generic[Producer]):
 class Together:
     """Records that were appended together and get one report, after the last one's result."""
 
-    __slots__ = ("error", "left", "report")
+    __slots__ = ("_error", "_overtaken", "_refused_keys", "_report", "left")
 
     def __init__(self, left: int, reported: Reported) -> None:
         self.left = left
         """Records that Kafka hasn't reported on."""
-        self.error: LogError | None = None
+        self._report = reported
+        self._error: LogError | None = None
         """The first error of a record."""
-        self.report = reported
+        self._refused_keys: set[bytes] = set()
+        """Keys of records whose batch was too large, which are sent again."""
+        self._overtaken = False
+        """Whether a later record of such a key was stored before them."""
+
+    def refuse(self, key: bytes | None) -> None:
+        """Note that a record of the key is sent again, as its batch was too large."""
+        if key is not None:
+            self._refused_keys.add(key)
+
+    def store(self, key: bytes | None) -> None:
+        """Note that Kafka has stored a record of the key at the first try."""
+        if key in self._refused_keys:
+            self._overtaken = True
 
     def settle(self, error: LogError | None, records: int = 1) -> None:
-        """Note the result of `records` of the records; after the last, call the report with the
-        first error."""
-        self.error = self.error or error
+        """Note the result of `records` of the records, and report after the last."""
+        self._error = self._error or error
         self.left -= records
         if not self.left:
-            self.report(self.error)
+            self.report()
+
+    def report(self) -> None:
+        """Report the first error; without one, whether a record was stored out of order."""
+        if self._error is None and self._overtaken:
+            self._error = LogError(
+                "the topic takes smaller batches than one that was sent, so a later event of a key "
+                "was stored before an earlier one: send all of them again"
+            )
+        self._report(self._error)

@@ -87,6 +87,8 @@ class KafkaWriter:
         self._in_flight = 0
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""
+        self._small_batch_topics: set[str] = set()
+        """Topics that have refused a batch and stored its records alone."""
         self._keys = KeysInFlight[ReplaceableProducer]()
         self._reports: deque[_Report] = deque()
         self._settled: deque[Together] = deque()
@@ -167,14 +169,21 @@ class KafkaWriter:
             self._reachability.watch(lambda: self._in_flight)
 
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
-        """Append records in their order; `reported` is called once, with the first error or
-        None."""
+        """Append records in their order; `reported` is called once, with the first error or None.
+
+        An error too if a later record of a key was stored before an earlier one, as the topic's
+        limit of batches was too small for some of them (CE-H11).
+        """
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
         group = Together(len(records), reported)
 
         def on_report(record: Draft, error: KafkaError | None, message: Message) -> None:
             # On whichever thread polls.
+            if error is None:
+                group.store(record.key)
+            elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                group.refuse(record.key)
             report = (group.settle, error, message, record.headers, record.key, counts)
             self._reports.append(report)
 
@@ -188,6 +197,7 @@ class KafkaWriter:
             self._in_flight -= 1
             if (key := record[0]) is not None:
                 self._keys.release(key)
+                group.store(key)
             group.left -= 1
             if not group.left:
                 self._settled.append(group)
@@ -196,9 +206,12 @@ class KafkaWriter:
         try:
             if self._closed:
                 raise LogError("the writer is closed")
-            default_producer = (
-                self._ensure_gathering() if self._must_gather(len(records)) else self._prompt
-            )
+            if topic in self._small_batch_topics:
+                default_producer = self._ensure_alone()
+            elif self._must_gather(len(records)):
+                default_producer = self._ensure_gathering()
+            else:
+                default_producer = self._prompt
             for record in records:
                 key, headers, value = record
                 producer = (
@@ -237,6 +250,14 @@ class KafkaWriter:
             self._gathering = self._open(self._linger_ms)
         self._poll_soon()
         return self._gathering
+
+    def _ensure_alone(self) -> ReplaceableProducer:
+        """Return the producer that sends each record in its own batch, opening it at its first
+        use."""
+        if self._alone is None:
+            self._alone = self._open(0, **ALONE)
+        self._poll_soon()
+        return self._alone
 
     def _poll_soon(self) -> None:
         """Poll the producers without a thread after `POLL_BUSY`, unless that is planned."""
@@ -291,8 +312,7 @@ class KafkaWriter:
         reports, settled = self._reports, self._settled
         try:
             while settled:
-                group = settled.popleft()
-                group.report(group.error)
+                settled.popleft().report()
             while reports:
                 reported, error, message, headers, key, counts = reports.popleft()
                 if error is None:
@@ -331,21 +351,15 @@ class KafkaWriter:
             self._release(key)
             if error is None:
                 counts[sent_message.partition()] += 1
+                self._small_batch_topics.add(topic)
             reported(None if error is None else _refused(error, sent_message))
 
-        if self._alone is None:
-            self._alone = self._open(0, **ALONE)
+        topic = cast(str, message.topic())
+        alone = self._ensure_alone()
         if key is not None:
-            self._keys.producer_of[key] = self._alone
-        self._poll_soon()
+            self._keys.producer_of[key] = alone
         try:
-            self._alone.produce(
-                cast(str, message.topic()),
-                key,
-                message.value(),
-                headers,
-                on_delivery,
-            )
+            alone.produce(topic, key, message.value(), headers, on_delivery)
         except LogError as error:
             self._release(key)
             reported(error)
