@@ -22,6 +22,8 @@ from support.mortal_kafka import MortalKafka
 from testcluster import settings
 
 EVENTS = int(os.environ.get("KNAFKA_BURST", "6000"))
+EVENTS_WHILE_KILLED = EVENTS // 3
+"""Events of each round while all is killed in turn; there are as many rounds as that needs."""
 KEYS = 400
 PARTITIONS = 8
 SENDERS = 8
@@ -174,8 +176,8 @@ def test_nothing_is_lost_or_out_of_order_while_everything_is_killed_at_random(
     with Repeated(kill, KILL_EVERY):
         # A machine that is fast enough has sent them all before each was killed.
         while not sent or set(killed) != set(victims):
-            send_all(address, range(sent, sent + EVENTS))
-            sent += EVENTS
+            send_all(address, range(sent, sent + EVENTS_WHILE_KILLED))
+            sent += EVENTS_WHILE_KILLED
     subscriber.wait_for(sent, within=300)
     summary = subscriber.summary()
     assert (summary["unique"], summary["outOfOrder"]) == (sent, {})
