@@ -73,6 +73,9 @@ def start() -> None:
     say("images are imported")
     _wait_for_api_server()
     say("the API server is ready")
+    if _pid("kubelet") is None:
+        # A cluster that is resumed would wait a minute for the leases of Knative's former pods.
+        _kubectl_succeeds("delete", "leases", "--all", "--namespace=knative-serving")
     _start("kube-controller-manager", kit, "kube-controller-manager", *_CONTROLLER_MANAGER)
     _start("kube-scheduler", kit, "kube-scheduler", *_SCHEDULER)
     _start("kube-proxy", kit, "kube-proxy", "--config", STATE / "kube-proxy.yaml")
