@@ -107,7 +107,9 @@ def sample_group(index: int = 0, **changed: object) -> Group:
             resolved=events if kind is ChangeKind.RESOLVED else 0,
             failed_again=-(-unresolved // 5) if kind is ChangeKind.FAILED_AGAIN else 0,
         ),
-        replay_command=replay_command("shop", "default", trigger, reason, status, summary),
+        replay_command=replay_command(
+            "shop", "default", trigger, subscriber, reason, status, summary
+        ),
     )
     return group.model_copy(update=changed)
 

@@ -154,7 +154,7 @@ def _build_group(
 ) -> Group:
     """Build one group from its counted rows."""
     key = group_key_of(row)
-    namespace, broker, trigger, subscriber, reason, status, summary = key
+    _, _, _, subscriber, _, status, summary = key
     id_ = group_id(*key)
     group_history = histories.get(id_)
     (recent,) = counted_rows.recent.get(key) or [{"last_hour": 0, "last_day": 0}]
@@ -187,7 +187,7 @@ def _build_group(
         first_reported=group_history.first_reported if group_history else None,
         history=group_history.history if group_history else (),
         acknowledged=_acknowledged(acknowledged.get(id_)),
-        replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
+        replay_command=replay_command(*key),
     )
 
 

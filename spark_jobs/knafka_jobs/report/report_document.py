@@ -298,16 +298,26 @@ class Report(Part):
 
 
 def replay_command(
-    namespace: str, broker: str, trigger: str, reason: str, status: int | None, summary: str
+    namespace: str,
+    broker: str,
+    trigger: str,
+    subscriber: str,
+    reason: str,
+    status: int | None,
+    summary: str,
 ) -> str:
-    """Return the command that replays a group, quoted for a POSIX shell.
+    """Return the command that replays a group and no other, quoted for a POSIX shell.
 
-    Empty without a Trigger: such records hold no event.
+    Empty without a Trigger: such records hold no event. No option selects failures for which no
+    URL was tried.
     """
     if not trigger:
         return ""
     words = shlex.split(REPLAY_COMMAND)
-    words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
+    words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger]
+    if subscriber:
+        words += ["--destination", subscriber]
+    words += ["--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
     if summary != OTHER_SUMMARIES:
