@@ -24,6 +24,7 @@ pytest_plugins = [
     "support.kafka",
     "support.left_open",
     "support.letters",
+    "support.report_browser",
     "support.logs",
     "support.markers",
     "support.left_behind",

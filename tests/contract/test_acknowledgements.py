@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from knafka_cli.command_line import app
 from knafka_jobs.acknowledgements import AcknowledgementAction
 from knafka_jobs.failure_groups import MAX_SUMMARIES, OTHER_SUMMARIES, group_id
+from knafka_jobs.failure_selection import FailureCondition
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.lookup.acknowledge import append_acknowledgements, read_acknowledgements
 from knafka_jobs.lookup.groups import find_groups, list_groups, members_predicate
@@ -59,6 +60,20 @@ def test_groups_are_those_of_a_report_the_newest_first(tables: Path) -> None:
     assert found[0].id == NO_PAPER
     assert found[2].id == NO_MONEY
     assert found[1].id == group_id("shop", "main", "bill", "http://mail/", "timeout", None, "")
+
+
+def test_the_last_hour_counts_each_failure_of_an_event(tmp_path: Path) -> None:
+    """As a report does."""
+    ago = [NOW - timedelta(minutes=minutes) for minutes in (0, 59, 61)]
+    twice = failure("twice", history=[(at, "status", 503, 1) for at in ago])
+    old = failure("old", offset=1, last_failed=ago[2])
+    write_failures(tmp_path, twice, old, failure("bill", offset=2, trigger="bill", resolved=NOW))
+    found = list_groups(TableFiles(str(tmp_path)), (), NOW)
+    assert {each.trigger[2]: each.last_hour for each in found} == {"mail": 2, "bill": 1}
+    (mail,) = list_groups(
+        TableFiles(str(tmp_path)), [FailureCondition("trigger", "=", "mail")], NOW
+    )
+    assert mail.last_hour == 2
 
 
 def test_events_that_a_replay_has_sent_do_not_wait(tables: Path) -> None:

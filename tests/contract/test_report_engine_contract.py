@@ -126,6 +126,42 @@ def test_failures_are_counted_by_stretches_of_time(tables: Tables, open_engine: 
     assert {report_plan.group_key_of(row) for row in told} == {MAIL}
 
 
+def test_the_last_hour_and_the_rate_count_failures(tables: Tables, open_engine: Opens) -> None:
+    """The rate is of the last day, or of the time since a younger group failed first."""
+    times = (1, 59, 61, 24 * 60 - 1, 24 * 60 + 1)
+    mail = {"history": [(ago(minutes), "status", 503, 1) for minutes in times]}
+    mail |= {"first_failed": ago(9_999), "last_failed": ago(1)}
+    young = {"history": [(ago(30), "status", 500, 1)] * 6, "code": 500, "first_failed": ago(180)}
+    newest = {"history": [(ago(5), "status", 501, 1)], "code": 501, "first_failed": ago(5)}
+    quiet = {"code": 502, "last_failed": ago(9_999), "history": [(ago(9_999), "status", 502, 1)]}
+    store_failures(tables, mail, young, newest, quiet)
+    told = {each.status: each for each in make_report(open_engine(), None, NOW).groups}
+    assert {code: (each.last_hour, each.rate) for code, each in told.items()} == {
+        503: (2, 0.17),
+        500: (6, 2.0),
+        501: (1, 1.0),
+        502: (0, 0.0),
+    }
+
+
+def test_what_is_new_comes_first(tables: Tables, open_engine: Opens) -> None:
+    ages = {500: 59, 501: 61, 502: 24 * 60 - 1, 503: 24 * 60 + 1}
+    store_failures(
+        tables,
+        *({"code": code, "first_failed": ago(age)} for code, age in ages.items()),
+        *({"code": code, "first_failed": ago(9_999)} for code in (504, 504)),
+        {"code": 501, "first_failed": ago(62), "resolved": ago(2)},
+    )
+    told = make_report(open_engine(), None, NOW).groups
+    assert [(each.status, each.age.value) for each in told] == [
+        (500, "last-hour"),
+        (501, "last-day"),
+        (502, "last-day"),
+        (504, "older"),
+        (503, "older"),
+    ]
+
+
 def test_the_most_frequent_values_come_first_and_are_few(
     tables: Tables, open_engine: Opens
 ) -> None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from knafka.core.delivery import Reason
 from knafka_jobs.failure_groups import group_id
 from knafka_jobs.fingerprint import fingerprint
+from knafka_jobs.report.assemble import DAY, HOUR, failure_rate, group_age, group_order
 from knafka_jobs.report.report_document import (
     Bucket,
     Change,
@@ -86,6 +87,9 @@ def sample_group(index: int = 0, **changed: object) -> Group:
         retries=events * 3,
         first_seen=failed[0],
         last_seen=failed[-1],
+        last_hour=sum(moment >= MADE - HOUR for moment in failed),
+        rate=failure_rate(sum(moment >= MADE - DAY for moment in failed), failed[0], MADE),
+        age=group_age(failed[0], MADE),
         oldest_unresolved=failed[0] if unresolved else None,
         buckets=tuple(Bucket(start=start, failures=n) for start, n in sorted(counts.items())),
         top_types=tuple(
@@ -103,7 +107,9 @@ def sample_group(index: int = 0, **changed: object) -> Group:
             resolved=events if kind is ChangeKind.RESOLVED else 0,
             failed_again=-(-unresolved // 5) if kind is ChangeKind.FAILED_AGAIN else 0,
         ),
-        replay_command=replay_command("shop", "default", trigger, reason, status, summary),
+        replay_command=replay_command(
+            "shop", "default", trigger, subscriber, reason, status, summary
+        ),
     )
     return group.model_copy(update=changed)
 
@@ -158,7 +164,7 @@ def sample_report(*groups: Group, replays: tuple[ReplayRun, ...] = ()) -> Report
             resolved=kinds.count(ChangeKind.RESOLVED),
             failed_again=kinds.count(ChangeKind.FAILED_AGAIN),
         ),
-        groups=tuple(sorted(groups, key=lambda group: -group.unresolved)),
+        groups=tuple(sorted(groups, key=group_order)),
         replays=replays,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from deltalake import QueryBuilder, write_deltalake
 
 from knafka_jobs.lookup.lookup_plan import sql_literal
-from knafka_jobs.schema import FAILURES, RECORDS, SENT, Columns
+from knafka_jobs.schema import FAILURES, HISTORY, RECORDS, SENT, Columns
 
 NOW: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)
 _ARROW_TYPES: Final = {
@@ -21,7 +21,6 @@ _ARROW_TYPES: Final = {
     "date": "Date32",
     "timestamp": 'Timestamp(Microsecond, Some("UTC"))',
 }
-_LEFT_OUT: Final = ("history",)
 
 
 def failure(word: str, **changed: Any) -> dict[str, Any]:
@@ -35,7 +34,10 @@ def failure(word: str, **changed: Any) -> dict[str, Any]:
         **{"last_day": NOW.date(), "day": NOW.date()},
         **{"topic": "dead-letters", "topic_id": "id-1", "partition": 0, "offset": 0},
     }
-    return {**dict.fromkeys(FAILURES), **usual, **changed}
+    row = {**dict.fromkeys(FAILURES), **usual, **changed}
+    if row["history"] is None:
+        row["history"] = [(row["last_failed"], row["reason"], row["code"], row["attempts"])]
+    return row
 
 
 def record(of: Mapping[str, Any], value: bytes | None = b"{}", **headers: str) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def write_sent(root: Path, *rows: Mapping[str, Any]) -> None:
 
 
 def _write(place: Path, columns: Columns, rows: Sequence[Mapping[str, Any]]) -> None:
-    names = [name for name in columns if name not in _LEFT_OUT]
+    names = list(columns)
     query = " UNION ALL ".join(
         "SELECT " + ", ".join(f'{_sql(columns[name], row.get(name))} AS "{name}"' for name in names)
         for row in rows
@@ -87,6 +89,18 @@ def _sql(kind: str, value: Any) -> str:
             for name, raw in value
         )
         return f"make_array({pairs})"
+    if kind == HISTORY:
+        columns = {"at": "timestamp", "reason": "string", "code": "int", "attempts": "int"}
+        structs = (
+            "named_struct("
+            + ", ".join(
+                f"'{name}', {_sql(of, each)}"
+                for (name, of), each in zip(columns.items(), values, strict=True)
+            )
+            + ")"
+            for values in value
+        )
+        return f"make_array({', '.join(structs)})"
     if isinstance(value, bytes):
         return _bytes(value)
     if isinstance(value, date) and not isinstance(value, datetime):

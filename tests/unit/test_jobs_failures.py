@@ -97,12 +97,14 @@ def test_failures_whose_errors_say_different_things_are_two_rows(
     """With the same code; and the replay command of each selects its own."""
     tables = Tables(spark, str(tmp_path))
     rows = [{"summary": "db down"}, *[{"summary": "NullPointer"}] * 2, {"trigger": "bill"}]
+    rows += [{"trigger": "bill", "destination": f"http://{name}/"} for name in ("old", "new")]
     tables.append(failures(spark, *rows), "failures")
     told = make_report(SparkEngine(tables), None, NOW).groups
     mail = [each for each in told if each.trigger == "mail"]
     assert [(each.summary, each.events) for each in mail] == [("NullPointer", 2), ("db down", 1)]
     assert len({each.id for each in mail}) == 2
     assert mail[0].replay_command.endswith("--code 503 --summary NullPointer")
+    assert len({each.replay_command for each in told}) == len(told)
     found = select_failures(
         tables.read("failures"), FailureSelection(trigger="mail", summary="db down")
     )

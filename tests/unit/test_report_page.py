@@ -138,16 +138,18 @@ def test_the_replay_commands_of_an_archives_report_name_the_archive() -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_a_replay_command_is_quoted_for_the_shell(broker: str, trigger: str) -> None:
-    words = shlex.split(replay_command("ns", broker, trigger, "status", 503, broker))
+    words = shlex.split(replay_command("ns", broker, trigger, trigger, "status", 503, broker))
     assert words[3:] == [
-        "--broker", f"ns/{broker}", "--trigger", trigger, "--reason", "status", "--code", "503",
-        "--summary", broker,
+        "--broker", f"ns/{broker}", "--trigger", trigger, "--destination", trigger,
+        "--reason", "status", "--code", "503", "--summary", broker,
     ]  # fmt: skip
-    assert "--summary" not in replay_command("ns", broker, trigger, "status", 503, OTHER_SUMMARIES)
+    assert "--summary" not in replay_command(
+        "ns", broker, trigger, "", "status", 503, OTHER_SUMMARIES
+    )
 
 
 def test_what_holds_no_event_is_no_triggers_and_has_no_command_that_replays_it() -> None:
-    assert replay_command("ns", "main", "", "undecodable-record", None, "no event") == ""
+    assert replay_command("ns", "main", "", "", "undecodable-record", None, "no event") == ""
 
 
 def test_groups_that_differ_in_any_part_have_different_ids() -> None:

@@ -28,7 +28,7 @@ class FailureGroup:
     waiting: int
     """Unresolved events that no replay has sent."""
     last_hour: int
-    """Events that failed within the last hour."""
+    """Failures within the last hour: an event that failed twice counts twice."""
     first_seen: datetime
     last_seen: datetime
 

@@ -35,20 +35,29 @@ def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> 
     """Query: the groups of failures in a report whose timeline begins at `since`.
 
     Columns: `GROUP`, `events`, `unresolved`, `waiting` (unresolved and not sent by a replay),
-    `last_hour` (events that failed within `LAST_HOUR` before `now`), `first_seen`, `last_seen`.
+    `last_hour` (failures within `LAST_HOUR` before `now`), `first_seen`, `last_seen`.
     `pending` says whether any replayed event is not settled.
     """
     kind, is_sent = column_list(KIND), "false"
+    hour = sql_literal(now - LAST_HOUR)
     rows = f"SELECT * FROM failures WHERE {fits} AND {_is_reported(since)}"
     if pending:
         sent = f"SELECT DISTINCT failure_id AS sent_id FROM sent WHERE {PENDING}"
         rows = f"SELECT * FROM ({rows}) AS f LEFT JOIN ({sent}) AS p ON f.failure_id = p.sent_id"
         is_sent = "sent_id IS NOT NULL"
+    # A failure's history has no later time than `last_failed`.
+    recent = (
+        "SELECT failure_id AS recent_id, count(*) AS recent FROM ("
+        "SELECT failure_id, unnest(history) AS past FROM failures "
+        f"WHERE {fits} AND last_failed >= {hour}) AS h "
+        f"WHERE past['at'] >= {hour} GROUP BY failure_id"
+    )
+    rows = f"SELECT * FROM ({rows}) AS e LEFT JOIN ({recent}) AS h ON e.failure_id = h.recent_id"
     counted = (
         f"SELECT {kind}, {_SAID} AS said, count(*) AS events, "
         "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, "
         f"count(*) FILTER (WHERE resolved IS NULL AND NOT ({is_sent})) AS waiting, "
-        f"count(*) FILTER (WHERE last_failed >= {sql_literal(now - LAST_HOUR)}) AS last_hour, "
+        "coalesce(sum(recent), 0) AS last_hour, "
         f"min(first_failed) AS first_seen, max(last_failed) AS last_seen FROM ({rows}) AS r "
         f"GROUP BY {kind}, {_SAID}"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
 
 from knafka_jobs.acknowledgements import Acknowledgement
 from knafka_jobs.failure_groups import group_id
@@ -19,6 +19,7 @@ from knafka_jobs.report.report_document import (
     Changes,
     Example,
     Group,
+    GroupAge,
     Past,
     PreviousReport,
     ReplayRun,
@@ -30,6 +31,9 @@ from knafka_jobs.report.report_document import (
 )
 from knafka_jobs.report.report_engine import ReportRow
 from knafka_jobs.report.report_plan import GroupKey, group_key_of
+
+HOUR: Final = timedelta(hours=1)
+DAY: Final = timedelta(days=1)
 
 SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
 """A row with the columns `SPANS` of the plan module."""
@@ -51,6 +55,7 @@ class CountedRows:
     groups: Sequence[ReportRow]
     failed_again: Mapping[GroupKey, list[ReportRow]]
     buckets: Mapping[GroupKey, list[ReportRow]]
+    recent: Mapping[GroupKey, list[ReportRow]]
     types: Mapping[GroupKey, list[ReportRow]]
     sources: Mapping[GroupKey, list[ReportRow]]
     examples: Mapping[GroupKey, list[ReportRow]]
@@ -84,18 +89,37 @@ def build_groups(
     shares: Mapping[GroupKey, float],
     histories: Mapping[str, GroupHistory],
     acknowledged: Mapping[str, Acknowledgement],
+    made: datetime,
 ) -> tuple[Group, ...]:
-    """Build the groups of a report: acknowledged ones last, else by their unresolved events."""
+    """Build the groups of a report that is made at this time, in their order (`group_order`)."""
     unsorted_groups = (
-        _build_group(row, counted_rows, previous, shares, histories, acknowledged)
+        _build_group(row, counted_rows, previous, shares, histories, acknowledged, made)
         for row in counted_rows.groups
     )
-    return tuple(sorted(unsorted_groups, key=_group_order))
+    return tuple(sorted(unsorted_groups, key=group_order))
 
 
-def _group_order(group: Group) -> tuple[bool, int, int, str]:
-    """What the groups of a report are ordered by."""
-    return group.acknowledged is not None, -group.unresolved, -group.failures, group.id
+def group_order(group: Group) -> tuple[bool, int, int, int, str]:
+    """What the groups of a report are ordered by: acknowledged ones last, new ones first, else by
+    their unresolved events."""
+    age = list(GroupAge).index(group.age)
+    return group.acknowledged is not None, age, -group.unresolved, -group.failures, group.id
+
+
+def group_age(first_seen: datetime, made: datetime) -> GroupAge:
+    """Return the age of a group in a report that is made at this time."""
+    if first_seen >= made - HOUR:
+        return GroupAge.LAST_HOUR
+    return GroupAge.LAST_DAY if first_seen >= made - DAY else GroupAge.OLDER
+
+
+def failure_rate(last_day: int, first_seen: datetime, made: datetime) -> float:
+    """Return the failures an hour of a group with that many within a day before the report.
+
+    Of a group that is younger than a day, since it failed first; at least one hour is counted.
+    """
+    hours = min(DAY, max(HOUR, made - first_seen)) / HOUR
+    return round(last_day / hours, 2)
 
 
 def delivery_shares(
@@ -126,12 +150,14 @@ def _build_group(
     shares: Mapping[GroupKey, float],
     histories: Mapping[str, GroupHistory],
     acknowledged: Mapping[str, Acknowledgement],
+    made: datetime,
 ) -> Group:
     """Build one group from its counted rows."""
     key = group_key_of(row)
-    namespace, broker, trigger, subscriber, reason, status, summary = key
+    _, _, _, subscriber, _, status, summary = key
     id_ = group_id(*key)
     group_history = histories.get(id_)
+    (recent,) = counted_rows.recent.get(key) or [{"last_hour": 0, "last_day": 0}]
     return Group(
         id=id_,
         subscriber=subscriber,
@@ -141,6 +167,9 @@ def _build_group(
         **_columns(row, "namespace", "broker", "trigger", "reason"),
         **_columns(row, "events", "failures", "unresolved", "retries"),
         **_columns(row, "first_seen", "last_seen", "oldest_unresolved"),
+        last_hour=recent["last_hour"],
+        rate=failure_rate(recent["last_day"], row["first_seen"], made),
+        age=group_age(row["first_seen"], made),
         buckets=tuple(
             Bucket(start=datetime.fromtimestamp(bucket["start"], UTC), failures=bucket["failures"])
             for bucket in counted_rows.buckets.get(key, [])[-MAX_BUCKETS:]
@@ -158,7 +187,7 @@ def _build_group(
         first_reported=group_history.first_reported if group_history else None,
         history=group_history.history if group_history else (),
         acknowledged=_acknowledged(acknowledged.get(id_)),
-        replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
+        replay_command=replay_command(*key),
     )
 
 

@@ -61,6 +61,16 @@ class Part(Model):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+class GroupAge(StrEnum):
+    """How long before the report a group failed for the first time; a report orders by it."""
+
+    LAST_HOUR = "last-hour"
+    """Within the hour before the report was made."""
+    LAST_DAY = "last-day"
+    """Within the 24 hours before the report was made, but not within the last one."""
+    OLDER = "older"
+
+
 class ChangeKind(StrEnum):
     """How a group changed since the last report; the first kind that applies, in this order."""
 
@@ -178,8 +188,14 @@ class Group(Part):
     filtered one, so the share is known only where every event failed."""
     retries: Count
     """Attempts after the first, over all failures: the load that failing put on the subscriber."""
+    last_hour: Count = 0
+    """Failures within the hour before the report was made."""
+    rate: Annotated[float, Field(ge=0)] = 0
+    """Failures an hour within the 24 hours before the report was made; of a group that failed for
+    the first time within these, since then (one hour at least)."""
     first_seen: AwareDatetime
     last_seen: AwareDatetime
+    age: GroupAge = GroupAge.OLDER
     oldest_unresolved: AwareDatetime | None = None
     """First failure of the event that has waited longest; None if all are resolved."""
     buckets: Annotated[tuple[Bucket, ...], Field(max_length=MAX_BUCKETS)] = ()
@@ -232,7 +248,7 @@ class Cut(Part):
     """What a copy of a report leaves out to fit into one Kafka record."""
 
     groups: Count
-    """Number of groups that are left out: those with the fewest unresolved events."""
+    """Number of groups that are left out: the last ones of the report."""
     examples: Count
     """Number of examples that are left out of the remaining groups."""
 
@@ -272,7 +288,9 @@ class Report(Part):
     totals: Totals
     changes: Changes
     groups: tuple[Group, ...] = ()
-    """The groups: acknowledged ones last, else those with the most unresolved events first."""
+    """The groups: acknowledged ones last; of the others, and of those, groups that failed for the
+    first time within the last hour first, then within the last day, then older ones; of one age
+    those with the most unresolved events first."""
     replays: tuple[ReplayRun, ...] = ()
     """The latest replays, the newest first."""
     cut: Cut | None = None
@@ -280,16 +298,26 @@ class Report(Part):
 
 
 def replay_command(
-    namespace: str, broker: str, trigger: str, reason: str, status: int | None, summary: str
+    namespace: str,
+    broker: str,
+    trigger: str,
+    subscriber: str,
+    reason: str,
+    status: int | None,
+    summary: str,
 ) -> str:
-    """Return the command that replays a group, quoted for a POSIX shell.
+    """Return the command that replays a group and no other, quoted for a POSIX shell.
 
-    Empty without a Trigger: such records hold no event.
+    Empty without a Trigger: such records hold no event. No option selects failures for which no
+    URL was tried.
     """
     if not trigger:
         return ""
     words = shlex.split(REPLAY_COMMAND)
-    words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
+    words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger]
+    if subscriber:
+        words += ["--destination", subscriber]
+    words += ["--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
     if summary != OTHER_SUMMARIES:

@@ -151,6 +151,21 @@ def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect)
     )
 
 
+def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect) -> str:
+    """Return how often events failed from each of these times on and before `until`, by group:
+    `GROUP`, `last_hour`, `last_day`; groups without such failures are left out."""
+    # A failure's history has no later time than `last_failed`.
+    return (
+        f"SELECT {columns_of(GROUP)}, "
+        f"count(*) FILTER (WHERE at >= {dialect.moment(since_hour)}) AS last_hour, "
+        f"count(*) AS last_day FROM (SELECT {columns_of(GROUP)}, past['at'] AS at FROM ("
+        f"SELECT {columns_of(GROUP)}, {dialect.unnested('history')} AS past FROM counted "
+        f"WHERE last_failed >= {dialect.moment(since_day)})) "
+        f"WHERE at >= {dialect.moment(since_day)} AND at < {dialect.moment(until)} "
+        f"GROUP BY {columns_of(GROUP)}"
+    )
+
+
 def top_values(column: str) -> str:
     """The most frequent types or sources of each group: `GROUP`, `value`, `events`."""
     return (

@@ -76,6 +76,9 @@ def make_report(
         groups=engine.rows(report_plan.GROUPS),
         failed_again=_by_group(engine.rows(report_plan.failed_again(previous_made, dialect))),
         buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
+        recent=_by_group(
+            engine.rows(report_plan.recent(now - assemble.HOUR, now - assemble.DAY, now, dialect))
+        ),
         types=_by_group(engine.rows(report_plan.top_values("type"))),
         sources=_by_group(engine.rows(report_plan.top_values("source"))),
         examples=_by_group(engine.rows(report_plan.examples(chosen_days))),
@@ -85,7 +88,7 @@ def make_report(
         shares = _shares_of_groups(engine, spans, since)
     known = _known_groups(engine, about, counted_rows)
     acknowledged = current_acknowledgements(engine.rows(report_plan.ACKNOWLEDGEMENTS), now)
-    groups = assemble.build_groups(counted_rows, previous, shares, known, acknowledged)
+    groups = assemble.build_groups(counted_rows, previous, shares, known, acknowledged, now)
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,

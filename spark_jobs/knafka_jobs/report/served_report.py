@@ -57,8 +57,7 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
 def fit_report(report: Report, limit: int) -> bytes:
     """Return the report as JSON, shortened until it compresses to `limit` bytes.
 
-    First all examples but one of each group are left out, then the groups with the fewest
-    unresolved events.
+    First all examples but one of each group are left out, then the last groups of the report.
     """
     if (document := _json_within(report, limit)) is not None:
         return document

@@ -51,6 +51,7 @@ function figures(group) {
     ["Failed events", `${number(group.events)}, ${number(group.unresolved)} of them unresolved`],
     ["Failures", `${number(group.failures)}, with ${counted(group.retries, "retry", "retries")}`],
     ["Share of deliveries", group.share == null ? "unknown" : percent(group.share)],
+    ["Rate", `${rateText(group.rate)} failures an hour within the last day, ${number(group.lastHour ?? 0)} in the last hour`],
     ["First seen", `${moment(group.firstSeen)} (${ago(group.firstSeen)})`],
     ["Last seen", `${moment(group.lastSeen)} (${ago(group.lastSeen)})`],
     group.oldestUnresolved ? ["Oldest unresolved", `${moment(group.oldestUnresolved)} (${ago(group.oldestUnresolved)})`] : null,

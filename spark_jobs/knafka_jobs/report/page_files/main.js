@@ -1,6 +1,17 @@
 // Filters, links and the first drawing.
 
 const inputs = {};
+const orders = { select: null };
+
+function orderBy(key) {
+  Object.assign(view, { sort: key, down: true, page: 0 });
+  drawGroups();
+}
+
+// A column that is sorted by its own head has no name among the orders, if it is not its order.
+function showOrder() {
+  orders.select.value = view.down && ORDERS.some((order) => order.key === view.sort) ? view.sort : "";
+}
 
 function choice(name, label, options) {
   inputs[name] = make("select", { name, onchange: () => narrow({ [name]: inputs[name].value }) },
@@ -26,6 +37,9 @@ function drawFilters() {
     name: "unacknowledged",
     onchange: () => narrow({ unacknowledged: inputs.unacknowledged.checked }),
   });
+  orders.select = make("select", { name: "order", onchange: () => orderBy(orders.select.value) },
+    ORDERS.map((order) => make("option", { value: order.key }, orderTitle(order))),
+    make("option", { value: "", hidden: true }, "by column"));
   inputs.clear = make("button", { type: "button", class: "plain", onclick: () => clear() }, "Clear filters");
   const triggers = [...new Set(groups.map(triggerOf))].sort(text);
   const present = (values) => values.filter((value) => groups.some((group) => group.reason === value || group.change.kind === value));
@@ -36,6 +50,7 @@ function drawFilters() {
     choice("change", "Change", present(Object.keys(KINDS)).map((kind) => [kind, KINDS[kind]])),
     make("label", { class: "check" }, inputs.unresolved, "unresolved only"),
     groups.some((group) => group.acknowledged) ? make("label", { class: "check" }, inputs.unacknowledged, "hide acknowledged") : "",
+    make("label", { class: "order" }, "Order", orders.select),
     inputs.clear);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
 }

@@ -12,6 +12,10 @@ const KINDS = {
 };
 const kindRank = (group) => Object.keys(KINDS).indexOf(group.change.kind);
 
+const AGES = ["last-hour", "last-day", "older"];
+const ageRank = (group) => AGES.indexOf(group.age ?? "older");
+const AGE_BADGES = { "last-hour": "< 1 h old", "last-day": "< 24 h old" };
+
 const text = (a, b) => a.localeCompare(b, "en");
 const COLUMNS = [
   { key: "trigger", title: "Trigger", compare: (a, b) => text(triggerOf(a), triggerOf(b)) },
@@ -20,12 +24,23 @@ const COLUMNS = [
   { key: "unresolved", title: "Unresolved", number: true, compare: (a, b) => a.unresolved - b.unresolved },
   { key: "failures", title: "Failures", number: true, compare: (a, b) => a.failures - b.failures },
   { key: "trend", title: "Trend", wide: true },
+  { key: "rate", title: "Per hour", about: "Failures an hour within the last day", number: true, wide: true, compare: (a, b) => (a.rate ?? 0) - (b.rate ?? 0) },
+  { key: "hour", title: "Last hour", about: "Failures within the last hour", number: true, wide: true, compare: (a, b) => (a.lastHour ?? 0) - (b.lastHour ?? 0) },
   { key: "retries", title: "Retries", number: true, wide: true, compare: (a, b) => a.retries - b.retries },
   { key: "first", title: "First seen", wide: true, compare: (a, b) => seconds(a.firstSeen) - seconds(b.firstSeen) },
   { key: "last", title: "Last seen", compare: (a, b) => seconds(a.lastSeen) - seconds(b.lastSeen) },
 ];
 
-const view = { search: "", trigger: "", reason: "", change: "", unresolved: false, unacknowledged: false, sort: "unresolved", down: true, page: 0 };
+// Orders that can be chosen by name; a click on a column's head is another order.
+const NEW_FIRST = { key: "new", title: "new first, then most unresolved", compare: (a, b) => ageRank(b) - ageRank(a) };
+const ORDERS = [
+  NEW_FIRST,
+  ...["unresolved", "hour", "rate", "last"].map((key) => COLUMNS.find((column) => column.key === key)),
+];
+const ORDER_TITLES = { unresolved: "most unresolved", hour: "most in the last hour", rate: "most per hour", last: "failed last" };
+const orderTitle = ({ key, title }) => ORDER_TITLES[key] ?? title;
+
+const view = { search: "", trigger: "", reason: "", change: "", unresolved: false, unacknowledged: false, sort: "new", down: true, page: 0 };
 const open = new Set();
 let shown = groups;
 
@@ -53,10 +68,10 @@ function select() {
     (!view.unresolved || group.unresolved > 0) &&
     (!view.unacknowledged || !group.acknowledged) &&
     wanted.every((word) => haystack(group).includes(word)));
-  const { compare } = COLUMNS.find((column) => column.key === view.sort);
+  const { compare } = [NEW_FIRST, ...COLUMNS].find((column) => column.key === view.sort);
   const sign = view.down ? -1 : 1;
   const acknowledged = (a, b) => Boolean(a.acknowledged) - Boolean(b.acknowledged);
-  return found.sort((a, b) => acknowledged(a, b) || sign * compare(a, b) || b.unresolved - a.unresolved || text(a.id, b.id));
+  return found.sort((a, b) => acknowledged(a, b) || sign * compare(a, b) || b.unresolved - a.unresolved || b.failures - a.failures || text(a.id, b.id));
 }
 
 function drawHead() {
@@ -64,7 +79,7 @@ function drawHead() {
     const sorted = column.key === view.sort;
     const classes = [column.number && "number", column.wide && "wide", `column-${column.key}`].filter(Boolean).join(" ");
     if (!column.compare) return make("th", { scope: "col", class: classes }, column.title);
-    return make("th", { scope: "col", class: classes, "aria-sort": sorted ? (view.down ? "descending" : "ascending") : null },
+    return make("th", { scope: "col", class: classes, title: column.about, "aria-sort": sorted ? (view.down ? "descending" : "ascending") : null },
       make("button", { type: "button", "data-sort": column.key, onclick: () => sortBy(column) }, column.title,
         make("span", { "aria-hidden": "true", class: "arrow" }, sorted ? (view.down ? " ↓" : " ↑") : "")));
   })));
@@ -76,6 +91,7 @@ function sortBy(column) {
   view.down = view.sort === column.key ? !view.down : atFirst;
   view.sort = column.key;
   view.page = 0;
+  showOrder();
   drawGroups();
   byId("groups").querySelector(`[data-sort="${column.key}"]`).focus();
 }
@@ -85,6 +101,10 @@ function acknowledgement({ acknowledged }) {
   const until = acknowledged.until == null ? "" : `, until ${moment(acknowledged.until)}`;
   return visible(`by ${acknowledged.by} ${moment(acknowledged.at)}${until}${acknowledged.note ? `: ${acknowledged.note}` : ""}`);
 }
+
+// Short, and never 0 of a group that failed within the day.
+const RATE = new Intl.NumberFormat("en", { maximumSignificantDigits: 2, notation: "compact" });
+const rateText = (rate) => (rate ? RATE.format(rate) : "0");
 
 function drawRow(group) {
   const expanded = open.has(group.id);
@@ -101,10 +121,13 @@ function drawRow(group) {
     make("td", { class: "reason" }, swatch(group.reason), reasonText(group),
       group.summary ? make("bdi", { class: "summary muted" }, visible(group.summary)) : null),
     make("td", { class: "change" }, make("span", { class: `badge ${group.change.kind}` }, KINDS[group.change.kind]),
+      AGE_BADGES[group.age] ? make("span", { class: `badge age ${group.age}`, title: `failed first ${moment(group.firstSeen)} UTC` }, AGE_BADGES[group.age]) : null,
       group.acknowledged ? make("span", { class: "badge acknowledged", title: acknowledgement(group) }, "acknowledged") : null),
     make("td", { class: "number strong" }, number(group.unresolved)),
     make("td", { class: "number" }, number(group.failures)),
     make("td", { class: "wide" }, sparkline(group)),
+    make("td", { class: "number wide" }, rateText(group.rate)),
+    make("td", { class: "number wide" }, number(group.lastHour ?? 0)),
     make("td", { class: "number wide" }, number(group.retries)),
     make("td", { class: "wide moment" }, timeElement(group.firstSeen)),
     make("td", { class: "moment" }, timeElement(group.lastSeen)));
