@@ -24,11 +24,11 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 
 log = logging.getLogger(__name__)
 
-PARTITION: Final = 0
+CONTRACT_PARTITION: Final = 0
 """The topic's only partition: records of several would have no common order."""
-READ_LIMIT: Final = 500
-READ_TIMEOUT: Final = 1.0
-CLOSE_TIMEOUT: Final = 5.0
+CONTRACT_READ_LIMIT: Final = 500
+CONTRACT_READ_TIMEOUT: Final = 1.0
+CONTRACT_CLOSE_TIMEOUT: Final = 5.0
 READ_TO_END_TIMEOUT: Final = 30.0
 """Seconds without reaching the topic's end after which another reader is opened: librdkafka looks
 less and less often for a topic that didn't exist."""
@@ -67,6 +67,7 @@ class ContractFollower(Generic[E]):
     """Reads the topic and keeps `contract` up to date while `follow` runs."""
 
     def __init__(self, entries: Entries[E], open_reader: Callable[[], PositionedReader]) -> None:
+        """Begin with an empty contract; `open_reader` opens a reader for each run of `follow`."""
         self.contract: Contract[E] = Contract()
         """The present contract; each change replaces the object."""
         self.is_ready = False
@@ -103,11 +104,11 @@ class ContractFollower(Generic[E]):
         """Read the topic from its beginning, and follow it. Raises `LogError`."""
         reader = self._open_reader()
         try:
-            reader.begin({PARTITION: Position(BEGINNING)})
+            reader.begin({CONTRACT_PARTITION: Position(BEGINNING)})
             await self._follow(reader)
         finally:
             with suppress(LogError):
-                await reader.close(CLOSE_TIMEOUT)
+                await reader.close(CONTRACT_CLOSE_TIMEOUT)
 
     async def _follow(self, reader: PositionedReader) -> None:
         """Apply records as they come. Raises `LogError`."""
@@ -115,12 +116,14 @@ class ContractFollower(Generic[E]):
         contract: Contract[E] = Contract()
         began, at_end = loop.time(), False
         while True:
-            records = await reader.read(READ_LIMIT, READ_TIMEOUT)
-            if PARTITION in reader.restarted:
+            records = await reader.read(CONTRACT_READ_LIMIT, CONTRACT_READ_TIMEOUT)
+            if CONTRACT_PARTITION in reader.restarted:
                 log.warning("the contract's topic begins anew")
                 contract, began, at_end = Contract(), loop.time(), False
-            contract = self._apply_records(contract, records, reader.ends.get(PARTITION, 0))
-            at_end = at_end or PARTITION in reader.ends
+            contract = self._apply_records(
+                contract, records, reader.ends.get(CONTRACT_PARTITION, 0)
+            )
+            at_end = at_end or CONTRACT_PARTITION in reader.ends
             if at_end:
                 self._publish(contract)
             elif loop.time() - began > READ_TO_END_TIMEOUT:

@@ -60,6 +60,8 @@ class Hosted:
         previous_handler = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
+            """Interrupt the function from the event loop, then call the server's own handler of
+            SIGTERM."""
             loop.call_soon_threadsafe(self._function.interrupt)
             if callable(previous_handler):
                 previous_handler(number, frame)
@@ -77,7 +79,7 @@ class Hosted:
     async def _end_server(self) -> None:
         """Wait until the function has finished its drains, then end the server."""
         try:
-            await self._function.interrupted()
+            await self._function.wait_until_interrupted()
         finally:
             signal.raise_signal(signal.SIGINT)  # func's server ends at this signal too
 
@@ -86,7 +88,7 @@ class Hosted:
         ended."""
         self._stopping = asyncio.create_task(self._function.stop())
 
-    async def stopped(self) -> None:
+    async def wait_until_stopped(self) -> None:
         """Wait until the function has stopped; call `stop` first."""
         await self._stopping
 

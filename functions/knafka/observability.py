@@ -163,6 +163,8 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
 
     class Families(Collector):
         def collect(self) -> Iterator[Family]:
+            """Yield each metric as a family of prometheus_client; a histogram adds a sample for
+            each bucket, its count and its sum."""
             for metric in metrics:
                 # prometheus_client names a counter's family without the suffix of its samples.
                 name = (

@@ -59,7 +59,7 @@ class ServedFunction(Protocol):
         on the event loop."""
         ...
 
-    async def interrupted(self) -> None:
+    async def wait_until_interrupted(self) -> None:
         """Wait until the work that `interrupt` ends is over; requests are still answered
         meanwhile."""
         ...
@@ -84,6 +84,8 @@ def asgi(function: ServedFunction, environment: Mapping[str, str]) -> Any:
     """Return the function as an ASGI application with a lifespan."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        """Start and stop the function by the lifespan protocol, or pass an HTTP request on to it;
+        ignore other kinds of connections."""
         if scope["type"] == "lifespan":
             await _lifespan(function, environment, scope, receive, send)
         elif scope["type"] == "http":
@@ -215,6 +217,8 @@ class _TlsServer(_FunctionServer):
         tls: settings.Tls,
         protocol: type[asyncio.Protocol],
     ) -> None:
+        """Create the server; the TLS port opens in `startup`, or later if `tls.folder` has no
+        certificate yet."""
         super().__init__(config, function)
         # Imported here, so that it costs nothing without a TLS port.
         from knafka.tls_listener import TlsListener

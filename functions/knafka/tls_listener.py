@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 log = logging.getLogger(__name__)
 
 CERTIFICATE: Final = "tls.crt"
-KEY: Final = "tls.key"
+KEY_FILE: Final = "tls.key"
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds within which a TLS handshake must end, so that a silent client doesn't hold its buffers
 for longer."""
@@ -35,6 +35,7 @@ class ServerCertificate:
     """A function's certificate; `look` reads its files again."""
 
     def __init__(self, folder: Path) -> None:
+        """Create the TLS context without a certificate; `look` loads one from `folder`."""
         self.context = _context()
         """The listener's context, whose callback gives each handshake the newest certificate."""
         self.context.sni_callback = self._use_newest_certificate
@@ -51,7 +52,7 @@ class ServerCertificate:
     def look(self) -> None:
         """Read the files if they have changed; files that can't be used are logged, and the old
         certificate stays."""
-        certificate, key = (self._folder / name for name in (CERTIFICATE, KEY))
+        certificate, key = (self._folder / name for name in (CERTIFICATE, KEY_FILE))
         versions: _State | str
         try:
             versions = tuple(_file_version(path) for path in (certificate, key))

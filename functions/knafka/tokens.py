@@ -76,6 +76,8 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
     prefetched = [first_token]
 
     def token(_: str) -> Token:
+        """Return the prefetched token at the first call, later a newly signed one. Raises
+        `LogError`, which it also logs."""
         if prefetched:
             return prefetched.pop()
         try:
@@ -100,6 +102,8 @@ def _signer(region: str, role: str | None) -> Callable[[], Token]:
         ) from error
 
     def sign() -> Token:
+        """Return a newly signed token and its expiry in Unix time. Raises `LogError` if AWS gives
+        none."""
         try:
             if role is None:
                 signed, expires_ms = Signer.generate_auth_token(region)

@@ -102,7 +102,7 @@ class Supervisor:
             listener = stack.enter_context(self._listen_for_brokers())
             channels = stack.enter_context(self._listen_for_channels())
             logs = self._installation.logs
-            stack.enter_context(_logging_to(logs / "operator.log"))
+            stack.enter_context(_log_to_file(logs / "operator.log"))
             kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
             starting = asyncio.create_task(self._start_kafka(kafka))
             stack.push_async_callback(cancel, starting)
@@ -277,7 +277,7 @@ def _listen_at(port: int, option: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _logging_to(file: Path) -> Iterator[None]:
+def _log_to_file(file: Path) -> Iterator[None]:
     """Write what the operator logs to a file, so that the terminal shows conditions only."""
     handler = logging.FileHandler(file, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
 """Labels of dispatchers' Services, without replayers."""
 
-SHARDS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
+SHARD_LABELS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
 """Labels of the Services of shared dispatchers."""
 
 PUBLISH_INTERVAL: Final = 5.0
@@ -293,15 +293,17 @@ class Operator:
             if identity not in brokers_with_shards
             for each in some
         ]
-        for trigger, watched in await resuming.delivered_by_services(
+        for trigger, watched in await resuming.find_delivered_by_services(
             unshared_triggers, dispatcher_services
         ):
             await self.triggers.resume(trigger, watched)
         if brokers_with_shards:
-            shards = await self.cluster.list(SERVING, "Service", SHARDS)
+            shards = await self.cluster.list(SERVING, "Service", SHARD_LABELS)
 
             async def resume(broker: Identity) -> None:
-                some = await resuming.delivered_with_shards(
+                """Resume the delivery of one Broker's Triggers that shared dispatchers serve, and
+                of its others."""
+                some = await resuming.find_delivered_with_shards(
                     brokers_with_shards[broker],
                     triggers_by_broker[broker],
                     dispatcher_services,
@@ -317,7 +319,7 @@ class Operator:
         """Prepare for `resume`: list all Services, and connect to every Kafka that they use."""
         service_lists = await asyncio.gather(
             self.cluster.list(SERVING, "Service", DISPATCHERS),
-            self.cluster.list(SERVING, "Service", SHARDS),
+            self.cluster.list(SERVING, "Service", SHARD_LABELS),
         )
         resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
         await resuming.connect([*service_lists[0], *service_lists[1]])
@@ -367,6 +369,8 @@ class Operator:
             await self.sensors.stop_on_bus(Bus(self.family, broker))
 
     async def _stop_delivery(self, broker: Identity) -> None:
+        """Stop the delivery of all Triggers of a Broker; raises the first error after all have been
+        tried."""
         # Concurrently, so that the removals from shards' contracts are written as one batch.
         triggers = self.states.triggers_of(broker)
         stopping = (self.triggers.stop_delivery(trigger) for trigger in triggers)
@@ -399,7 +403,7 @@ class Operator:
         is_broker = document["kind"] == self.family.broker
         (self.brokers if is_broker else self.triggers).drop(document)
         if not is_broker:
-            self._after_suspension(Identity.of(document))
+            self._enqueue_suspended(Identity.of(document))
             self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
@@ -463,13 +467,13 @@ class Operator:
         except statuses.EXPECTED as error:
             log.info("%s %s is delivered still: %s", self.family.trigger, identity, error)
             return BACK_OFF
-        self._after_suspension(identity)
+        self._enqueue_suspended(identity)
         if record is not None and record.broker is not None:
             self._enqueue_channel(record.broker)
         requeue_after = self.entries.requeue_after(identity)
         return GONE if requeue_after is None else requeue_after
 
-    def _after_suspension(self, identity: Identity) -> None:
+    def _enqueue_suspended(self, identity: Identity) -> None:
         """Enqueue the Subscriptions that waited for the end of the delivery under this name."""
         if self.entries is None:
             return
@@ -547,6 +551,7 @@ class Operator:
             self._enqueue_receivers_owners(lambda broker: known)
 
     def _enqueue_receivers_owners(self, is_affected: Callable[[Identity], bool]) -> None:
+        """Enqueue the Brokers, channels and KafkaSinks for which `is_affected` is true."""
         for family_operator in self.all_operators:
             for identity in filter(is_affected, list(family_operator.states.brokers)):
                 self.queue.enqueue((family_operator.family.broker, *identity))
@@ -563,6 +568,7 @@ class Operator:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
+        """Return the Kafka clusters that any object uses now; the others' clients may be closed."""
         used = set[KafkaCluster]().union(
             *(reconciler.states.kafkas() for reconciler in self.delivering_kinds)
         )

@@ -40,7 +40,8 @@ class Acknowledgement:
 
 
 def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The latest row of each group, by the group's id; among rows of one time always the same."""
+    """Return the latest row of each group, by the group's id; among rows of one time it is always
+    the same one."""
     latest: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         group = row["group_id"]
@@ -52,7 +53,7 @@ def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 def current_acknowledgements(
     rows: Iterable[Mapping[str, Any]], now: datetime
 ) -> dict[str, Acknowledgement]:
-    """The acknowledgements that hold at `now`, by the group's id."""
+    """Return the acknowledgements that are valid at `now`, by the group's id."""
     current = {}
     for group, row in latest_rows(rows).items():
         until = None if row["until"] is None else row["until"].astimezone(UTC)
@@ -63,6 +64,6 @@ def current_acknowledgements(
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What rows of one group are ordered by."""
+    """Return the sort key of a row among the rows of its group."""
     ends = row["until"] is None, row["until"] or row["at"]
     return row["at"], row["action"], row["by"] or "", row["note"] or "", ends

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from knafka.core.delivery import Reason
-from knafka.core.trace_url import WANTED, is_trace_url
+from knafka.core.trace_url import EXPECTED_TRACE_URL, is_trace_url
 from knafka_jobs.topic_offsets import BrokerName
 
 KEEP_HOURS: Final = 24.0
@@ -133,7 +133,7 @@ def _parse_replay_id(text: str) -> str:
 def _parse_trace_url(text: str) -> str:
     """Check that a URL can link to traces. Raises `ArgumentTypeError`."""
     if not is_trace_url(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: {WANTED}")
+        raise argparse.ArgumentTypeError(f"{text!r}: {EXPECTED_TRACE_URL}")
     return text
 
 
@@ -141,6 +141,7 @@ def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
     """Return a parser of numbers above 0."""
 
     def number(text: str) -> N:
+        """Parse a number. Raises `ArgumentTypeError` unless it is above 0."""
         if not (value := kind(text)) > 0:
             raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
         return value

@@ -114,7 +114,7 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
 
 
 def _settled(kafka: KafkaClient | None) -> SettledSpans | None:
-    """Who knows which offsets Triggers have settled; None without Kafka."""
+    """Return the source of the offsets that Triggers have settled; None without Kafka."""
     return partial(settled_spans, kafka) if kafka else None
 
 
@@ -159,7 +159,7 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
 
 
 def _event_edits(arguments: Namespace) -> EventEdits:
-    """The edits that the options of a replay tell. Raises `JobError`."""
+    """Return the edits that the options of a replay declare. Raises `JobError`."""
     names = ("set_attribute", "remove_attribute", "set_data")
     try:
         return EventEdits.parse(*(getattr(arguments, name, None) or () for name in names))

@@ -56,7 +56,8 @@ class EventEdits:
         remove_attributes: Iterable[str] = (),
         set_data: Iterable[str] = (),
     ) -> EventEdits:
-        """The edits that options tell: `NAME=VALUE`, `NAME`, `POINTER=VALUE`. Raises ValueError."""
+        """Return the edits that options declare: `NAME=VALUE`, `NAME`, `POINTER=VALUE`. Raises
+        ValueError."""
         edits = cls(
             tuple(_split(text, "NAME=VALUE") for text in set_attributes),
             tuple(remove_attributes),
@@ -93,7 +94,7 @@ class EventEdits:
         ]
 
     def edit(self, event: Event) -> Event:
-        """The edited event; an event that has all values already stays as it is.
+        """Return the edited event; an event that has all values already is returned unchanged.
 
         Raises `CannotEdit`.
         """
@@ -121,7 +122,7 @@ class EventEdits:
     def edit_record(
         self, headers: RecordHeaders, value: bytes | None
     ) -> tuple[RecordHeaders, bytes | None]:
-        """Headers and value of a record with the edited event. Raises `CannotEdit`.
+        """Return headers and value of a record with the edited event. Raises `CannotEdit`.
 
         The record's key is not changed: the event stays in its place among those of its key.
         """
@@ -141,13 +142,13 @@ NO_EDITS: Final = EventEdits()
 def edited_record(
     edits: EventEdits, headers: RecordHeaders, value: bytes | None
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Headers and value of a dead letter's event, edited. Raises `CannotEdit`."""
+    """Return headers and value of a dead letter's event, edited. Raises `CannotEdit`."""
     *own_headers, _ = headers_for_replay(headers, "")
     return edits.edit_record(own_headers, value)
 
 
 def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
-    """JSON with one value replaced, or one member or element added; `value` is JSON.
+    """Return the JSON with one value replaced, or one member or element added; `value` is JSON.
 
     All but the last token must exist; `-` stands for a new last element. Raises `CannotEdit`.
     """
@@ -160,7 +161,7 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
 
 
 def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
-    """As `set_member`, by any errors of decoding."""
+    """Do what `set_member` does, but raise the errors of decoding as they are."""
     _RAW_VALUE(document)
     if not pointer:
         return value
@@ -187,7 +188,7 @@ def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
 
 
 def _split(text: str, wanted: str) -> tuple[str, str]:
-    """The two sides of the first equals sign. Raises ValueError."""
+    """Return the two sides of the first equals sign. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r:.80} is not {wanted}")
@@ -205,14 +206,14 @@ def _check_name(name: str) -> None:
 
 
 def _parse_pointer(text: str) -> Pointer:
-    """The tokens of a JSON Pointer. Raises ValueError."""
+    """Return the tokens of a JSON Pointer. Raises ValueError."""
     if text and not text.startswith("/"):
         raise ValueError(f"{text!r:.80} is no JSON Pointer: give for example /items/0/price")
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:])
 
 
 def _as_json(text: str) -> bytes:
-    """A value as JSON: the text itself if it is JSON, else the text as a string."""
+    """Return a value as JSON: the text itself if it is JSON, else the text as a string."""
     try:
         return bytes(_RAW_VALUE(text.encode()))
     except (msgspec.DecodeError, RecursionError):

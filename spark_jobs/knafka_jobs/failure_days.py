@@ -21,7 +21,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.io.delta import Tables, in_days
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 
 
 def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
@@ -36,7 +36,7 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
         return tables.rows([], {"key": "bigint", "day": "date"})
     keys = failures.select(_failure_key().alias("key")).distinct()
     key_days = tables.read("failure_days").join(F.broadcast(keys), "key", "left_semi")
-    return materialized(key_days.distinct())
+    return compute_rows(key_days.distinct())
 
 
 def distinct_days(known_days: DataFrame) -> list[date]:

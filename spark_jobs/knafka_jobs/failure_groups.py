@@ -27,6 +27,7 @@ def group_id(
     status: int | None,
     summary: str,
 ) -> str:
-    """The id of a group, the same in every report: a digest, so that it can be part of a URL."""
+    """Return the id of a group, the same in every report: a digest, so that it can be part of a
+    URL."""
     parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
     return hashlib.sha256(parts.encode()).hexdigest()[:12]

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from knafka_jobs.failure_days import rewrite_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kept_rows import remove_others
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 from knafka_jobs.schema import KEY
 from knafka_jobs.topic_offsets import LOG_SEPARATOR
 
@@ -39,7 +39,7 @@ def delete_failures(
     `start`) has the first offset of each known partition.
     """
     fold()
-    chosen_failures = materialized(
+    chosen_failures = compute_rows(
         tables.read("failures").transform(choose).select(*DELETED_COLUMNS)
     )
     if count := chosen_failures.count():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 
-def materialized(rows: DataFrame) -> DataFrame:
+def compute_rows(rows: DataFrame) -> DataFrame:
     """Compute rows now, and return them as computed.
 
     Spark itself keeps them, or files in its checkpoint folder if one is set.

@@ -195,8 +195,8 @@ def run_in(
 
 
 def replay_command(arguments: argparse.Namespace) -> str:
-    """How the commands of an archive's report begin, for a shell whose kubeconfig knows the
-    cluster."""
+    """Return the beginning of the commands in an archive's report, for a shell whose kubeconfig
+    knows the cluster."""
     namespace, archive = map(shlex.quote, (arguments.broker.namespace, arguments.archive))
     return (
         'knafka dead-letters replay --context "$(kubectl config current-context)" '

@@ -20,7 +20,7 @@ from support.behaviour import (
     until_arrived,
 )
 
-from knafka_operator.model.resources import BROKER_CLASS, CORE, PAUSED
+from knafka_operator.model.resources import BROKER_CLASS, CORE, PAUSED_ANNOTATION
 
 WAITING = "Unknown Waiting"
 NO_BROKER = {
@@ -154,7 +154,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({"filters": [{"exact": {"Type": "a"}}]}, {}, "spec.filters[0].exact"),
     ({"filters": [{"cesql": "type ="}]}, {}, "spec.filters[0].cesql"),
     ({"delivery": {"retry": -1}}, {}, "spec.delivery.retry"),
-    ({}, {PAUSED: "1"}, f"metadata.annotations[{PAUSED}]"),
+    ({}, {PAUSED_ANNOTATION: "1"}, f"metadata.annotations[{PAUSED_ANNOTATION}]"),
 ]
 """Specs and annotations of Triggers, and the field that each is refused for."""
 

@@ -17,7 +17,7 @@ from support.behaviour import (
 
 from knafka_operator.model import resources
 
-PAUSE = {resources.PAUSED: "true"}
+PAUSE = {resources.PAUSED_ANNOTATION: "true"}
 OFTEN = {"autoscaling.eventing.knative.dev/polling-interval": "1"}
 MEANWHILE = [f"meanwhile-{number}" for number in range(5)]
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}

@@ -427,7 +427,7 @@ def test_a_kafka_that_is_not_reached_says_how_to_name_another_address(
         pytest.raises(
             KafkaNotReached, match=r"Kafka at kafka:9092: .*--bootstrap-servers HOST:PORT"
         ),
-        view.explaining_unreached(view.find_ingress("main")),
+        view.explain_unreached_kafka(view.find_ingress("main")),
     ):
         raise LogError("no answer")
 

@@ -365,7 +365,7 @@ def test_read_all_may_be_called_while_partitions_are_assigned(
     holder = Holder()
     member = transactions.member(source, claims=holder)
     found: list[bytes | None] = []
-    holder.on_assigned = lambda: found.extend(values(everything(member, changelog)))
+    holder.after_assigned = lambda: found.extend(values(everything(member, changelog)))
     assert values(read(member, 1)) == [b"1"]
     assert found == [b"state"]
 
@@ -380,7 +380,7 @@ def test_an_error_of_claims_is_raised_by_the_read(
     def fail() -> None:
         raise LogError("no state")
 
-    holder.on_assigned = fail
+    holder.after_assigned = fail
     member = transactions.member(source, claims=holder)
     with pytest.raises(LogError, match="no state"):
         read(member, 1)

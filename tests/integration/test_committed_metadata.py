@@ -40,14 +40,14 @@ class Noting:
         self.committed: dict[int, OffsetAndMetadata | None] = {}
         self.losses: list[list[int]] = []
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self.committed.update(partitions)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         assert set(partitions) <= set(self.committed), "nothing is taken that wasn't given"
         return {}
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         self.losses.append(list(partitions))
 
 

@@ -38,13 +38,13 @@ KEEP_ROWS = """
 import sys
 from pyspark.sql import functions as F
 from knafka_jobs.io import kept_rows, session
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 import psutil
 
 root, = sys.argv[1:]
 spark = session.start_session("test")
 kept_rows.use_folder(spark, root)
-rows = materialized(spark.range(0, 1000, 1, 8).withColumn("twice", F.col("id") * 2))
+rows = compute_rows(spark.range(0, 1000, 1, 8).withColumn("twice", F.col("id") * 2))
 for process in psutil.Process().children(recursive=True):
     if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
         process.kill()

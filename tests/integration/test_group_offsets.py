@@ -15,7 +15,7 @@ from support.logs import Owner
 
 from knafka.clients.kafka.admin import kafka_offsets
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.admin.kafka_groups import COPY
+from knafka.clients.kafka.admin.kafka_groups import DETACHING_SUFFIX
 from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
@@ -136,7 +136,7 @@ async def test_a_group_that_classic_members_left_is_made_one_that_is_kept_by_its
     assert not (await described(kafka, group)).is_simple_consumer_group
     assert (await offsets.committed(group, name, {0}))[0].value == (5, "as it was")
     assert (await described(kafka, group)).is_simple_consumer_group
-    assert (await described(kafka, group + COPY)).state is ConsumerGroupState.DEAD
+    assert (await described(kafka, group + DETACHING_SUFFIX)).state is ConsumerGroupState.DEAD
 
 
 @pytest.mark.parametrize("died_after", ["copy", "deletion"])
@@ -145,11 +145,11 @@ async def test_offsets_survive_whoever_dies_while_they_are_detached(
 ) -> None:
     name, group = topic(), uuid.uuid4().hex
     await leave_behind(kafka, group, name)
-    await offsets.commit(group + COPY, name, {0: Commit(4)})
+    await offsets.commit(group + DETACHING_SUFFIX, name, {0: Commit(4)})
     if died_after == "deletion":
         admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
         await admin.delete_group(group)
         await admin.close()
     kept = 4 if died_after == "deletion" else 5
     assert (await offsets.committed(group, name, {0}))[0].offset == kept
-    assert (await described(kafka, group + COPY)).state is ConsumerGroupState.DEAD
+    assert (await described(kafka, group + DETACHING_SUFFIX)).state is ConsumerGroupState.DEAD

@@ -228,7 +228,7 @@ async def test_func_gets_an_instance_with_its_contract(kafka: Kafka, topic: Make
         await function.handle(scope, receive, send)
         assert sent[0]["status"] == 202
         function.stop()
-        await function.stopped()
+        await function.wait_until_stopped()
     finally:
         signal.signal(signal.SIGTERM, before)
 

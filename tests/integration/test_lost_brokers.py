@@ -22,7 +22,7 @@ from support.waiting import until, until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.kafka_client import Connection
-from knafka.clients.kafka.kafka_liveness import SILENCE, Liveness
+from knafka.clients.kafka.kafka_liveness import MAX_CONSUMER_SILENCE, Liveness
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka_client.sockets import free_port
@@ -151,7 +151,7 @@ async def test_clients_that_have_lost_their_brokers_are_known_and_replaced(node:
 def is_known_as_lost(client: AdminClient | Consumer, node: Node) -> bool:
     """What `Liveness` says of a client that has heard nothing for long enough to ask."""
     liveness = Liveness(node.connection, TOPIC)
-    liveness._ask_at -= SILENCE
+    liveness._ask_at -= MAX_CONSUMER_SILENCE
     try:
         liveness.check(client, heard=False)
     except LogError as error:

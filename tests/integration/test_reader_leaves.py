@@ -37,10 +37,10 @@ class Member:
         self.reader = KafkaReader({"bootstrap.servers": bootstrap}, place, place, self, protocol)
         self._reading = asyncio.create_task(self._read())
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self.owned.update(partitions)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         self.revoking.set()
         await self.may_finish.wait()
         self.owned.difference_update(partitions)
@@ -48,7 +48,7 @@ class Member:
             each: OffsetAndMetadata(self.seen[each]) for each in partitions if each in self.seen
         }
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         self.owned.difference_update(partitions)
 
     async def _read(self) -> None:

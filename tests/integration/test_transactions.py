@@ -151,8 +151,8 @@ from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.ports.transactions import Output
 
 class Claims:
-    def assigned(self, partitions): pass
-    def revoked(self, partitions): pass
+    def on_assigned(self, partitions): pass
+    def on_revoked(self, partitions): pass
 
 servers, group, source, out, identity = sys.argv[1:]
 member = KafkaTransactions({"bootstrap.servers": servers}, group, [source], Claims(), identity)
@@ -233,7 +233,7 @@ def test_records_that_fit_one_by_one_are_not_too_large_together(
 def test_read_all_gives_up_where_there_is_no_progress(
     kafka_cluster: KafkaCluster, source: str, out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_bounded_reader, "STALLED_AFTER", 1.0)
+    monkeypatch.setattr(kafka_bounded_reader, "STALLED_READ_TIMEOUT", 1.0)
     transaction = kafka_cluster.begin(out, b"1")
     member = kafka_cluster.member(source)
     with pytest.raises(LogError, match=f"partition 0 of {out} can't be read beyond offset 0 of 1"):
@@ -280,7 +280,7 @@ async def test_without_kafka_reads_give_nothing_and_the_rest_ends_within_a_bound
 ) -> None:
     for name in ("SEND_TIMEOUT", "END_TIMEOUT"):
         monkeypatch.setattr(kafka_transactional_producer, name, 2.0)
-    monkeypatch.setattr(kafka_bounded_reader, "REQUEST_TIMEOUT", 2.0)
+    monkeypatch.setattr(kafka_bounded_reader, "BOUNDED_READ_REQUEST_TIMEOUT", 2.0)
     kafka_cluster = KafkaCluster(own_kafka.bootstrap_servers, GroupProtocol.CONSUMER)
 
     def fill() -> tuple[KafkaTransactions, str, str]:

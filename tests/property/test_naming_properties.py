@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_operator.installation.naming import NamedObject, NameKind, NameTaken, Naming, normalized
+from knafka_operator.installation.naming import (
+    NamedObject,
+    NameKind,
+    NameTaken,
+    Naming,
+    normalized_template,
+)
 from knafka_operator.kafka.desired import NamesOfOthers, kept_or_new_name
 from knafka_operator.model.resources import (
     GROUP_STATUS,
@@ -45,7 +51,7 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
     for step in steps:
         if step[0] == "template":
             try:
-                naming.put_in_force(kind, normalized(kind, step[1]))
+                naming.put_in_force(kind, normalized_template(kind, step[1]))
             except InvalidDocument:
                 continue
         else:

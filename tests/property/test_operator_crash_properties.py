@@ -21,7 +21,13 @@ from support.operator_world import OperatorWorld, condition
 from knafka.core import names
 from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, GROUP_STATUS, ISOLATION, PAUSED, SERVING
+from knafka_operator.model.resources import (
+    EVENTING,
+    GROUP_STATUS,
+    ISOLATION,
+    PAUSED_ANNOTATION,
+    SERVING,
+)
 
 EFFECTS = frozenset(
     {
@@ -138,7 +144,7 @@ class World(OperatorWorld):
         move to a shared dispatcher."""
         missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
         scale = {"autoscaling.eventing.knative.dev/min-scale": str(number % 2)}
-        scale[PAUSED] = "true" if number % 3 == 2 else "false"
+        scale[PAUSED_ANNOTATION] = "true" if number % 3 == 2 else "false"
         scale[ISOLATION] = "shared" if number & 8 else "own"
         spec: dict[str, Any] = {"filter": {"attributes": {"type": f"t{number}"}}}
         if number % 4 == 3:

@@ -45,15 +45,15 @@ class Group:
         self.paused: set[int] = set()
         self.reader: LogReader
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         for number, committed in partitions.items():
             assert (committed.offset if committed else 0) == len(self.got[number])
             self.owned.add(number)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         return {each: OffsetAndMetadata(len(self.got[each])) for each in partitions}
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         raise AssertionError
 
     def begin(self, shared: SharedTopic) -> None:

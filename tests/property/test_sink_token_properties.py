@@ -30,13 +30,13 @@ def test_no_token_is_sent_after_its_end_and_none_is_missing_for_long(
                 number += 1
                 value, life = b"t%d" % number, lives[number % len(lives)]
                 ends[value] = now + life
-                assert token.issued(IssuedToken(value, life), now) == (life >= 1.0)
+                assert token.store_issued(IssuedToken(value, life), now) == (life >= 1.0)
             case "failed":
-                token.failed(now)
+                token.note_failure(now)
             case "refused":
-                token.refused(token.current(now) or b"", now)
+                token.note_refusal(token.current(now) or b"", now)
             case _:
-                assert token.refused(b"another", now)
+                assert token.note_refusal(b"another", now)
         current = token.current(now)
         assert current is None or now < ends[current]
         assert current is not None or token.is_due(now + LAST_RETRY_WAIT)
@@ -45,11 +45,11 @@ def test_no_token_is_sent_after_its_end_and_none_is_missing_for_long(
 @given(st.lists(st.floats(0.0, 30.0), min_size=1, max_size=200))
 def test_401s_lead_to_fewer_and_fewer_requests(waits: list[float]) -> None:
     token, now, asked = SinkToken(), 0.0, list[float]()
-    token.issued(IssuedToken(b"t", 1e9), now)
+    token.store_issued(IssuedToken(b"t", 1e9), now)
     for wait in waits:
         now += wait
-        if token.refused(token.current(now) or b"", now):
+        if token.note_refusal(token.current(now) or b"", now):
             asked.append(now)
-            token.issued(IssuedToken(b"t%d" % len(asked), 1e9), now)
+            token.store_issued(IssuedToken(b"t%d" % len(asked), 1e9), now)
     pauses = [after - before for before, after in pairwise(asked)]
     assert all(pause >= min(10.0 * 2**number, 300.0) for number, pause in enumerate(pauses))

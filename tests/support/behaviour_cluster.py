@@ -22,7 +22,7 @@ from support.kafka import names_in
 from support.listener import Listener
 
 from knafka_operator.model.conditions import Condition
-from knafka_operator.model.resources import PAUSED
+from knafka_operator.model.resources import PAUSED_ANNOTATION
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class ClusterWorld:
         self._cluster.apply(items, namespace=self.namespace)
 
     def pause(self, trigger: str, *, paused: bool = True) -> None:
-        annotation = {PAUSED: "true" if paused else None}
+        annotation = {PAUSED_ANNOTATION: "true" if paused else None}
         self._cluster.annotate("trigger", trigger, self.namespace, **annotation)
 
     def delete(self, kind: str, name: str) -> None:

@@ -29,7 +29,7 @@ from knafka_client.state.installation import Installation, NotRunning
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_operator.model.conditions import Condition
-from knafka_operator.model.resources import PAUSED
+from knafka_operator.model.resources import PAUSED_ANNOTATION
 
 T = TypeVar("T")
 
@@ -85,7 +85,10 @@ class LocalWorld:
         answer = self._machine.up.knafka("trigger", command, f"{self.namespace}/{trigger}")
         assert answer.returncode == 0, answer.stderr
         metadata = self._documents["Trigger", trigger]["metadata"]
-        metadata["annotations"] = {**metadata["annotations"], PAUSED: str(paused).lower()}
+        metadata["annotations"] = {
+            **metadata["annotations"],
+            PAUSED_ANNOTATION: str(paused).lower(),
+        }
 
     def delete(self, kind: str, name: str) -> None:
         del self._documents[kind, name], self._generations[kind, name]

@@ -44,7 +44,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kube_api.cache import CachedCluster
 from knafka_operator.kube_api.cluster import WatchSelection
 from knafka_operator.model.conditions import Condition
-from knafka_operator.model.resources import CORE, EVENTING, PAUSED, SERVING
+from knafka_operator.model.resources import CORE, EVENTING, PAUSED_ANNOTATION, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.controller import ClusterController
@@ -205,7 +205,10 @@ class MemoryWorld:
     def pause(self, trigger: str, *, paused: bool = True) -> None:
         stored = self._world.cluster.objects[EVENTING, "Trigger", self.namespace, trigger]
         metadata = {**stored["metadata"]}
-        metadata["annotations"] = {**metadata["annotations"], PAUSED: str(paused).lower()}
+        metadata["annotations"] = {
+            **metadata["annotations"],
+            PAUSED_ANNOTATION: str(paused).lower(),
+        }
         self.apply({**stored, "metadata": metadata})
 
     def delete(self, kind: str, name: str) -> None:

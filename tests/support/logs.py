@@ -61,11 +61,11 @@ class Owner:
         self.losses: list[list[int]] = []
         self.finish: Callable[[], None] = lambda: None
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self.owned.update(partitions)
         self.committed.update(partitions)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         assert self.owned >= set(partitions)
         await asyncio.sleep(0.05)  # what is in flight takes a while
         self.finish()
@@ -77,7 +77,7 @@ class Owner:
             if each in self.seen
         }
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         self.losses.append(sorted(partitions))
         self.owned.difference_update(partitions)
 

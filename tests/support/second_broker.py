@@ -12,7 +12,12 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
-from knafka_local.kafka.kafka_server import CONTROLLER, DEVELOPMENT_NODE, JVM_FLAGS, KafkaServer
+from knafka_local.kafka.kafka_server import (
+    CONTROLLER,
+    DEVELOPMENT_NODE,
+    KAFKA_JVM_FLAGS,
+    KafkaServer,
+)
 
 NODE_ID = 2
 
@@ -47,7 +52,7 @@ async def second_broker(
     with (directory / "kafka.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             distribution.java,
-            *JVM_FLAGS,
+            *KAFKA_JVM_FLAGS,
             "kafka.Kafka",
             str(directory / "server.properties"),
             env={**os.environ, "CLASSPATH": distribution.class_path},

@@ -38,16 +38,16 @@ class Holder:
         self.committed: dict[Partition, OffsetAndMetadata | None] = {}
         """Of each when it was assigned."""
         self.revocations: list[set[Partition]] = []
-        self.on_assigned: Callable[[], None] = lambda: None
+        self.after_assigned: Callable[[], None] = lambda: None
 
-    def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         assert partitions
         assert not self.held & partitions.keys()
         self.held.update(partitions)
         self.committed.update(partitions)
-        self.on_assigned()
+        self.after_assigned()
 
-    def revoked(self, partitions: Collection[Partition]) -> None:
+    def on_revoked(self, partitions: Collection[Partition]) -> None:
         assert partitions
         assert self.held >= set(partitions)
         self.held.difference_update(partitions)

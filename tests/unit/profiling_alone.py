@@ -197,7 +197,7 @@ def test_looks_are_rarer_where_they_cost_more(monkeypatch: pytest.MonkeyPatch) -
 
     with running(idle_wait):
         cpu.profile(SECONDS, sleep=sleep)
-    assert max(waits[1:-1]) > 2 * cpu.INTERVAL
+    assert max(waits[1:-1]) > 2 * cpu.SAMPLE_INTERVAL
 
 
 def test_cpu_time_of_threads_without_python_has_their_name(

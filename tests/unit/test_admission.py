@@ -28,7 +28,7 @@ from knafka_operator.dispatchers.conditions import (
     declared_dependency,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
     BROKER_CLASS,
@@ -403,7 +403,7 @@ def test_the_webhook_warns_of_brokers_that_are_not_ours_only() -> None:
             settings=SimpleNamespace(broker_classes=classes),
         )
         told: list[str] = []
-        settings = SimpleNamespace(maxima=UNLIMITED)
+        settings = SimpleNamespace(maxima=UNLIMITED_MAXIMA)
         memo: Any = SimpleNamespace(operator=SimpleNamespace(brokers=brokers, settings=settings))
         document: Any = broker({BROKER_CLASS: class_})
         check: Any = handlers.check_broker

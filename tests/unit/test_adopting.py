@@ -16,7 +16,7 @@ from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.adoption import cluster as adopting
 from knafka_cli.adoption.broker_plan import adoption, release
 from knafka_cli.adoption.cluster import Adopter, not_ready
-from knafka_cli.adoption.plan import Plan, not_released
+from knafka_cli.adoption.plan import Plan, find_not_released
 from knafka_cli.command_line import app
 from knafka_client.declared import cluster_source
 from knafka_client.declared.kubernetes_api import KubernetesApi
@@ -307,9 +307,9 @@ def test_giving_back_is_one_write_and_says_what_follows(world: World) -> None:
     finalizers = world.found("Broker", "default")["metadata"]["finalizers"]
     assert finalizers == ["somebodys", PEERS_FINALIZER]
     broker, trigger = world.found("Broker", "default"), world.found("Trigger", "mail")
-    assert not_released([broker, trigger]) == "Broker shop/default", "the topic's id is there"
+    assert find_not_released([broker, trigger]) == "Broker shop/default", "the topic's id is there"
     del broker["status"]["annotations"]["knafka.dev/topic-id"]
-    assert not_released([broker, trigger]) is None
+    assert find_not_released([broker, trigger]) is None
     assert not release(adopter.see(OF)).steps
 
 

@@ -16,7 +16,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decisions.resolving import Unresolved, resolve
 from knafka_operator.kube_api import rest_mapper
-from knafka_operator.kube_api.cluster import MAX_REQUESTS_PER_NAMESPACE, THREADS, ApiCluster
+from knafka_operator.kube_api.cluster import API_THREADS, MAX_REQUESTS_PER_NAMESPACE, ApiCluster
 from knafka_operator.kube_api.rest_mapper import RestMapper
 from knafka_operator.model.cluster import ClusterError, Rejected
 from knafka_operator.model.resources import (
@@ -278,7 +278,7 @@ async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
     monkeypatch.setattr(cluster, "_kind", lambda *_: Hanging())
     stuck = [
         asyncio.create_task(cluster.get(CORE, "Secret", "stuck", "credentials"))
-        for _ in range(2 * THREADS)
+        for _ in range(2 * API_THREADS)
     ]
     try:
         async with asyncio.timeout(5):

@@ -17,12 +17,12 @@ from support.replacing import replace_in
 from support.senders import EC_KEY, EC_KEY_ID, ISSUER, KEY_ID, KEYS, NOW, RSA_KEY, jwk, jwks
 
 from knafka.clients.kubernetes import api_server_keys
-from knafka.clients.kubernetes.api_server import MAX_BYTES
+from knafka.clients.kubernetes.api_server import MAX_RESPONSE_BYTES
 from knafka.clients.kubernetes.api_server_keys import (
-    AGAIN,
     DISCOVERY,
-    INTERVAL,
+    FAILED_READ_INTERVAL,
     JWKS,
+    KEY_READ_INTERVAL,
     MAX_KEYS,
     PAUSE,
     ApiServerKeys,
@@ -119,10 +119,10 @@ async def test_a_token_that_is_newer_than_the_keys_that_were_read_may_be_of_a_ne
 async def test_a_key_that_is_rotated_is_found(server: ApiServer) -> None:
     async with followed(server) as keys:
         before = keys.generation
-        await asyncio.sleep(INTERVAL + 1)
+        await asyncio.sleep(KEY_READ_INTERVAL + 1)
         assert keys.generation == before, "nothing has changed"
         server.jwks = jwks(jwk(EC_KEY, "new"))
-        await asyncio.sleep(INTERVAL)
+        await asyncio.sleep(KEY_READ_INTERVAL)
         assert keys.generation == before + 1
         assert keys.find("new") is not None
         assert keys.find(KEY_ID) is None
@@ -148,7 +148,7 @@ async def test_while_the_api_server_is_away_what_was_read_is_used_on(
                 server.jwks = jwks()
             case _:
                 server.discovery = b"{}"
-        await asyncio.sleep(2 * INTERVAL)
+        await asyncio.sleep(2 * KEY_READ_INTERVAL)
         assert keys.find(KEY_ID) is not None
         assert keys.issuer == ISSUER
         assert keys.read_again(OLD), "nobody can say that there is no such key"
@@ -165,9 +165,9 @@ async def test_an_api_server_that_is_away_is_asked_again(server: ApiServer) -> N
     for _ in range(1000):
         keys.read_again(OLD)
         await asyncio.sleep(0.01)
-    assert len(server.asked) <= 10 / AGAIN + 2, "however often it is asked for"
+    assert len(server.asked) <= 10 / FAILED_READ_INTERVAL + 2, "however often it is asked for"
     server.error = None
-    await asyncio.sleep(2 * AGAIN + 0.1)
+    await asyncio.sleep(2 * FAILED_READ_INTERVAL + 0.1)
     assert keys.issuer == ISSUER
     following.cancel()
     await asyncio.wait({following})
@@ -226,7 +226,7 @@ async def test_the_api_server_is_asked_with_the_pods_token_and_ca(tmp_path: Path
         (tmp_path / "token").write_text("second\n")
         await asyncio.to_thread(fetch, JWKS)
         assert api.tokens == ["Bearer first", "Bearer second"], "it is renewed while we run"
-        api.body = b"x" * (MAX_BYTES + 1)
+        api.body = b"x" * (MAX_RESPONSE_BYTES + 1)
         with pytest.raises(OSError, match="has more than"):
             await asyncio.to_thread(fetch, JWKS)
         api.status = 302

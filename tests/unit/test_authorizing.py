@@ -236,7 +236,7 @@ async def test_a_bug_in_asking_is_told_by_its_kind_only(
 
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authorizing, "MAX_TOKENS", 3)
+    monkeypatch.setattr(authorizing, "MAX_SINK_TOKENS", 3)
     world = World()
     for number in range(10):
         await world.post(Target.parse("http://sink.test/", audience=f"a{number}"))

@@ -14,8 +14,8 @@ from knafka_operator.scale.decide import (
     Cause,
     Scale,
     decide_scale,
-    expecting_event,
     keeping_offsets,
+    scale_for_expected_event,
 )
 
 EACH = "one dispatcher per 100"
@@ -95,7 +95,7 @@ def test_a_decision_names_what_it_went_by_for_metrics(
 def test_what_lag_did_not_ask_for_has_a_cause_of_its_own() -> None:
     nothing = decide_scale(0, 4, SCALING, 0)
     assert keeping_offsets(nothing, 4, shared=False).cause is Cause.KEEPING_OFFSETS
-    assert expecting_event(shared=True).cause is Cause.PREWARM
+    assert scale_for_expected_event(shared=True).cause is Cause.PREWARM
 
 
 def annotated(**values: str) -> Mapping[str, str]:

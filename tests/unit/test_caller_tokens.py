@@ -32,7 +32,7 @@ from knafka.core.tokens.caller_tokens import (
 from knafka.draining.lease import RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.receiver.answers import Answer
-from knafka.receiver.ingest import CONTRACT, METRICS, IngestHandler
+from knafka.receiver.ingest import CONTRACT, METRICS_PATH, IngestHandler
 from knafka.settings import SERVICE_URL
 from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
@@ -211,7 +211,7 @@ async def test_what_a_receiver_serves_is_told_its_operator_only(
     handler.handle(b"GET", CONTRACT, headers, b"", answered.append)
     assert answered[0].status == status
     assert (b'"position"' in answered[0].body) is (status == 200)
-    handler.handle(b"GET", METRICS, headers, b"", answered.append)
+    handler.handle(b"GET", METRICS_PATH, headers, b"", answered.append)
     await until(lambda: len(answered) == 2)
     assert answered[1].status == 200
 

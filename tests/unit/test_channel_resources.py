@@ -11,7 +11,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL_VERSIONS,
-    MAX_RETENTION,
+    MAX_CHANNEL_RETENTION,
     MESSAGING,
     Auth,
     KafkaChannel,
@@ -140,7 +140,7 @@ def test_a_channels_subscribers_are_read_as_the_server_writes_them() -> None:
         ("retentionDuration", "7d", "invalid value: 7d: want an ISO-8601 duration"),
         ("retentionDuration", "-PT1H", "invalid value: -PT1H: want an ISO-8601 duration"),
         ("retentionDuration", -1, "invalid value: -1: want greater than or equal to 0"),
-        ("retentionDuration", f"PT{2 * MAX_RETENTION:.0f}S", "invalid value: "),
+        ("retentionDuration", f"PT{2 * MAX_CHANNEL_RETENTION:.0f}S", "invalid value: "),
         ("partitions", 1, "unknown field"),
     ],
 )

@@ -11,7 +11,7 @@ from knafka.core.kafka_settings.client_settings import (
     PRODUCER,
     REFUSED,
     SIDES,
-    checked,
+    check_setting,
     for_librdkafka,
     given,
 )
@@ -38,13 +38,13 @@ def test_every_setting_has_an_example_here() -> None:
 
 @pytest.mark.parametrize("name", CONSUMER)
 def test_a_consumer_takes_what_is_allowed(name: str) -> None:
-    value = checked("consumer", name, GOOD[name], name)
+    value = check_setting("consumer", name, GOOD[name], name)
     Consumer({"group.id": "g", **for_librdkafka({name: value})}).close()
 
 
 @pytest.mark.parametrize("name", PRODUCER)
 def test_a_producer_takes_what_is_allowed(name: str) -> None:
-    value = checked("producer", name, GOOD[name], name)
+    value = check_setting("producer", name, GOOD[name], name)
     Producer(for_librdkafka({name: value}))
 
 
@@ -52,7 +52,7 @@ def test_a_producer_takes_what_is_allowed(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_break_delivery_is_refused_with_the_reason(side: str, name: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
-        checked(side, name, "1", f"data.{side}.{name}")
+        check_setting(side, name, "1", f"data.{side}.{name}")
     assert str(caught.value) == f"data.{side}.{name}: can't be set: {REFUSED[name]}"
 
 
@@ -77,7 +77,7 @@ def test_what_is_refused_is_not_allowed() -> None:
 )
 def test_a_value_that_cannot_be_is_refused(side: str, name: str, value: str, wanted: str) -> None:
     with pytest.raises(InvalidDocument) as caught:
-        checked(side, name, value, "data.key")
+        check_setting(side, name, value, "data.key")
     assert caught.value.path == "data.key"
     assert f"invalid value: {value}: want " in caught.value.problem
     assert wanted in caught.value.problem
@@ -86,7 +86,7 @@ def test_a_value_that_cannot_be_is_refused(side: str, name: str, value: str, wan
 @pytest.mark.parametrize(("side", "name"), [("consumer", "linger.ms"), ("producer", "client.rack")])
 def test_a_setting_of_the_other_side_is_unknown(side: str, name: str) -> None:
     with pytest.raises(InvalidDocument, match=f"unknown setting: want one of .*{min(SIDES[side])}"):
-        checked(side, name, GOOD[name], "data.key")
+        check_setting(side, name, GOOD[name], "data.key")
 
 
 def test_the_keys_of_a_document_are_told_apart_by_their_side() -> None:

@@ -88,7 +88,7 @@ def test_that_there_is_no_token_is_known_until_kafka_answers() -> None:
     errors.record(NOBODY)
     assert errors.refusal is None
     errors.record(NO_TOKEN)
-    errors.mended()
+    errors.forget_all()
     assert (str(errors), errors.refusal) == ("", None)
 
 

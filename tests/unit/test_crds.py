@@ -13,9 +13,9 @@ from knafka.core.documents import Model
 from knafka_operator.archives.model import ArchiveSpec
 from knafka_operator.archives.operation_model import PurgeSpec, ReplaySpec
 from knafka_operator.model.channels import (
+    DEFAULT_CHANNEL_PARTITIONS,
+    DEFAULT_CHANNEL_REPLICATION,
     KAFKA_CHANNEL_VERSIONS,
-    PARTITIONS,
-    REPLICATION,
     KafkaChannelSpec,
     SubscriptionSpec,
 )
@@ -356,7 +356,10 @@ def test_what_the_schema_fills_in_is_what_we_take_for_it() -> None:
     """KN-CHN-10."""
     spec = schema("kafkachannel")["spec"]["properties"]
     found = {name: it["default"] for name, it in spec.items() if "default" in it}
-    assert found == {"numPartitions": PARTITIONS, "replicationFactor": REPLICATION}
+    assert found == {
+        "numPartitions": DEFAULT_CHANNEL_PARTITIONS,
+        "replicationFactor": DEFAULT_CHANNEL_REPLICATION,
+    }
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ async def test_a_record_that_waits_for_its_commit_goes_with_its_partition() -> N
     world.reads_with(type("Once", (Refusing,), {"times": 1}))
     reader = ConfirmedReader(world.open_reader, owner, 0, 100)
     assert (list(await reader.read(10, 1.0)), reader.uncommitted) == ([], 1)
-    reader.lost([0])
-    reader.assigned({0: OffsetAndMetadata(1)})
+    reader.on_lost([0])
+    reader.on_assigned({0: OffsetAndMetadata(1)})
     assert list(await reader.read(10, 1.0)) == []
     assert (owner.losses, reader.uncommitted) == ([[0]], 0)

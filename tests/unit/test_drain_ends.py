@@ -12,7 +12,7 @@ from support.memory.log import MemoryReader
 from knafka.core.contract import Delivery
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
-from knafka.dispatcher.engine.drain import JOIN_PATIENCE, REVOKE_TIMEOUT
+from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, JOIN_PATIENCE
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.subscriber import Response
 
@@ -66,11 +66,11 @@ async def test_a_drain_waits_longer_for_partitions_than_a_dead_member_keeps_them
     world = World()
 
     class Dead:
-        def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None: ...
-        async def revoked(self, partitions: Sequence[int]) -> Commits:
+        def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None: ...
+        async def on_revoked(self, partitions: Sequence[int]) -> Commits:
             return {}
 
-        def lost(self, partitions: Sequence[int]) -> None: ...
+        def on_lost(self, partitions: Sequence[int]) -> None: ...
 
     dead = MemoryReader(world.log, "group", TOPIC, Dead())
     await dead.read(1, 0)
@@ -98,7 +98,7 @@ async def test_a_drain_ends_when_its_budget_is_spent() -> None:
         world.send(str(number), "slow")
     progress = await world.run(stop_after=10)
     assert progress.ended is Ended.STOPPED
-    assert 10 <= asyncio.get_running_loop().time() < 10 + REVOKE_TIMEOUT + 0.5
+    assert 10 <= asyncio.get_running_loop().time() < 10 + DRAIN_REVOKE_TIMEOUT + 0.5
     assert world.committed == {0: progress.delivered}
     assert 9 <= progress.delivered <= 11
 
@@ -127,7 +127,7 @@ async def test_a_drain_that_ends_leaves_retries_to_the_next_one_which_waits_as_l
 
 
 async def test_a_stopped_drain_lets_an_attempt_finish_and_commits_it() -> None:
-    world = slow({"k": REVOKE_TIMEOUT - 0.5})
+    world = slow({"k": DRAIN_REVOKE_TIMEOUT - 0.5})
     world.send("1", "k")
     world.send("2", "k")
     drain = world.drain()
@@ -149,7 +149,7 @@ async def test_a_stopped_drain_abandons_an_attempt_that_takes_too_long() -> None
     stopped_at = asyncio.get_running_loop().time()
     drain.stop()
     assert (await running).ended is Ended.STOPPED
-    assert asyncio.get_running_loop().time() - stopped_at < REVOKE_TIMEOUT + 0.5
+    assert asyncio.get_running_loop().time() - stopped_at < DRAIN_REVOKE_TIMEOUT + 0.5
     assert world.subscriber.under_way == 0, "it was cancelled"
     assert world.committed.get(0, 0) == 0
 

@@ -115,7 +115,7 @@ async def test_an_attempt_that_times_out_is_retried_and_dead_lettered_without_a_
     assert world.subscriber.ids == ["1"] * 3
     assert drain.counts.failures == {"timeout": 3}
     assert drain.progress().dead_letters == {"timeout": 1}
-    drain.request_ended()
+    drain.reset_reported_counts()
     assert drain.progress().dead_letters == {}, "each request counts from where the last ended"
     attributes = world.events_of(DEAD)[0].attributes
     assert attributes["knafkareason"] == "timeout"

@@ -25,7 +25,7 @@ from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.dispatcher.engine import drain as drains
 from knafka.dispatcher.engine import workers
-from knafka.dispatcher.engine.drain import REVOKE_TIMEOUT
+from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT
 from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
@@ -104,7 +104,7 @@ async def test_a_partition_that_goes_does_not_wait_longer_than_the_bound() -> No
     world.store_at(1, "2")
     running, other = await joined_by_another(world, "1")
     await until(lambda: len(other.answered) == 2)
-    assert REVOKE_TIMEOUT <= asyncio.get_running_loop().time() < REVOKE_TIMEOUT + 2
+    assert DRAIN_REVOKE_TIMEOUT <= asyncio.get_running_loop().time() < DRAIN_REVOKE_TIMEOUT + 2
     assert other.ids == ["1", "2"]
     await until(lambda: world.subscriber.answered == ["1"])
     await running
@@ -164,7 +164,7 @@ async def test_a_lost_partition_commits_nothing_and_lets_nothing_follow() -> Non
     drain = world.drain()
     running = world.begin(drain)
     await until(lambda: world.subscriber.posts)
-    drain.lost([0])
+    drain.on_lost([0])
     assert (await running).ended is Ended.IDLE
     assert world.subscriber.answered == ["1"], "what is under way is not torn"
     assert world.committed == {}
@@ -178,7 +178,7 @@ async def test_records_that_arrive_after_their_partition_went_are_not_taken() ->
         async def read(self, limit: int, timeout: float) -> Sequence[Record]:
             records = await super().read(limit, timeout)
             if records:
-                drain.lost([0])
+                drain.on_lost([0])
             return records
 
     world.reads_with(Late)
@@ -395,7 +395,7 @@ async def test_a_drain_that_waits_for_room_can_be_stopped() -> None:
     drain.stop()
     before = asyncio.get_running_loop().time()
     assert (await running).ended is Ended.STOPPED
-    assert asyncio.get_running_loop().time() - before < REVOKE_TIMEOUT + 0.5
+    assert asyncio.get_running_loop().time() - before < DRAIN_REVOKE_TIMEOUT + 0.5
 
 
 @pytest.mark.usefixtures("small")

@@ -24,7 +24,7 @@ from knafka.core.filter_limits import (
     beyond_limits,
 )
 from knafka_cli.command_line import app
-from knafka_operator.model.conditions import MAX_MESSAGE
+from knafka_operator.model.conditions import MAX_CONDITION_MESSAGE
 from knafka_operator.model.resources import Trigger
 from knafka_operator.model.sensors import SensorSpec
 
@@ -155,7 +155,7 @@ async def test_a_conditions_message_fits_into_a_status() -> None:
         unknown: dict[str, Any] = {"unknown" * 100_000: 1}
         world.declare_trigger("shop", "orders", **unknown)
         found = condition(await world.reconcile_trigger("shop", "orders"), "SubscriptionReady")
-        assert len(found["message"]) == MAX_MESSAGE
+        assert len(found["message"]) == MAX_CONDITION_MESSAGE
         assert found["message"].endswith("…")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka_operator.kube_api import json_answers
-from knafka_operator.kube_api.json_answers import MAX_DEPTH, decode_json, without_deep_levels
+from knafka_operator.kube_api.json_answers import MAX_JSON_DEPTH, decode_json, without_deep_levels
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -29,10 +29,10 @@ def test_what_is_not_deep_stays_as_it_is(value: Any) -> None:
 @given(VALUES)
 def test_what_is_too_deep_is_null_and_what_is_beside_it_stays(value: Any) -> None:
     deep = "[" * 2000 + '"]"' + "]" * 2000
-    before, after = '{"a":' * (MAX_DEPTH - 1), "}" * (MAX_DEPTH - 1)
+    before, after = '{"a":' * (MAX_JSON_DEPTH - 1), "}" * (MAX_JSON_DEPTH - 1)
     beside = json.dumps(value)
     found = decode_json(f'{before}[{beside},{deep},"\\"[{{"]{after}'.encode())
-    for _ in range(MAX_DEPTH - 1):
+    for _ in range(MAX_JSON_DEPTH - 1):
         found = found["a"]
     assert found == [_shallow(value), None, '"[{']
 

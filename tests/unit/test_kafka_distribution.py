@@ -114,7 +114,7 @@ def test_a_jar_that_cannot_be_had_is_an_error_that_names_the_ways_out(
 def test_a_jar_that_takes_long_is_told_of_while_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_distribution, "PROGRESS_INTERVAL", 0.01)
+    monkeypatch.setattr(kafka_distribution, "DOWNLOAD_PROGRESS_INTERVAL", 0.01)
     told = Event()
     lines: list[str] = []
 

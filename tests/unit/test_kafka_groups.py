@@ -17,7 +17,7 @@ from knafka.clients.kafka.admin.kafka_admin import (
     _CachedEnds,
     _DescribedTopic,
 )
-from knafka.clients.kafka.admin.kafka_groups import MAX_CACHE_SECONDS, KafkaGroups, remembered
+from knafka.clients.kafka.admin.kafka_groups import MAX_CACHE_SECONDS, KafkaGroups, cache_seconds
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
@@ -98,19 +98,19 @@ async def test_nobody_is_believed_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
         groups.forget(group)
         await groups.look()
     now = time.monotonic()
-    set_time(monkeypatch, now + remembered(len(GROUPS)) * 0.6)
+    set_time(monkeypatch, now + cache_seconds(len(GROUPS)) * 0.6)
     asked = await groups.look()
     assert 0 < len(asked) < len(GROUPS) / 2
-    set_time(monkeypatch, now + remembered(len(GROUPS)) * 2)
+    set_time(monkeypatch, now + cache_seconds(len(GROUPS)) * 2)
     assert await groups.look() == sorted(GROUPS)
 
 
 def test_few_groups_are_asked_often_and_many_cost_no_more() -> None:
     """A group that is set back by hand is noticed within this time, and its lag's interval."""
-    assert remembered(1) == 15
-    assert remembered(300) == 450
-    assert remembered(1000) == 1500
-    assert remembered(5000) == MAX_CACHE_SECONDS == 1800
+    assert cache_seconds(1) == 15
+    assert cache_seconds(300) == 450
+    assert cache_seconds(1000) == 1500
+    assert cache_seconds(5000) == MAX_CACHE_SECONDS == 1800
 
 
 async def test_what_is_known_of_other_groups_is_not_looked_at() -> None:
@@ -247,5 +247,5 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
 async def test_what_was_told_is_asked_again_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Asked()
     groups.note(GROUPS, "id", ENDS, since=60)
-    set_time(monkeypatch, time.monotonic() + remembered(len(GROUPS)) + 1)
+    set_time(monkeypatch, time.monotonic() + cache_seconds(len(GROUPS)) + 1)
     assert await groups.look() == sorted(GROUPS)

@@ -152,7 +152,7 @@ def test_a_trigger_at_rest_shows_its_dead_letters() -> None:
         terminal_views.DEAD_LETTERS_CONDITION, "False", "DeadLettersWait", "3 dead letters wait"
     )
     assert "3 dead letters wait" in drawn(with_trigger(conditions=(waits,)), 140)
-    assert terminal_views.DEAD_LETTERS_CONDITION == dead_letters.DEAD_LETTERS
+    assert terminal_views.DEAD_LETTERS_CONDITION == dead_letters.DEAD_LETTERS_TYPE
 
 
 def drawn(now: Snapshot, width: int) -> str:

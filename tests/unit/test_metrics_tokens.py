@@ -24,7 +24,7 @@ from knafka.core.tokens.caller_tokens import (
 )
 from knafka.observability import CONTENT_TYPE
 from knafka.receiver.answers import Answer
-from knafka.receiver.ingest import METRICS, IngestHandler
+from knafka.receiver.ingest import METRICS_PATH, IngestHandler
 from knafka_client.sockets import free_port
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.metrics import DirectMetrics, MetricsUnavailable
@@ -47,7 +47,7 @@ def bearer(token: str) -> list[tuple[bytes, bytes]]:
 async def test_a_receiver_tells_who_has_one_of_the_tokens(token: str, status: int) -> None:
     handler = IngestHandler((), (), scrapers=Callers.parse(BOTH))
     answered: list[Answer] = []
-    handler.handle(b"GET", METRICS, bearer(token), b"", answered.append)
+    handler.handle(b"GET", METRICS_PATH, bearer(token), b"", answered.append)
     await until(lambda: bool(answered))
     assert answered[0].status == status
     assert ((b"www-authenticate", b"Bearer") in answered[0].headers) is (status == 401)

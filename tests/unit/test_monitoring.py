@@ -85,7 +85,7 @@ def test_the_pods_of_every_role_are_scraped() -> None:
 
 
 @pytest.mark.conformance("DSP-8", "DSP-15")
-@pytest.mark.parametrize("port", [operators.PORT, operators.CHANNEL_PORT])
+@pytest.mark.parametrize("port", [operators.METRICS_PORT, operators.CHANNEL_PORT])
 def test_the_operators_metrics_have_a_service(port: int) -> None:
     """DSP-15: also on port 8081."""
     deploy = MONITORING.parent / "operator.yaml"

@@ -33,7 +33,7 @@ from knafka_operator.dispatchers.move_decisions import MAX_MOVES, History, Move
 from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import ISOLATION, PAUSED
+from knafka_operator.model.resources import ISOLATION, PAUSED_ANNOTATION
 from knafka_operator.operator import MOVE_INTERVAL
 from knafka_operator.scale.decide import Scale, TriggerStatus
 
@@ -280,7 +280,7 @@ async def test_a_paused_one_stays_where_it_was() -> None:
         await declare(world, AUTO)
         flood(world)
         await until(lambda: is_own(world))
-        await declare(world, {**AUTO, PAUSED: "true"})
+        await declare(world, {**AUTO, PAUSED_ANNOTATION: "true"})
         await asyncio.sleep(2 * QUIET_SECONDS)
         assert not world.operator.moves._histories
         assert dispatcher(await declare(world, AUTO)) == DISPATCHER

@@ -18,7 +18,7 @@ from support.network_policies import Network, Peer
 
 from knafka_operator.functions import receiver_services, services
 from knafka_operator.receivers.receivers import CONTRACT_PORT
-from knafka_operator.senders.encryption import TLS_PORT
+from knafka_operator.senders.encryption import RECEIVER_TLS_PORT
 from knafka_operator.sensors import manifests as sensor_manifests
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ ALLOWED = [
     (OPERATOR, ACTIVATOR, 8012),
     (DISPATCHER, ACTIVATOR, 8012),
     (STRANGER, GATEWAY, 8081),
-    (STRANGER, RECEIVER, TLS_PORT),
+    (STRANGER, RECEIVER, RECEIVER_TLS_PORT),
     # Or past it, where that is said.
     (STRANGER, DIRECT, CONTRACT_PORT),
     (NEIGHBOUR, DIRECT, CONTRACT_PORT),
@@ -119,7 +119,7 @@ REFUSED = [
     ),
     *((STRANGER, each, 8012) for each in (RECEIVER, DISPATCHER, SHARD, SENSOR, OF_CHANNELS)),
     (NEIGHBOUR, DISPATCHER, CONTRACT_PORT),
-    (STRANGER, DISPATCHER, TLS_PORT),
+    (STRANGER, DISPATCHER, RECEIVER_TLS_PORT),
     (STRANGER, DIRECT, 8012),
     (NEIGHBOUR, DISPATCHER, 8012),
     (OPERATOR, DISPATCHER, CONTRACT_PORT),

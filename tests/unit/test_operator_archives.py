@@ -17,7 +17,7 @@ from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.archives import manifests
 from knafka_operator.archives.decide import MAX_RETRY, retry_after
-from knafka_operator.archives.manifests import BATCH
+from knafka_operator.archives.manifests import BATCH_VERSION
 from knafka_operator.archives.model import ARCHIVE, ARCHIVE_LABEL, RUN_ANNOTATION
 from knafka_operator.engine.work_queue import BACK_OFF, GONE
 from knafka_operator.model.cluster import Rejected
@@ -275,17 +275,17 @@ async def test_the_lease_of_an_archive_that_is_no_more_is_taken_over(
     world.declare(storage=BUCKET, compaction={"number": 1})
     world.bury()
     labels = {ARCHIVE_LABEL: "uid-x"}
-    world.put(BATCH, "Job", "gone-1", metadata={"labels": labels}, spec={})
+    world.put(BATCH_VERSION, "Job", "gone-1", metadata={"labels": labels}, spec={})
     await world.turns()
     assert world.status()["phase"] == "Queued", "its Job is there still"
-    world.cluster.remove(BATCH, "Job", "shop", "gone-1")
+    world.cluster.remove(BATCH_VERSION, "Job", "shop", "gone-1")
     await world.turns()
     assert world.job()["metadata"]["name"] == "kept-1"
 
 
 async def test_a_job_of_that_name_that_is_not_its_own_is_left_alone(world: ArchivesWorld) -> None:
     world.declare(compaction={"number": 1})
-    world.put(BATCH, "Job", "kept-1", spec={"mine": True})
+    world.put(BATCH_VERSION, "Job", "kept-1", spec={"mine": True})
     world.bury()
     await world.turns()
     assert world.says("Ready") == ("False", "JobNotOurs")
@@ -355,12 +355,12 @@ async def test_deleted_while_its_job_runs_it_goes_after_the_job(world: ArchivesW
     world.bury()
     await world.turns()
     # As Kubernetes does it: the Job is there until its pods have ended.
-    world.cluster.set_finalizers(BATCH, "Job", "shop", "kept-1", "foregroundDeletion")
+    world.cluster.set_finalizers(BATCH_VERSION, "Job", "shop", "kept-1", "foregroundDeletion")
     world.cluster.remove(KNAFKA, ARCHIVE, "shop", "kept")
     await world.turn()
     assert "deletionTimestamp" in world.job()["metadata"]
     assert world.leases() != [], "nobody else may begin yet"
-    world.cluster.set_finalizers(BATCH, "Job", "shop", "kept-1")
+    world.cluster.set_finalizers(BATCH_VERSION, "Job", "shop", "kept-1")
     await world.turns(2)
     assert world.jobs() == []
     assert world.leases() == []

@@ -31,7 +31,7 @@ INSTALLED = {"installation": "c0ffee00-0000-4000-8000-000000000000"}
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
-    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.5)
+    monkeypatch.setattr(receivers, "CONTRACT_READ_TIMEOUT", 0.5)
     monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_operator() as world:
         yield world
@@ -101,7 +101,7 @@ async def test_a_replica_that_has_read_more_than_we_have_written_has_read_ours(
 ) -> None:
     """Somebody else writes there, too: an operator that is being replaced, or this one by another
     Broker, whose ConfigMap writes the same servers in another way."""
-    monkeypatch.setattr(receivers, "READ_TIMEOUT", 30.0)
+    monkeypatch.setattr(receivers, "CONTRACT_READ_TIMEOUT", 30.0)
     await ready(world, "other")
     topic = followed(world, "other").contract_topic
     (others,) = (each.value() for each in world.log.topics[topic][0])

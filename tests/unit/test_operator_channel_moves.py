@@ -24,7 +24,7 @@ SHOP = "shop"
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
-    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.5)
+    monkeypatch.setattr(receivers, "CONTRACT_READ_TIMEOUT", 0.5)
     monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     async with running_channels() as world:
         yield world

@@ -120,7 +120,7 @@ async def test_a_channel_is_ready_only_when_every_replica_has_read_of_it(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KN-CHN-01: an address that is Ready is never answered 404."""
-    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.5)
+    monkeypatch.setattr(receivers, "CONTRACT_READ_TIMEOUT", 0.5)
     monkeypatch.setattr(receivers, "REPLICA_POLL_INTERVAL", 0.01)
     world.behind = {"pod-1": 1, "pod-2": 0}
     world.declare_channel(SHOP, "orders")

@@ -18,7 +18,7 @@ from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import LogError
-from knafka_operator.kafka.dead_letter_topics import RETENTION_ANNOTATION, TOPIC_ID
+from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC_ID, RETENTION_ANNOTATION
 from knafka_operator.model.identity import Identity
 from knafka_operator.runtime.metrics import operator_metrics
 
@@ -257,7 +257,7 @@ async def test_a_topic_of_ours_follows_its_retention() -> None:
         await asyncio.sleep(SOON)
         annotations = watched.status()["annotations"]
         assert annotations[RETENTION_ANNOTATION] == watched.retention
-        assert annotations[TOPIC_ID] == watched.world.log.descriptions[TOPIC].id
+        assert annotations[DEAD_LETTER_TOPIC_ID] == watched.world.log.descriptions[TOPIC].id
         await watched.set_retention("P90D")
         assert watched.retention == str(round(90 * DAY * 1000))
         await watched.set_retention("P10D")

@@ -214,11 +214,11 @@ async def test_a_role_that_does_not_allow_it_is_logged_and_stops_nothing(
     async def refusing(*_: Any) -> list[Any]:
         raise NotAllowed("can't list EventTypes: forbidden")
 
-    names = world.operator.event_types._known_name_hashes
-    world.operator.event_types._known_name_hashes = refusing  # type: ignore[method-assign,assignment]
+    names = world.operator.event_types._ensure_name_hashes
+    world.operator.event_types._ensure_name_hashes = refusing  # type: ignore[method-assign,assignment]
     await world.operator.event_types.create_new_types()
     assert "EventTypes of Broker shop/default: can't list EventTypes" in caplog.text
-    world.operator.event_types._known_name_hashes = names  # type: ignore[method-assign]
+    world.operator.event_types._ensure_name_hashes = names  # type: ignore[method-assign]
     await world.operator.event_types.create_new_types()
     assert len(made(world)) == 1
 

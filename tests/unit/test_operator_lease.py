@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from knafka_operator.kube_api.lease import DURATION, RENEW_INTERVAL, RENEW_WITHIN, Election, Lease
+from knafka_operator.kube_api.lease import (
+    DURATION,
+    LEASE_RENEW_INTERVAL,
+    RENEW_WITHIN,
+    Election,
+    Lease,
+)
 
 OTHERS = Lease("other", DURATION, 3, "7")
 
@@ -46,7 +52,7 @@ def test_a_leader_that_cannot_renew_stops_before_another_may_begin() -> None:
     election = _leading(100.0)
     assert election.leads(100.0 + RENEW_WITHIN - 0.01)
     assert not election.leads(100.0 + RENEW_WITHIN)
-    assert RENEW_INTERVAL < RENEW_WITHIN < DURATION
+    assert LEASE_RENEW_INTERVAL < RENEW_WITHIN < DURATION
 
 
 def test_a_renewal_counts_from_when_it_was_sent_not_from_its_answer() -> None:

@@ -13,7 +13,7 @@ from knafka.core import names
 from knafka.core.drain import DrainProgress, Holding, Waiting
 from knafka.core.sensor.contract import MAX_HELD_KEYS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import AUTOSCALING, PAUSED
+from knafka_operator.model.resources import AUTOSCALING, PAUSED_ANNOTATION
 from knafka_operator.scale.decide import Scale, TriggerStatus
 from knafka_operator.scale.scaled_groups import sum_progress
 from knafka_operator.sensors import scaling as sensor_scaling
@@ -57,7 +57,7 @@ async def test_a_broker_that_is_deleted_ends_the_drains_of_its_sensors(
 
 async def test_a_paused_sensor_has_no_function_and_its_events_wait(world: SensorsWorld) -> None:
     await woken(world)
-    world.declare(annotations={PAUSED: "true"}, **spec())
+    world.declare(annotations={PAUSED_ANNOTATION: "true"}, **spec())
     await world.settle()
     assert world.inner.drains.held[ID] == 0
     assert "paid-kn-sensor" not in world.there("Service")

@@ -32,7 +32,7 @@ from knafka.core.contract import Shard
 from knafka.core.documents import parse_json
 from knafka_operator.functions.services import SHARD_VARIABLE
 from knafka_operator.kafka import shards
-from knafka_operator.model.resources import CORE, ISOLATION, PAUSED, SERVING
+from knafka_operator.model.resources import CORE, ISOLATION, PAUSED_ANNOTATION, SERVING
 
 pytestmark = pytest.mark.looptime
 
@@ -170,7 +170,7 @@ async def test_a_full_shard_has_no_room_for_another_trigger() -> None:
 
 async def test_a_paused_trigger_is_in_no_shard(world: OperatorWorld) -> None:
     await declare(world, SHARED)
-    status = await declare(world, {**SHARED, PAUSED: "true"})
+    status = await declare(world, {**SHARED, PAUSED_ANNOTATION: "true"})
     assert (is_ready(status), dispatcher(status)) == (True, None)
     assert contract(world) == {}
     assert dispatcher(await declare(world, SHARED)) == SERVICE

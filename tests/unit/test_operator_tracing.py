@@ -166,7 +166,7 @@ async def test_the_operator_reads_both_beside_itself_at_its_start(
 ) -> None:
     """DSP-12; an API server that doesn't answer is asked again: without, every Revision would
     roll."""
-    monkeypatch.setattr(following, "ASK_AGAIN", 0.01)
+    monkeypatch.setattr(following, "TRACING_RETRY_INTERVAL", 0.01)
     cluster, settings = MemoryCluster(), Settings(namespace="knafka", image="knafka")
     followed, tracing = FollowedTracing(settings, cluster), settings.tracing
     await followed.start()

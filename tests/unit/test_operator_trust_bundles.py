@@ -18,7 +18,7 @@ from knafka.settings import TRUST_BUNDLES
 from knafka_operator.functions import services
 from knafka_operator.functions import trust_bundle_manifests as trust_bundles
 from knafka_operator.functions.services import TRUST_BUNDLE, TRUST_PATH
-from knafka_operator.functions.trust_bundle_manifests import LABEL, merged_bundle
+from knafka_operator.functions.trust_bundle_manifests import TRUST_BUNDLE_LABEL, merged_bundle
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING
@@ -27,7 +27,7 @@ EVENTING = "knative-eventing"
 
 
 def bundle(name: str, namespace: str = EVENTING, **data: str) -> dict[str, Any]:
-    metadata = {"namespace": namespace, "name": name, "labels": {LABEL: "true"}}
+    metadata = {"namespace": namespace, "name": name, "labels": {TRUST_BUNDLE_LABEL: "true"}}
     return {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
@@ -90,7 +90,7 @@ def test_an_item_of_a_list_has_no_kind() -> None:
 
 
 def test_what_does_not_fit_into_a_config_map_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust_bundles, "MAX_BYTES", len(PEM) + 10)
+    monkeypatch.setattr(trust_bundles, "MAX_BUNDLE_BYTES", len(PEM) + 10)
     found = merged_bundle([bundle("a", x=PEM), bundle("b", x=OTHER_PEM)])
     assert found.pem == PEM
     assert "all certificates together have more than" in found.problems["b"]

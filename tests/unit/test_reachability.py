@@ -7,7 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from knafka.clients.kafka.reachability import ASK_TIMEOUT, RENEW_INTERVAL, SILENCE, Reachability
+from knafka.clients.kafka.reachability import (
+    MAX_ACKNOWLEDGEMENT_SILENCE,
+    REACHABILITY_CHECK_TIMEOUT,
+    RENEW_INTERVAL,
+    Reachability,
+)
 from knafka.core.errors import LogError
 
 pytestmark = pytest.mark.looptime
@@ -53,7 +58,7 @@ async def test_where_all_brokers_are_down_one_question_without_an_answer_is_enou
 ) -> None:
     kafka.problem = LogError("connection refused")
     kafka.reachability.note_all_down()
-    await asyncio.sleep(ASK_TIMEOUT + 0.1)
+    await asyncio.sleep(REACHABILITY_CHECK_TIMEOUT + 0.1)
     assert kafka.away
     assert kafka.told == 1
 
@@ -71,14 +76,14 @@ async def test_nothing_acknowledged_for_a_while_is_reason_to_ask_until_it_answer
     """As of a Kafka that is frozen: it takes connections and answers nothing."""
     kafka.in_flight, kafka.problem = 1, LogError("timed out")
     kafka.reachability.watch(lambda: kafka.in_flight)
-    await asyncio.sleep(SILENCE + 2 * ASK_TIMEOUT + 1)
+    await asyncio.sleep(MAX_ACKNOWLEDGEMENT_SILENCE + 2 * REACHABILITY_CHECK_TIMEOUT + 1)
     assert kafka.away
     kafka.in_flight = 0
     await asyncio.sleep(60)
     assert kafka.away
     assert kafka.told == 1
     kafka.problem = None
-    await asyncio.sleep(ASK_TIMEOUT + 1)
+    await asyncio.sleep(REACHABILITY_CHECK_TIMEOUT + 1)
     assert not kafka.away
 
 
@@ -87,9 +92,9 @@ async def test_one_question_without_an_answer_may_have_been_put_to_the_one_broke
 ) -> None:
     kafka.problem = LogError("timed out")
     kafka.reachability.doubt()
-    await asyncio.sleep(ASK_TIMEOUT + 0.1)
+    await asyncio.sleep(REACHABILITY_CHECK_TIMEOUT + 0.1)
     kafka.problem = None
-    await asyncio.sleep(ASK_TIMEOUT)
+    await asyncio.sleep(REACHABILITY_CHECK_TIMEOUT)
     assert not kafka.away
     assert kafka.told == 0
 
@@ -101,7 +106,7 @@ async def test_a_kafka_that_acknowledges_is_not_away_though_it_answers_nothing(
     kafka.reachability.doubt()
     for _ in range(100):
         await asyncio.sleep(1)
-        kafka.reachability.acknowledged()
+        kafka.reachability.note_acknowledgement()
         assert not kafka.away
 
 
@@ -110,7 +115,7 @@ async def test_an_acknowledgement_ends_being_away_at_once(kafka: Kafka) -> None:
     kafka.reachability.note_all_down()
     await asyncio.sleep(60)
     assert kafka.away
-    kafka.reachability.acknowledged()
+    kafka.reachability.note_acknowledgement()
     assert not kafka.away
 
 
@@ -123,9 +128,9 @@ async def test_a_client_that_kafka_does_not_answer_is_renewed_again_and_again(
     await asyncio.sleep(RENEW_INTERVAL)
     assert kafka.away
     assert kafka.renewed == 0
-    await asyncio.sleep(2 * ASK_TIMEOUT + 1)
+    await asyncio.sleep(2 * REACHABILITY_CHECK_TIMEOUT + 1)
     assert kafka.renewed == 1
-    await asyncio.sleep(RENEW_INTERVAL + 2 * ASK_TIMEOUT)
+    await asyncio.sleep(RENEW_INTERVAL + 2 * REACHABILITY_CHECK_TIMEOUT)
     assert kafka.renewed == 2
     kafka.problem = None
     await asyncio.sleep(3600)
@@ -144,7 +149,7 @@ async def test_nothing_in_flight_or_acknowledged_in_time_is_no_reason_to_ask(kaf
     kafka.reachability.watch(lambda: kafka.in_flight)
     for _ in range(10):
         await asyncio.sleep(1)
-        kafka.reachability.acknowledged()
+        kafka.reachability.note_acknowledgement()
     kafka.in_flight = 0
     await asyncio.sleep(60)
     assert kafka.asked == 0

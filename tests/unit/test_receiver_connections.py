@@ -11,7 +11,7 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import connections, protocol, responses
-from knafka.receiver.protocol import IDLE_TIMEOUT, REQUEST_TIMEOUT, ReceiverProtocol
+from knafka.receiver.protocol import IDLE_TIMEOUT, STALLED_REQUEST_TIMEOUT, ReceiverProtocol
 from knafka.receiver.responses import PIPELINED
 
 
@@ -20,10 +20,10 @@ async def test_half_a_request_and_then_silence_is_408(server: Server) -> None:
         wire.send(HEAD + b"content-length: 10\r\n\r\nhalf")
         await until(lambda: server.body_bytes == 4)
         now = asyncio.get_running_loop().time()
-        server.one.expire(now + REQUEST_TIMEOUT / 2)
+        server.one.expire(now + STALLED_REQUEST_TIMEOUT / 2)
         assert server.refused == {}
-        server.one.expire(now + REQUEST_TIMEOUT + 1)
-        server.one.expire(now + REQUEST_TIMEOUT + 1)
+        server.one.expire(now + STALLED_REQUEST_TIMEOUT + 1)
+        server.one.expire(now + STALLED_REQUEST_TIMEOUT + 1)
         assert await wire.statuses(1) == [408]
         assert await wire.closed() == b""
     assert server.refused == {"408": 1}

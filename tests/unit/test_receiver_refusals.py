@@ -10,7 +10,7 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver.ingest import Limits
-from knafka.receiver.protocol import REQUEST_DEADLINE, REQUEST_TIMEOUT
+from knafka.receiver.protocol import REQUEST_DEADLINE, STALLED_REQUEST_TIMEOUT
 
 BODY = b"content-length: 2\r\n\r\nhi"
 
@@ -92,7 +92,7 @@ async def test_a_request_that_drips_has_a_deadline_however_often_something_comes
         server.one.expire(began + REQUEST_DEADLINE + 1)
         assert await wire.statuses(1) == [408]
         assert await wire.closed() == b""
-    assert REQUEST_DEADLINE > REQUEST_TIMEOUT
+    assert REQUEST_DEADLINE > STALLED_REQUEST_TIMEOUT
 
 
 async def test_the_deadline_is_each_requests_own(server: Server) -> None:

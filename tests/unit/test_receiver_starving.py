@@ -13,7 +13,7 @@ from support.waiting import until
 from knafka.receiver import connections
 from knafka.receiver.connections import SLOW_REQUEST_SECONDS
 from knafka.receiver.ingest import HEADER_OVERHEAD, Limits, leaves_room
-from knafka.receiver.protocol import PROGRESS_BYTES, REQUEST_TIMEOUT, ReceiverProtocol
+from knafka.receiver.protocol import PROGRESS_BYTES, STALLED_REQUEST_TIMEOUT, ReceiverProtocol
 
 ALLOWED = Limits().headers - HEAD.count(b"\r\n") + 1
 """Headers beside those of `HEAD`, which begins with a line that is none."""
@@ -113,11 +113,11 @@ async def test_a_request_that_drips_is_408_after_a_while(server: Server, start: 
         held = connection._received_bytes
         wire.send(b"x" * PROGRESS_BYTES)
         await until(lambda: connection._received_bytes >= held + PROGRESS_BYTES)
-        connection._heard_at = now + REQUEST_TIMEOUT - 1
-        connection.expire(now + REQUEST_TIMEOUT - 1)
+        connection._heard_at = now + STALLED_REQUEST_TIMEOUT - 1
+        connection.expire(now + STALLED_REQUEST_TIMEOUT - 1)
         assert server.refused == {}
-        connection._heard_at = now + REQUEST_TIMEOUT + 5  # a byte came just now
-        connection.expire(now + REQUEST_TIMEOUT + 5)
+        connection._heard_at = now + STALLED_REQUEST_TIMEOUT + 5  # a byte came just now
+        connection.expire(now + STALLED_REQUEST_TIMEOUT + 5)
         assert await wire.statuses(1) == [408]
 
 

@@ -155,7 +155,7 @@ class Receiver:
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setattr(announce, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(announce, "FIRST_RETRY_PAUSE", 0.01)
     found = Receiver()
     thread = Thread(target=found.server.serve_forever, args=(0.01,))
     thread.start()
@@ -183,7 +183,7 @@ def test_an_event_that_is_refused_is_sent_once(broker: Receiver) -> None:
 
 
 def test_a_broker_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(announce, "FIRST_RETRY_PAUSE", 0.01)
     with pytest.raises(JobError, match="did not take the event"):
         announce.send_event("http://127.0.0.1:1/shop/main", EVENT)
 

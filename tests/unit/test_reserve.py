@@ -10,7 +10,7 @@ import pytest
 from support.drains import Request, World, id_of, key_of, response, until
 
 from knafka.core.contract import Order
-from knafka.dispatcher.engine.reserve import CHECK_INTERVAL, MEMORY_SECONDS, Reserve
+from knafka.dispatcher.engine.reserve import MEMORY_SECONDS, RESERVE_CHECK_INTERVAL, Reserve
 from knafka.observability import Histogram
 from knafka.ports.subscriber import Response
 
@@ -30,8 +30,8 @@ def took(**counts: int) -> Histogram:
 def test_while_places_are_free_or_held_by_quick_attempts_nothing_waits() -> None:
     reserve = Reserve(took(quick=1000))
     assert reserve.delay_before_attempt([100.0] * 79, 100, 101.0) == 0.0
-    assert reserve.may_begin_unchecked(0.0, 101.0 + CHECK_INTERVAL / 2)
-    assert not reserve.may_begin_unchecked(0.0, 101.0 + 2 * CHECK_INTERVAL)
+    assert reserve.may_begin_unchecked(0.0, 101.0 + RESERVE_CHECK_INTERVAL / 2)
+    assert not reserve.may_begin_unchecked(0.0, 101.0 + 2 * RESERVE_CHECK_INTERVAL)
     assert reserve.delay_before_attempt([100.99] * 99, 100, 101.0) == 0.0
     assert reserve.may_begin_unchecked(100.99, 101.0)
 

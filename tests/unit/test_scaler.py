@@ -13,7 +13,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.decide import Cause, Scale
-from knafka_operator.scale.holds import GRACE
+from knafka_operator.scale.holds import HOLD_GRACE_PERIOD
 from knafka_operator.scale.scaled_groups import MAX_SECONDS_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET, Scaler
 
@@ -181,8 +181,8 @@ async def test_a_drain_that_stays_silent_past_its_budget_is_given_up(
         lags.by_group["group-mail"] = 1
         start = now()
         await scaler.watch("mail", egress(), SCALING)
-        await asyncio.sleep(BUDGET + GRACE + 1)
-        assert since(start, drains.times()) == [0, BUDGET + GRACE + 0.5]
+        await asyncio.sleep(BUDGET + HOLD_GRACE_PERIOD + 1)
+        assert since(start, drains.times()) == [0, BUDGET + HOLD_GRACE_PERIOD + 0.5]
         assert scaler.statuses()["mail"].error == "the drain failed: TimeoutError"
 
 

@@ -11,7 +11,7 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.holds import STOP_TIMEOUT
+from knafka_operator.scale.holds import DRAIN_STOP_TIMEOUT
 from knafka_operator.scale.lag_checks import LAG_TIMEOUT
 from knafka_operator.scale.scaled_groups import MAX_SECONDS_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
@@ -198,7 +198,7 @@ async def test_a_drain_that_does_not_end_when_told_is_given_up(
         await asyncio.sleep(1)
         start = now()
         await scaler.forget("mail")
-        assert now() - start == pytest.approx(STOP_TIMEOUT)
+        assert now() - start == pytest.approx(DRAIN_STOP_TIMEOUT)
 
 
 async def test_a_drain_that_is_not_wanted_any_more_is_ended_before_its_budget_is_spent(

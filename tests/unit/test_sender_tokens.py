@@ -47,8 +47,8 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import (
     MAX_FAILURES_PER_SECOND,
     MAX_SENDER_FAILURES_PER_SECOND,
+    MAX_SENDER_TOKENS,
     MAX_SENDERS,
-    MAX_TOKENS,
     MAX_UNKNOWN_FAILURES_PER_SECOND,
     SenderCheck,
     TokenVerifier,
@@ -363,10 +363,10 @@ async def test_good_tokens_are_kept_up_to_a_bound() -> None:
     """Whoever has a good account may ask for as many tokens as they like."""
     keys = BelievingKeys()
     verifier = TokenVerifier(keys, lambda: NOW)
-    tokens = [believed(jti=str(number)) for number in range(MAX_TOKENS + 100)]
+    tokens = [believed(jti=str(number)) for number in range(MAX_SENDER_TOKENS + 100)]
     for each in tokens:
         verifier.verify(each, AUDIENCE)
-        assert len(verifier) <= MAX_TOKENS
+        assert len(verifier) <= MAX_SENDER_TOKENS
     found = keys.found
     assert verifier.verify(tokens[-1], AUDIENCE) == SENDER
     assert keys.found == found, "seen before"

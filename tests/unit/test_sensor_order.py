@@ -13,7 +13,7 @@ from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place, Taken
 from knafka.core.sensor.records import NEVER
 from knafka.observability import RateLimitedFilter
 from knafka.sensor import bus, ordering, stalls
-from knafka.sensor.batch import BATCH
+from knafka.sensor.batch import MAX_BATCH_RECORDS
 
 PAIR = (parse(SensorTrigger, {"name": "pair", "conditions": "a && b"}),)
 
@@ -61,7 +61,7 @@ def test_a_partition_without_a_leader_is_waited_for_two_minutes() -> None:
         world.now += 1000
         waited += 1
         assert waited < 200
-    assert waited > stalls.STALLED_AFTER / 1000 - 5
+    assert waited > stalls.STALLED_PARTITION_TIMEOUT / 1000 - 5
     assert world.opened(0)[0].stalled == {1}
     world.memory.unreachable.clear()
     for _ in range(5):
@@ -81,7 +81,7 @@ def test_what_waits_of_a_backlog_is_bounded(
     monkeypatch.setattr(bus, "MAX_QUEUED_RECORDS", 400)
     monkeypatch.setattr(bus, "MAX_AHEAD_RECORDS", 400)
     world = paired(2)
-    began, count = world.now, 4 * BATCH
+    began, count = world.now, 4 * MAX_BATCH_RECORDS
     world.now += 2 * count + 60_000
     for number in range(2 * count):
         partition = 1 - number // count
@@ -94,14 +94,14 @@ def test_what_waits_of_a_backlog_is_bounded(
     ):
         most = max(most, sum(world.opened(each)[0].waiting for each in range(processes)))
     assert world.actions() == {f"pair: a{2 * one} b{2 * one + 1}": 1 for one in range(count)}
-    assert most <= 800 + 3 * BATCH
+    assert most <= 800 + 3 * MAX_BATCH_RECORDS
 
 
 def test_what_waits_for_its_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Senders who say the time may be late: two seconds of them wait, but no more than so many."""
     monkeypatch.setattr(ordering, "HELD_BACK_RECORDS", 100)
     world = paired(1, by_sender=True)
-    for _ in range(3 * BATCH):
+    for _ in range(3 * MAX_BATCH_RECORDS):
         for dependency in "ab":
             world.send(Send(dependency, "x", 0))
     most = 0
@@ -109,7 +109,7 @@ def test_what_waits_for_its_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         most = max(most, sum(map(len, world.opened(0)[0]._ordering._ordered.values())))
     assert most <= 100
     world.settle()
-    assert world.actions().total() == 3 * BATCH
+    assert world.actions().total() == 3 * MAX_BATCH_RECORDS
 
 
 def test_what_was_taken_behind_the_offset_is_taken_once() -> None:

@@ -12,7 +12,7 @@ from support.memory_sensors import ACTION, BUS, CHANGELOG, GROUP, TRIGGER, WAIT,
 
 from knafka.core.documents import parse
 from knafka.core.sensor.contract import SensorTrigger
-from knafka.sensor.batch import BATCH
+from knafka.sensor.batch import MAX_BATCH_RECORDS
 
 TOPICS: Final = (BUS, TRIGGER)
 
@@ -56,7 +56,7 @@ def test_what_is_due_fires_though_its_transaction_was_aborted_before() -> None:
 def test_keys_that_are_due_at_once_are_shared_out_among_transactions() -> None:
     """One of them all would take longer than Kafka lets it; and nothing is asked between two."""
     world = MemorySensor(1)
-    keys = 2 * BATCH + 500
+    keys = 2 * MAX_BATCH_RECORDS + 500
     for number in range(keys):
         world.send(Send("a", f"o{number}", 0))
     while world.run(0):
@@ -65,7 +65,9 @@ def test_keys_that_are_due_at_once_are_shared_out_among_transactions() -> None:
     processor, _ = world.opened(0)
     before = processor.counts.transactions
     handled = [processor.step(world.now) for _ in range(4)]
-    assert handled == [BATCH, BATCH, 0, 0], "the last of them keep nobody awake"
+    assert handled == [MAX_BATCH_RECORDS, MAX_BATCH_RECORDS, 0, 0], (
+        "the last of them keep nobody awake"
+    )
     assert processor.counts.transactions == before + 3
     assert world.actions() == {f"late/o{number}: a{number}": 1 for number in range(keys)}
 
@@ -77,7 +79,7 @@ def test_what_comes_while_keys_are_due_is_decided_by_what_is_known_after_it() ->
     for _ in range(2):  # both join, and share the partitions
         world.run(0)
         world.run(1)
-    for number in range(3 * BATCH):
+    for number in range(3 * MAX_BATCH_RECORDS):
         world.send(Send("a", f"o{number}", 0))
     while world.run(0) + world.run(1):
         pass
@@ -86,7 +88,7 @@ def test_what_comes_while_keys_are_due_is_decided_by_what_is_known_after_it() ->
     while not world.actions():  # the first of process 0's keys have fired, and not the last
         world.run(0)
         world.now += 1000
-    assert world.actions().total() == BATCH
+    assert world.actions().total() == MAX_BATCH_RECORDS
 
     processor, log = world.opened(0)
     mine = {topic: {each.number for each in log._next if each.topic == topic} for topic in TOPICS}
@@ -123,17 +125,17 @@ def test_what_a_removed_trigger_held_is_removed_from_the_changelog() -> None:
 
 def test_what_many_keys_of_a_removed_trigger_held_goes_in_several_transactions() -> None:
     world = MemorySensor(1)
-    for number in range(BATCH + 500):
+    for number in range(MAX_BATCH_RECORDS + 500):
         world.send(Send("a", f"o{number}", 0))
     while world.run(0):
         pass
-    assert len(world.changelog()) > 2 * BATCH
+    assert len(world.changelog()) > 2 * MAX_BATCH_RECORDS
     world.end(0, expelled=False)
     world.without = ("three", "late")
     sizes: list[int] = []
     while (handled := world.run(0)) or not sizes:
         sizes.append(handled)
-    assert max(sizes) == BATCH
+    assert max(sizes) == MAX_BATCH_RECORDS
     assert len(world.changelog()) == 1, "what `two` holds"
 
 
@@ -184,11 +186,11 @@ def test_records_say_their_trigger_dependency_and_events() -> None:
 def test_a_transaction_has_as_many_records_as_are_there_up_to_its_limit() -> None:
     """BUS-23, BUS-S9."""
     world = MemorySensor(1)
-    for _ in range(BATCH + 500):
+    for _ in range(MAX_BATCH_RECORDS + 500):
         world.send(Send("c", "x", 0))
     processor, _ = world.opened(0)
     read = [processor.step(world.now) for _ in range(2)]
-    assert read[0] == BATCH
+    assert read[0] == MAX_BATCH_RECORDS
     assert processor.counts.transactions == 2
 
 

@@ -217,12 +217,12 @@ async def test_one_that_always_fails_keeps_the_others_from_ending_for_a_bound_on
 
 
 class Ignored:
-    def assigned(self, partitions: Any) -> None: ...
+    def on_assigned(self, partitions: Any) -> None: ...
 
-    async def revoked(self, partitions: Any) -> Any:
+    async def on_revoked(self, partitions: Any) -> Any:
         return {}
 
-    def lost(self, partitions: Any) -> None: ...
+    def on_lost(self, partitions: Any) -> None: ...
 
 
 class Broken(Shard):

@@ -34,7 +34,7 @@ from knafka.core.documents import dump
 from knafka.core.drain import STOP, Ended
 from knafka.core.errors import LogError
 from knafka.dispatcher.engine.drain import JOIN_PATIENCE
-from knafka.dispatcher.shared.drain import LOOK_INTERVAL
+from knafka.dispatcher.shared.drain import IDLE_CHECK_INTERVAL
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START, SHARD
@@ -190,7 +190,7 @@ async def test_one_that_waited_for_its_partitions_ends_when_all_have_been_idle()
     await running.start()
     running.world.send("1")
     exchange = running.drain(idle="PT2S")
-    await asyncio.wait_for(exchange.task, 3.0 + 2.0 + 2 * LOOK_INTERVAL)
+    await asyncio.wait_for(exchange.task, 3.0 + 2.0 + 2 * IDLE_CHECK_INTERVAL)
     last = lines_of(exchange)[-1]
     assert last.ended is Ended.IDLE
     assert [each.delivered for each in last.egresses.values()] == [1, 1]

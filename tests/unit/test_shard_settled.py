@@ -160,12 +160,12 @@ async def test_a_partition_of_another_process_is_not_told_of(three: Three) -> No
 class Nobody:
     """Is given partitions, and does nothing with them."""
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None: ...
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None: ...
 
-    async def revoked(self, partitions: object) -> dict[int, OffsetAndMetadata]:
+    async def on_revoked(self, partitions: object) -> dict[int, OffsetAndMetadata]:
         return {}
 
-    def lost(self, partitions: object) -> None: ...
+    def on_lost(self, partitions: object) -> None: ...
 
 
 async def test_what_was_lost_to_another_process_is_not_told_of(
@@ -174,7 +174,7 @@ async def test_what_was_lost_to_another_process_is_not_told_of(
     three.world.store_at(0, "1")
     exchange = three.drain(idle="PT5S")
     await until(lambda: three.committed(0) == 1)
-    three.shared.lost([0, 1])
+    three.shared.on_lost([0, 1])
     await exchange.task
     found = lines_of(exchange)[-1].settled
     assert found is not None

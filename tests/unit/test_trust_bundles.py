@@ -35,7 +35,7 @@ def authority() -> WebAuthority:
 
 @pytest.fixture(autouse=True)
 def looking_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust_bundles, "LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr(trust_bundles, "FOLDER_CHECK_INTERVAL", 0.0)
 
 
 async def test_a_destination_of_a_bundles_authority_is_believed(
@@ -98,7 +98,7 @@ def test_a_file_without_certificates_takes_the_others_nothing(
 def test_a_folder_is_looked_at_once_a_second_whoever_connects(
     tmp_path: Path, authority: WebAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust_bundles, "LOOK_INTERVAL", 1.0)
+    monkeypatch.setattr(trust_bundles, "FOLDER_CHECK_INTERVAL", 1.0)
     now = 100.0
     bundles = TrustBundles(tmp_path, lambda: now)
     assert bundles.read() == ""

@@ -51,7 +51,7 @@ class Heard:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(watches, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(watches, "FIRST_WATCH_PAUSE", 0.01)
     with api_server() as served:
         yield served
 

@@ -37,7 +37,7 @@ from typing import Any, Final, cast
 from confluent_kafka import Producer
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, remembered
+from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, cache_seconds
 from knafka.clients.kafka.kafka_connection import connection_configuration
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import names
@@ -223,7 +223,7 @@ class Load:
         )
         # So soon after the start these are others than later on.
         ask, reconcile = await self._cost_of_asking(used), await self._cost_of_reconciling()
-        asks, reconciles = count / (0.75 * remembered(count)), count / RESYNC_SECONDS
+        asks, reconciles = count / (0.75 * cache_seconds(count)), count / RESYNC_SECONDS
         used += (asks - groups / elapsed) * ask + (reconciles - triggers / elapsed) * reconcile
         say(f"     {used:.2%} later on: {asks:.1f} groups a second, {ask * 1e3:.1f} ms each")
         say(f"     and {reconciles:.1f} reconciled a second, {reconcile * 1e3:.2f} ms each")

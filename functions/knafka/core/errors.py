@@ -52,6 +52,7 @@ class InvalidDocument(KnafkaError):
     """
 
     def __init__(self, path: str, problem: str) -> None:
+        """Create the error; its text begins with `path`, unless `problem` names that already."""
         names_path = not path or path in problem
         super().__init__(problem if names_path else f"{path}: {problem}")
         self.path = path
@@ -84,6 +85,8 @@ class LogError(KnafkaError):
         too_few_brokers: bool = False,
         denied: str = "",
     ) -> None:
+        """Create the error. `retriable`: another attempt may succeed; `too_large`: a record is
+        larger than its topic takes."""
         super().__init__(problem)
         self.too_few_brokers = too_few_brokers
         self.denied = denied

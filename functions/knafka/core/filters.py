@@ -177,6 +177,8 @@ def _attribute_predicate(
         return lambda event: (value := event.get(name)) is not None and test(value, want)
 
     def passes(event: Attributes) -> bool:
+        """Return whether the event has every attribute in `pairs`, with a value that passes
+        `test`."""
         for name, want in pairs:
             value = event.get(name)
             if value is None or not test(value, want):

@@ -48,7 +48,7 @@ SHARDS: Final = f"{OURS}shard-"
 SOURCES: Final = "knative-kafka-source-"
 """Prefix of the names of consumer groups of KafkaSources that name none."""
 
-LABEL: Final = 63
+MAX_LABEL_LENGTH: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
 
 NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
@@ -135,10 +135,10 @@ def child(parent: str, suffix: str) -> str:
     `parent` is a Kubernetes name. If it is too long, has dots or begins with a digit, the result is
     changed and ends in a digest, so that no two parents share a child.
     """
-    if len(parent + suffix) <= LABEL and "." not in parent and parent[0].isalpha():
+    if len(parent + suffix) <= MAX_LABEL_LENGTH and "." not in parent and parent[0].isalpha():
         return parent + suffix
     ending = f"-{hashlib.sha256(parent.encode()).hexdigest()[:10]}{suffix}"
-    return f"k-{parent.replace('.', '-')}"[: LABEL - len(ending)].rstrip("-") + ending
+    return f"k-{parent.replace('.', '-')}"[: MAX_LABEL_LENGTH - len(ending)].rstrip("-") + ending
 
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
@@ -249,7 +249,7 @@ def archive_lease(namespace: str, root: str) -> str:
     return f"{OURS}archive-{hashlib.sha256(f'{namespace}/{root}'.encode()).hexdigest()[:20]}"
 
 
-def rendered(template: str, namespace: str, name: str, uid: str = "") -> str:
+def render_template(template: str, namespace: str, name: str, uid: str = "") -> str:
     """Fill in a template of names for an object; empty if it uses a UID (or another value) that is
     missing."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}

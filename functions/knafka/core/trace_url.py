@@ -8,7 +8,9 @@ from typing import Final
 
 from knafka.core.errors import InvalidDocument
 
-WANTED: Final = "want http:// or https://, a host, and {trace} in the place of a trace's id"
+EXPECTED_TRACE_URL: Final = (
+    "want http:// or https://, a host, and {trace} in the place of a trace's id"
+)
 TRACE_URL: Final = "KNAFKA_TRACE_URL"
 _is_url = re.compile(r"https?://[^\s/?#@{}<>\"']+[^\s{}<>\"']*\{trace\}[^\s{}<>\"']*").fullmatch
 
@@ -22,5 +24,5 @@ def trace_url(environment: Mapping[str, str]) -> str:
     """Return the value of `TRACE_URL`. Raises `InvalidDocument`."""
     text = environment.get(TRACE_URL, "").strip()
     if not is_trace_url(text):
-        raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {WANTED}")
+        raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {EXPECTED_TRACE_URL}")
     return text

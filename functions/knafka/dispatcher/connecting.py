@@ -48,7 +48,7 @@ MIN_EGRESS_BYTES: Final = 4 * 1024 * 1024
 size."""
 
 
-OTHER_FILES: Final = 512
+DISPATCHER_OTHER_FILES: Final = 512
 """Open files besides the connections to subscribers: Kafka connections, log segments, loaded
 code."""
 MAX_OPEN_FILES: Final = 65_536
@@ -182,6 +182,9 @@ class KafkaShard:
         tokens: SinkTokens | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
+        """Open the shard's writer, and raise the process's limit of open files. `reporting`:
+        settings that make librdkafka report statistics; `refusal` checks the addresses of
+        destinations."""
         producer_settings = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(producer_settings)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
@@ -196,7 +199,7 @@ class KafkaShard:
         self._dead_letters: dict[str, BrokerDeadLetters] = {}
         """Writers of Brokers' dead letters, by topic; all Egresses of a Broker or KafkaChannel
         share one."""
-        self._files = raise_open_file_limit() - OTHER_FILES
+        self._files = raise_open_file_limit() - DISPATCHER_OTHER_FILES
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
         """Return the clients of one drain, which share memory and connections with all others."""

@@ -32,6 +32,8 @@ class ConvertedRecord:
     )
 
     def __init__(self, record: Record, number: int, conversion: Conversion) -> None:
+        """Wrap a record that isn't converted yet; `number` identifies its partition among those of
+        all topics."""
         self._record, self._number, self._conversion = record, number, conversion
         self._value = record.value()
         self.key, self.offset, self.topic = record.key, record.offset, record.topic
@@ -70,6 +72,8 @@ class ConvertingReader(KafkaReader):
         topics: Sequence[str],
         assignment: Assignment,
     ) -> None:
+        """Join the group on the source's topics; `conversion` says how a record becomes an
+        event."""
         super().__init__(connection, group, topics, assignment)
         self._conversion = conversion
 

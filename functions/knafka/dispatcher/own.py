@@ -10,7 +10,7 @@ from knafka.core.documents import digest
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import TAIL_CLOSE_TIMEOUT, Clients
-from knafka.dispatcher.served import STOP_TIMEOUT, ServedEgress, egress_metrics
+from knafka.dispatcher.served import EGRESS_STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.draining.lease import DrainLease
 from knafka.draining.renewal import OwnService
 from knafka.draining.side import LeasedSide
@@ -29,6 +29,8 @@ class OwnEgress(LeasedSide):
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
+        """Create the lease of the Egress's drains; the lease renews itself at `service_url`, or
+        never if that is None."""
         self._writer = clients.writer
         self._digest = digest(egress)
         self._clients = clients
@@ -56,8 +58,8 @@ class OwnEgress(LeasedSide):
 
     async def close(self) -> None:
         """Wait for the drain to end, then close the clients."""
-        await self.drained()
+        await self.wait_until_drained()
         await self._clients.subscriber.close()
         if self._clients.broker_dead_letters is not None:
             await self._clients.broker_dead_letters.close(TAIL_CLOSE_TIMEOUT)
-        await self._writer.close(STOP_TIMEOUT)
+        await self._writer.close(EGRESS_STOP_TIMEOUT)

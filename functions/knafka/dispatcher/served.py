@@ -20,7 +20,7 @@ from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.observability import Histogram, Metric, consumed, egress_labels
 from knafka.tracing.spans import Tracer
 
-STOP_TIMEOUT: Final = 4.0
+EGRESS_STOP_TIMEOUT: Final = 4.0
 """Seconds that dead letters and replies under way may still take when the clients are closed."""
 
 

@@ -27,7 +27,7 @@ from knafka.settings import DrainSettings
 from knafka.tracing.spans import Tracer
 from knafka.tracing.starting import Tracing, start_tracing
 
-METRICS: Final = "/metrics"
+METRICS_PATH: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
 READY_PATIENCE: Final = 5.0
 """Seconds that a request waits until the process is ready to drain."""
@@ -68,7 +68,7 @@ class Side(Protocol):
         one."""
         ...
 
-    def refused(self) -> None:
+    def note_refusal(self) -> None:
         """Note that this process has refused a request as it is for another one."""
         ...
 
@@ -86,7 +86,7 @@ class Side(Protocol):
         seconds. Returns at once."""
         ...
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until all drains have ended; close nothing."""
         ...
 
@@ -142,11 +142,11 @@ class DrainingFunction:
             self._side.stop(self._stop_timeout)
         self._ending = True
 
-    async def interrupted(self) -> None:
+    async def wait_until_interrupted(self) -> None:
         """Wait until the drains that `interrupt` ends have finished their attempts, committed and
         left their groups; requests are still answered, and nothing is closed."""
         if self._side is not None:
-            await self._side.drained()
+            await self._side.wait_until_drained()
 
     async def stop(self) -> None:
         """End the process's work: `interrupt`, wait for the end of the drains, and close what
@@ -190,7 +190,7 @@ class DrainingFunction:
         elif method == "GET" and path in READINESS:
             ready, reason = self.ready()
             await answer(send, 200 if ready else 503, f"{reason}\n".encode())
-        elif method == "GET" and path == METRICS:
+        elif method == "GET" and path == METRICS_PATH:
             if not self._scrapers.accept(bearer_of(scope["headers"])):
                 await refuse_caller(send, NO_SCRAPER)
                 return
@@ -220,15 +220,15 @@ class DrainingFunction:
         side = self._side
         assert side is not None
         if refusal := side.refusal(request):
-            side.refused()
+            side.note_refusal()
             await answer(send, 412, f"{refusal}\n".encode())
             return
         # Some callers ask before the process is ready, as it has only just been started.
         await side.wait_until_ready(READY_PATIENCE)
         if self._replaceable_request is not None and request.can_be_stopped:
-            caller, request_ended = self._replaceable_request
+            caller, reset_reported_counts = self._replaceable_request
             caller.cancel()
-            await request_ended.wait()
+            await reset_reported_counts.wait()
         if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._ending:
@@ -236,18 +236,20 @@ class DrainingFunction:
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
         else:
-            caller, request_ended = (
+            caller, reset_reported_counts = (
                 asyncio.create_task(_wait_for_caller(receive, body_rest)),
                 asyncio.Event(),
             )
-            self._replaceable_request = None if request.can_be_stopped else (caller, request_ended)
+            self._replaceable_request = (
+                None if request.can_be_stopped else (caller, reset_reported_counts)
+            )
             try:
                 await side.stream(request, caller, send)
             finally:
                 caller.cancel()
                 self._replaceable_request = None
                 side.detach()
-                request_ended.set()
+                reset_reported_counts.set()
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:

@@ -25,7 +25,7 @@ from knafka.observability import RateLimitedFilter
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
-STOP_TIMEOUT: Final = 2.0
+DRAIN_STOP_TIMEOUT: Final = 2.0
 """Seconds that attempts under way get when a drain stops, by default."""
 RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher sends one to its own Service: more than an
@@ -33,7 +33,7 @@ operator leaves between two requests, less than the window of Knative's autoscal
 RENEWAL_BUDGET: Final = 15.0
 """Budget (seconds) of a request that a dispatcher sends to its own Service; an operator that is
 back waits at most so long for its own request."""
-ASK_AGAIN: Final = 3.0
+RENEWAL_RETRY_INTERVAL: Final = 3.0
 """Seconds between a request to the own Service that failed and the next one."""
 BEGIN_AGAIN_SECONDS: Final = 300.0
 """Seconds after which a drain that began at the process's start, and was stopped, begins again. By
@@ -79,7 +79,7 @@ class Leased(Protocol[P_co]):
         """Drain until idle or stopped; returns the last progress."""
         ...
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: float = DRAIN_STOP_TIMEOUT) -> None:
         """End the drain; attempts under way get `timeout` seconds."""
         ...
 
@@ -87,7 +87,7 @@ class Leased(Protocol[P_co]):
         """Return the progress, with the counts since the last request ended."""
         ...
 
-    def request_ended(self) -> None:
+    def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
         ...
 
@@ -97,6 +97,7 @@ class DrainLease(Generic[P]):
     operator scales the dispatcher."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
+        """Begin without a drain; `new_drain` creates each one."""
         self._new_drain = new_drain
         self._renewal = renewal
         self._drain: Leased[P] | None = None
@@ -138,7 +139,7 @@ class DrainLease(Generic[P]):
     def detach(self) -> None:
         """End the request under way, whatever its result; the drain goes on."""
         if self._drain is not None:
-            self._drain.request_ended()
+            self._drain.reset_reported_counts()
         self.is_attached = False
         self._wait_for_renewal()
 
@@ -160,9 +161,9 @@ class DrainLease(Generic[P]):
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
-        self._running.add_done_callback(self._drain_ended)
+        self._running.add_done_callback(self._on_drain_ended)
 
-    def _drain_ended(self, running: asyncio.Task[P]) -> None:
+    def _on_drain_ended(self, running: asyncio.Task[P]) -> None:
         """Note that the drain has ended, and plan the next one after a failure."""
         self._drain = self._running = None
         self._cancel_timer()
@@ -189,7 +190,7 @@ class DrainLease(Generic[P]):
         if self._at_start and not self._ending:
             self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._restart)
 
-    def refused(self) -> None:
+    def note_refusal(self) -> None:
         """Note that this process has refused a request, as it drains something else. Such requests
         show that its drain is replaced, so each of them postpones the restart of a drain that was
         stopped."""
@@ -219,14 +220,14 @@ class DrainLease(Generic[P]):
         self._timer = None
         if self._running is not None and not self.is_attached and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
-            self._renewing.add_done_callback(self._renewal_ended)
+            self._renewing.add_done_callback(self._on_renewal_ended)
 
     def _end_renewal(self) -> None:
         """Cancel the renewal under way."""
         if self._renewing is not None:
             self._renewing.cancel()
 
-    def _renewal_ended(self, renewing: asyncio.Task[None]) -> None:
+    def _on_renewal_ended(self, renewing: asyncio.Task[None]) -> None:
         """Note that the renewal has ended, and plan the next one."""
         self._renewing = None
         if not renewing.cancelled() and (error := renewing.exception()) is not None:
@@ -251,7 +252,7 @@ class DrainLease(Generic[P]):
                 return
             except KnafkaError as error:
                 log.warning("nobody asks for this drain, and asking for it failed: %s", error)
-                await asyncio.sleep(ASK_AGAIN)
+                await asyncio.sleep(RENEWAL_RETRY_INTERVAL)
 
     def _cancel_timer(self) -> None:
         """Cancel the planned restart or renewal."""

@@ -14,7 +14,7 @@ from knafka.core.errors import DeliveryError, KnafkaError
 from knafka.draining.lease import AnotherEgress
 from knafka.ports.subscriber import Subscriber, Target
 
-GRACE: Final = 30.0
+RENEWAL_GRACE: Final = 30.0
 """Seconds beyond its budget that a request may take, as a pod may have to start first."""
 
 
@@ -34,12 +34,16 @@ class OwnService:
         self._subscriber = subscriber
 
     async def __call__(self, request: DrainRequest) -> None:
+        """Send one request for a drain and wait for its end. Raises `AnotherEgress` if the Service
+        drains something else, and `RenewalFailed` for any other failure."""
         body = json.dumps(dump(request.model_copy(update=self._what))).encode()
         head = b"content-type: application/json\r\n"
         if request.bearer:
             head += b"authorization: Bearer %s\r\n" % request.bearer.encode()
         try:
-            response = await self._subscriber.post(self._target, head, body, request.budget + GRACE)
+            response = await self._subscriber.post(
+                self._target, head, body, request.budget + RENEWAL_GRACE
+            )
         except DeliveryError as error:
             raise RenewalFailed(f"{self._target.url}: {error}") from error
         if response.status == 412:

@@ -24,8 +24,8 @@ class LeasedSide:
 
     async def wait_until_ready(self, timeout: float) -> None: ...
 
-    def refused(self) -> None:
-        self._lease.refused()
+    def note_refusal(self) -> None:
+        self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:
         """Start a drain at once if `drain` is set."""
@@ -41,5 +41,5 @@ class LeasedSide:
     def stop(self, timeout: float) -> None:
         self._lease.stop(timeout)
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         await self._lease.wait()

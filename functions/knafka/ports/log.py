@@ -145,17 +145,17 @@ def failure_of(writers: Iterable[LogWriter]) -> LogError | None:
 class Assignment(Protocol):
     """Receives the partitions that a reader is assigned and loses; called on the event loop."""
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Take over these partitions; each value is what the group has committed, None: nothing."""
         ...
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Finish with these partitions; returns what to commit before another member gets them."""
         ...
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget these partitions without a commit: they belong to another member already. Or their
-        log was replaced and has no such offset: then `assigned` follows, with nothing committed,
+        log was replaced and has no such offset: then `on_assigned` follows, with nothing committed,
         and they are read from their start."""
         ...
 
@@ -197,8 +197,8 @@ class LogReader(Protocol):
 
     async def close(self, timeout: float) -> None:
         """Revoke all partitions (with their last commits) and leave the group, within `timeout`
-        seconds, including the time of `Assignment.revoked`. Records without a commit are read again
-        by others."""
+        seconds, including the time of `Assignment.on_revoked`. Records without a commit are read
+        again by others."""
         ...
 
 

@@ -72,7 +72,7 @@ class GroupOffsets(Protocol):
 class GroupMember(Protocol):
     """A member of a group that learns which partitions this process owns, and reads none.
 
-    Its `Assignment` gets no commits, and the commits that `revoked` returns are not made.
+    Its `Assignment` gets no commits, and the commits that `on_revoked` returns are not made.
     """
 
     async def serve(self, timeout: float) -> None:

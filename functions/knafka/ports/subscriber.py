@@ -31,6 +31,8 @@ class HttpOrigin(NamedTuple):
     """PEM to trust beside the system's; None: the system's only."""
 
     def __str__(self) -> str:
+        """Return `host:port`, without the scheme's usual port and with brackets around an IPv6
+        address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (
             host if self.port == _PORTS["https" if self.tls else "http"] else f"{host}:{self.port}"

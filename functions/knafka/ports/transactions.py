@@ -67,12 +67,12 @@ class Claims(Protocol):
     """Receives the partitions that a member is assigned and loses; called within `read` and
     `close`, never while a transaction is under way."""
 
-    def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         """Take over these partitions; each value is what the group has committed, None: nothing. No
         transaction that changes these offsets is under way any more."""
         ...
 
-    def revoked(self, partitions: Collection[Partition]) -> None:
+    def on_revoked(self, partitions: Collection[Partition]) -> None:
         """Forget these partitions, which belong to another member or soon will."""
         ...
 
@@ -138,6 +138,6 @@ class TransactionalLog(Protocol):
         ...
 
     def close(self, timeout: float) -> None:
-        """Leave the group within `timeout` seconds; `Claims.revoked` is called for owned
+        """Leave the group within `timeout` seconds; `Claims.on_revoked` is called for owned
         partitions."""
         ...

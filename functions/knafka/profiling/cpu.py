@@ -10,8 +10,8 @@ microseconds, and another thread could sample it only when it releases the inter
 when it waits again: it would seem to spend all of its time there.
 
 The process goes on meanwhile: one sample of all threads holds the interpreter for some tens of
-microseconds. Sampling takes at most `SHARE` of one core; with many threads or deep stacks it is
-rarer.
+microseconds. Sampling takes at most `MAX_SAMPLING_SHARE` of one core; with many threads or deep
+stacks it is rarer.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from typing import Final
 
 from knafka.profiling.format import Frame, Profile, ValueType
 
-INTERVAL: Final = 0.01
+SAMPLE_INTERVAL: Final = 0.01
 """Seconds between two samples, on average."""
-SHARE: Final = 0.02
+MAX_SAMPLING_SHARE: Final = 0.02
 """Largest share of one core that sampling may take."""
 PATIENCE: Final = 1.0
 """Seconds to wait for the event loop to start or stop the timer."""
-DEPTH: Final = 200
+MAX_CPU_STACK_DEPTH: Final = 200
 """Most frames of a stack that are kept, the innermost ones."""
 
 _TASKS: Final = Path("/proc/self/task")
@@ -75,7 +75,7 @@ def profile(
         types=_TYPES,
         samples=samples,
         period_type=ValueType("cpu", "nanoseconds"),
-        period=int(INTERVAL * 1e9),
+        period=int(SAMPLE_INTERVAL * 1e9),
         default="cpu",
         time=began,
         duration=time.monotonic() - started,
@@ -108,10 +108,11 @@ class _ThreadSampler:
     samples."""
 
     def __init__(self, seen: _Seen, ticking: int | None) -> None:
+        """Note the CPU time that each thread has used so far; `seen` gets the samples."""
         self.count = 0
         self.cost = 0.0
         """Seconds of CPU."""
-        self.interval = INTERVAL
+        self.interval = SAMPLE_INTERVAL
         self._seen = seen
         self._timed_thread = ticking
         self._at = time.monotonic_ns()
@@ -142,7 +143,7 @@ class _ThreadSampler:
         self.count += 1
         cost = time.thread_time() - cost_before
         self.cost += cost
-        self.interval = max(INTERVAL, self.cost / self.count / SHARE)
+        self.interval = max(SAMPLE_INTERVAL, self.cost / self.count / MAX_SAMPLING_SHARE)
 
     def _cpu_time_since_last(self, thread: int | None) -> int:
         """Return the nanoseconds that the thread ran since the last call for it; 0 at the first
@@ -167,7 +168,7 @@ class _Ticks:
         signal.signal(signal.SIGPROF, self._tick)
         # Bytecode isn't all that is interrupted: without this, a system call of C code may fail.
         signal.siginterrupt(signal.SIGPROF, False)
-        signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_INTERVAL, SAMPLE_INTERVAL)
 
     def stop(self) -> None:
         """Stop the timer."""
@@ -191,12 +192,14 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
     is_active, started, ended = True, threading.Event(), threading.Event()
 
     def start() -> None:
+        """Start the timer, if the profile hasn't ended and this is the main thread."""
         # A loop that was stuck until now must not start the timer after the profile has ended.
         if is_active and threading.current_thread() is threading.main_thread():
             ticks.start()
             started.set()
 
     def stop() -> None:
+        """Stop the timer, and report that it has ended."""
         ticks.stop()
         ended.set()
 
@@ -213,10 +216,10 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
 
 
 def _stack(innermost: FrameType) -> _Stack:
-    """Return a stack of at most `DEPTH` calls, from its innermost frame."""
+    """Return a stack of at most `MAX_CPU_STACK_DEPTH` calls, from its innermost frame."""
     stack: list[tuple[CodeType, int]] = []
     frame: FrameType | None = innermost
-    while frame is not None and len(stack) < DEPTH:
+    while frame is not None and len(stack) < MAX_CPU_STACK_DEPTH:
         stack.append((frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back
     return tuple(stack)

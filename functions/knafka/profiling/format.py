@@ -89,6 +89,7 @@ class _Encoder:
         return b"".join(parts)
 
     def _value_type(self, value_type: ValueType) -> bytes:
+        """Encode the type and the unit of a profile's values."""
         return _number_field(1, self._string(value_type.type)) + _number_field(
             2, self._string(value_type.unit)
         )

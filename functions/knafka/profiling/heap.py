@@ -18,7 +18,7 @@ from typing import Final
 
 from knafka.profiling.format import Frame, Profile, ValueType
 
-DEPTH: Final = 8
+MAX_HEAP_STACK_DEPTH: Final = 8
 """Most frames of a stack that are kept: each costs time for every allocation."""
 
 _one_at_a_time = threading.Lock()
@@ -31,7 +31,7 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
     with _one_at_a_time:
         traced = tracemalloc.is_tracing()
         if not traced:
-            tracemalloc.start(DEPTH)
+            tracemalloc.start(MAX_HEAP_STACK_DEPTH)
         try:
             if not traced:
                 sleep(seconds)

@@ -33,7 +33,7 @@ Profiles of this process, for `go tool pprof URL` or speedscope:
 {PREFIX}threads              how many threads are where
 {PREFIX}threads?debug=1      every thread and task, to be read
 """
-SECONDS: Final = 30.0
+DEFAULT_PROFILE_SECONDS: Final = 30.0
 """Default duration of a profile, in seconds."""
 
 _log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _seconds(parameters: dict[str, str]) -> float:
     """Return the duration that a request asks for. Raises `_RefusedProfile`."""
-    text = parameters.get("seconds", str(SECONDS))
+    text = parameters.get("seconds", str(DEFAULT_PROFILE_SECONDS))
     try:
         seconds = float(text)
     except ValueError:

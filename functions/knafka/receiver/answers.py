@@ -21,6 +21,8 @@ class Answer:
         headers: tuple[tuple[bytes, bytes], ...] = (),
         content_type: bytes = b"text/plain; charset=utf-8",
     ) -> None:
+        """Encode the response once, as it is sent many times; `text` becomes its body, ended by a
+        line break."""
         self.status = status.value
         self.body = f"{text}\n".encode() if text else b""
         if self.body:

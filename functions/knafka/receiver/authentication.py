@@ -3,10 +3,10 @@
     A request without a valid token is answered 401, and a sender that no policy admits 403. While
     keys are not read yet, or are being read again, the answer is 503, as the token may be valid.
 
-A token that was verified before costs two look-ups. Only good tokens are cached, `MAX_TOKENS` at
-most. The cost of bad tokens is bounded too: claims are checked before the signature, and only so
-many wrong signatures are checked per second. They are counted by claimed sender, so that invented
-tokens of others don't hold up a known sender's new token.
+A token that was verified before costs two look-ups. Only good tokens are cached,
+`MAX_SENDER_TOKENS` at most. The cost of bad tokens is bounded too: claims are checked before the
+signature, and only so many wrong signatures are checked per second. They are counted by claimed
+sender, so that invented tokens of others don't hold up a known sender's new token.
 
 Not here: what a token must claim (`core.tokens.auth_tokens`), keys (`ports.signing_keys`), policies
 (`core.authorization`).
@@ -35,7 +35,7 @@ from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders
 from knafka.receiver.answers import Answer
 
-MAX_TOKENS: Final = 2048
+MAX_SENDER_TOKENS: Final = 2048
 """Verified tokens that are cached; the older half is removed when there are more. With the longest
 tokens that is 16 MB."""
 MAX_FAILURES_PER_SECOND: Final = 2_500
@@ -92,7 +92,7 @@ class TokenVerifier:
         verified = self._old_tokens.get((audience, token))
         if verified is None or now >= verified.until:
             verified = self._check_token(token, audience, now)
-        if len(self._new_tokens) >= MAX_TOKENS // 2:
+        if len(self._new_tokens) >= MAX_SENDER_TOKENS // 2:
             self._new_tokens, self._old_tokens = {}, self._new_tokens
             self._new_subjects, self._old_subjects = set(), self._new_subjects
         self._new_tokens[audience, token] = verified

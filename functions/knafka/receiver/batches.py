@@ -22,6 +22,7 @@ class EventBatch:
     """The valid events of one request, which get one answer."""
 
     def __init__(self, records: Sequence[Draft]) -> None:
+        """Measure the events; nothing is appended before `append`."""
         self._records = records
         self._left = len(records)
         self._error: LogError | None = None
@@ -49,7 +50,7 @@ class EventBatch:
             return
         self._stored = stored
         for number, (key, headers, value) in enumerate(self._records):
-            respond, reported = tracing.receive(ingress, headers, _ignore, self._reported)
+            respond, reported = tracing.receive(ingress, headers, _ignore, self._note_report)
             self._traced.append(respond)
             try:
                 append(ingress.topic, key, value, headers, reported)
@@ -58,12 +59,12 @@ class EventBatch:
                 reported(error)
                 break
 
-    def answered(self, answer: Answer) -> None:
+    def end_spans(self, answer: Answer) -> None:
         """End the spans of the batch's events with this answer."""
         for respond in self._traced:
             respond(answer)
 
-    def _reported(self, error: LogError | None) -> None:
+    def _note_report(self, error: LogError | None) -> None:
         """Note Kafka's report of one event; after the last one, call `stored`."""
         self._error = self._error or error
         self._left -= 1

@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
-BATCH_BYTES: Final = 1_000_000
+DEFAULT_BATCH_BYTES: Final = 1_000_000
 """librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
-OTHER_FILES: Final = 100
+RECEIVER_OTHER_FILES: Final = 100
 """Open files besides the connections of senders, most of them connections to Kafka."""
 UNUSED_WRITER_SECONDS: Final = 60.0
 """Seconds for which an unused writer stays open, as requests that have begun may still need it."""
-STOP_TIMEOUT: Final = 5.0
+RECEIVER_STOP_TIMEOUT: Final = 5.0
 """Seconds to finish requests when the process stops; with the server's four seconds, less than
 ten."""
 
@@ -112,6 +112,8 @@ class ReceiverFunction:
         subscriber = self._subscriber = HttpSubscriber(limit=MAX_HOLDS)
 
         async def hold() -> None:
+            """Send one request to the receiver's own Service, which answers it late; errors are
+            ignored."""
             with contextlib.suppress(DeliveryError):
                 await subscriber.post(target, b"", b"", HOLD_TIMEOUT)
 
@@ -222,7 +224,7 @@ class ReceiverFunction:
     async def _close_later(self, writer: LogWriter) -> None:
         """Close a writer after `UNUSED_WRITER_SECONDS` seconds."""
         await asyncio.sleep(UNUSED_WRITER_SECONDS)
-        await writer.close(STOP_TIMEOUT)
+        await writer.close(RECEIVER_STOP_TIMEOUT)
         self._leaving.discard(writer)
         self.ingest.writers.remove(writer)
 
@@ -271,11 +273,11 @@ class ReceiverFunction:
     def interrupt(self) -> None:
         """Do nothing: requests are answered as soon as Kafka acknowledges."""
 
-    async def interrupted(self) -> None:
+    async def wait_until_interrupted(self) -> None:
         """Return at once: requests go on until the server ends."""
 
     async def stop(self) -> None:
-        """Finish the requests under way, within `STOP_TIMEOUT`, and close all clients."""
+        """Finish the requests under way, within `RECEIVER_STOP_TIMEOUT`, and close all clients."""
         if self.ingest.held is not None:
             self.ingest.held.close()
         self._connections.close()
@@ -284,7 +286,7 @@ class ReceiverFunction:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         writers = [*self._writers.values(), *self._leaving]
-        await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in writers))
+        await asyncio.gather(*(writer.close(RECEIVER_STOP_TIMEOUT) for writer in writers))
         if self._subscriber is not None:
             await self._subscriber.close()
         if self._tracing is not None:
@@ -365,6 +367,7 @@ class ReceiverFunction:
         answer_future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
+            """Give the answer to the waiting request, unless that was cancelled."""
             if not answer_future.done():
                 answer_future.set_result(answer)
 
@@ -377,7 +380,8 @@ def _limits() -> Limits:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     default_limits = Limits()
     return replace(
-        default_limits, connections=max(1, min(default_limits.connections, files - OTHER_FILES))
+        default_limits,
+        connections=max(1, min(default_limits.connections, files - RECEIVER_OTHER_FILES)),
     )
 
 
@@ -394,7 +398,7 @@ def _batch_size(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]
     limit works too: if a batch was too large, the writer sends its records again one by one.
     """
     limits = [ingress.max_batch_bytes for ingress in ingresses if ingress.kafka == kafka]
-    declared = int(kafka.producer.get("batch.size", BATCH_BYTES))
-    smallest = min((limit for limit in limits if limit is not None), default=BATCH_BYTES)
+    declared = int(kafka.producer.get("batch.size", DEFAULT_BATCH_BYTES))
+    smallest = min((limit for limit in limits if limit is not None), default=DEFAULT_BATCH_BYTES)
     smallest = min(smallest, declared)
-    return {"batch.size": smallest} if smallest < BATCH_BYTES else {}
+    return {"batch.size": smallest} if smallest < DEFAULT_BATCH_BYTES else {}

@@ -63,7 +63,7 @@ Respond: TypeAlias = Callable[[Answer], None]
 
 LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
 READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
-METRICS: Final = b"/metrics"
+METRICS_PATH: Final = b"/metrics"
 CONTRACT: Final = b"/contract"
 HEADER_OVERHEAD: Final = 128
 """Bytes of memory that a header takes besides its name and value, in a request and in a waiting
@@ -247,7 +247,7 @@ class IngestHandler:
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
         route = self.find_route(address)
-        if route is None and address == METRICS and method in (b"GET", b"HEAD"):
+        if route is None and address == METRICS_PATH and method in (b"GET", b"HEAD"):
             if self._scrapers.accept(bearer_of(headers)):
                 self._write_metrics(respond)
             else:
@@ -276,6 +276,8 @@ class IngestHandler:
         began = clock()
 
         def on_stored(error: LogError | None) -> None:
+            """Answer the request after Kafka's report of its event: release its bytes, note its
+            type if it was stored, and count the duration."""
             self._waiting_bytes -= held
             if types is not None and error is None:
                 types.note_event(route.ingress.path, record_headers)
@@ -370,13 +372,15 @@ class IngestHandler:
             self._waiting_bytes += held
 
             def on_stored(error: LogError | None) -> None:
+                """Answer the request after Kafka's reports of all its events: release their bytes,
+                note their types if all were stored, and count the duration."""
                 self._waiting_bytes -= held
                 if self._types is not None and error is None:
                     for record in records:
                         self._types.note_event(route.ingress.path, record.headers)
                 route.duration.observe(clock() - began)
                 answer = answers.ACCEPTED if error is None else _answer_to_error(route, error)
-                batch.answered(answer)
+                batch.end_spans(answer)
                 route.respond(answer, respond, len(records))
 
             batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
@@ -430,6 +434,7 @@ class IngestHandler:
         long as thousands of events."""
 
         def on_formatted(text: asyncio.Future[bytes]) -> None:
+            """Answer with the formatted metrics, or with 503 if formatting has failed."""
             if text.cancelled() or (error := text.exception()) is not None:
                 problem = "cancelled" if text.cancelled() else repr(error)
                 respond(answers.not_storing(problem))

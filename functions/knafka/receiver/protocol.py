@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 IDLE_TIMEOUT: Final = 75.0
 """Seconds that a connection may be silent between requests: longer than a client's usual keep-alive
 of 60."""
-REQUEST_TIMEOUT: Final = 30.0
+STALLED_REQUEST_TIMEOUT: Final = 30.0
 """Seconds without progress after which a started request is refused."""
 REQUEST_DEADLINE: Final = 120.0
 """Seconds within which a whole request must arrive."""
@@ -43,7 +43,8 @@ LINGER: Final = 2.0
 request may be on its way; that is answered with `Connection: close`. Less than
 `serving.GRACEFUL_TIMEOUT`."""
 PROGRESS_BYTES: Final = 16 * 1024
-"""Bytes that must arrive in each `REQUEST_TIMEOUT`: 546 per second, as common servers require."""
+"""Bytes that must arrive in each `STALLED_REQUEST_TIMEOUT`: 546 per second, as common servers
+require."""
 UNCOUNTED_HEAD: Final = 16 * 1024
 """Bytes of a request's head that are parsed before its headers are counted: at most 4,096
 headers."""
@@ -112,6 +113,8 @@ class ReceiverProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        """Prepare for the first request; `app_state` holds the server's `Connections` under
+        `connections`."""
         self._shared: Connections = app_state["connections"]
         self._ingest = self._shared.ingest
         self._limits = self._ingest.limits
@@ -368,6 +371,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_request = True
 
     def on_url(self, url: bytes) -> None:
+        """Store a part of the request's URL, and count its bytes if headers are counted."""
         self._url += url
         if self._checks_headers:
             self._count_header(len(url))
@@ -506,11 +510,11 @@ class ReceiverProtocol(asyncio.Protocol):
         silent_seconds = now - self._heard_at
         if self._transport.is_closing():
             # The last answer can't be written, as the client doesn't read.
-            if silent_seconds > REQUEST_TIMEOUT:
+            if silent_seconds > STALLED_REQUEST_TIMEOUT:
                 self._transport.abort()
         elif self._in_request:
             seconds_without_progress = max(silent_seconds, now - self._progressed_at)
-            if seconds_without_progress > REQUEST_TIMEOUT or now > self._deadline:
+            if seconds_without_progress > STALLED_REQUEST_TIMEOUT or now > self._deadline:
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()
@@ -535,5 +539,6 @@ class EncryptedReceiverProtocol(ReceiverProtocol):
     __slots__ = ()
 
     def on_message_begin(self) -> None:
+        """Begin a request, and mark it as having come encrypted."""
         super().on_message_begin()
         self._headers.append(CAME_ENCRYPTED)

@@ -38,6 +38,7 @@ class Slot:
         """Whether the answer is sent before the request is whole."""
 
     def __call__(self, answer: Answer) -> None:
+        """Store the answer, and write it if all earlier requests are answered."""
         self.answer = answer
         if self._queue.slots[0] is self:
             self._queue.flush()
@@ -57,6 +58,7 @@ class ResponseQueue:
     )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin without requests; answers are written to `transport`."""
         self.slots: deque[Slot] = deque()
         self.ends = False
         """Whether the connection takes no more requests, so that further bytes are discarded."""

@@ -67,10 +67,13 @@ class IngestTracing:
         )
 
         def on_appended(error: LogError | None) -> None:
+            """End the span `append`, with the error if there is one, then call `reported`."""
             tracer.end(append, None if error is None else str(error))
             reported(error)
 
         def on_responded(answer: Answer) -> None:
+            """End the span `receive` with the answer's status, then pass the answer on to
+            `respond`."""
             span.attributes["http.response.status_code"] = answer.status
             has_failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
             tracer.end(span, answer.body.decode("utf-8", "replace").strip() if has_failed else None)

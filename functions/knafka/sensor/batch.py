@@ -22,7 +22,7 @@ from knafka.sensor.tracing import SensorTracing
 from knafka.tracing.spans import Span
 
 LIMIT: Final = "max.message.bytes"
-BATCH: Final = 1000
+MAX_BATCH_RECORDS: Final = 1000
 """Most records, and most keys whose timers ran out, that one transaction handles. For a backlog 100
 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records
 (docs/decisions/0026-sensors.md). A million keys due at once would exceed Kafka's limit on a
@@ -81,7 +81,7 @@ class Batch:
         self._changed: dict[int, dict[str, Held]] = {}
         self.removed_stale = 0
         """Stale records of the changelog that it removes."""
-        for number, key in islice(state.stale, BATCH):
+        for number, key in islice(state.stale, MAX_BATCH_RECORDS):
             self._remove(number, key)
             self.removed_stale += 1
 

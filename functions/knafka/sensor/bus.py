@@ -34,10 +34,10 @@ KAFKA_GRACE: Final = 20
 """Milliseconds by which the clocks of Kafka's nodes may differ, where Kafka sets the time."""
 SENDER_GRACE: Final = 2_000
 """Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
-ASK_INTERVAL: Final = 5
+END_REQUEST_INTERVAL: Final = 5
 """Milliseconds between two requests to Kafka at least."""
 UNANSWERED_INTERVAL: Final = 250
-"""`ASK_INTERVAL` while a partition doesn't answer, as the request takes longer then."""
+"""`END_REQUEST_INTERVAL` while a partition doesn't answer, as the request takes longer then."""
 MAX_QUEUED_RECORDS: Final = 50_000
 """Number of records in all queues above which partitions with more than their share are paused,
 which discards prefetched records; at most twice as many are queued."""
@@ -53,6 +53,8 @@ class BusPartitions:
     Times are ms since the Unix epoch."""
 
     def __init__(self, sensor: SensorContract, log: TransactionalLog) -> None:
+        """Begin without partitions; `log` is asked for the ends and commits of other processes'
+        partitions."""
         self._topic = sensor.topic
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
@@ -101,13 +103,13 @@ class BusPartitions:
 
     # Partitions
 
-    def assigned(self, number: int, position: int, routed: Routed) -> None:
+    def on_assigned(self, number: int, position: int, routed: Routed) -> None:
         """Start to read a partition at `position`; `routed` was committed with it."""
         self._queues[number] = Queue(position, routed.until, routed.until)
         self._note_sender_times(routed)
         self._asked_at = None
 
-    def revoked(self, number: int) -> None:
+    def on_revoked(self, number: int) -> None:
         """Forget a partition and its queued events."""
         if (own_queue := self._queues.pop(number, None)) is not None:
             self._drop(own_queue)
@@ -142,7 +144,7 @@ class BusPartitions:
         own_queue.seen = read_until if own_queue.seen is None else max(own_queue.seen, read_until)
         return own_queue.seen, bool(own_queue.queue)
 
-    def reached(self, number: int, end: int) -> None:
+    def note_end(self, number: int, end: int) -> None:
         """Note that a partition was read to its end."""
         if number in self._queues:
             self._queues[number].next = max(end, self._queues[number].next)
@@ -166,7 +168,7 @@ class BusPartitions:
         own_queue = self._queues[number]
         return own_queue.queue[0].since if own_queue.queue else self._read_until(number)
 
-    def committed(self, number: int, until: int | None) -> None:
+    def note_committed_time(self, number: int, until: int | None) -> None:
         """Note the time that was committed with a partition's offset."""
         self._queues[number].committed = until
 
@@ -325,7 +327,7 @@ class BusPartitions:
         read_until = self.read_until if self._asked_at is not None else None
         if read_until is not None and read_until > needed_until and self.ended_at >= since:
             return
-        interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
+        interval = UNANSWERED_INTERVAL if None in self._ends.values() else END_REQUEST_INTERVAL
         if self._asked_at is not None and now - self._asked_at < interval:
             return
         if not self.is_shared and any(

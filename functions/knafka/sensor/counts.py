@@ -31,6 +31,7 @@ class SensorCounts:
     aborted: int = 0
 
     def __add__(self, other: SensorCounts) -> SensorCounts:
+        """Return the sums of all counts."""
         return SensorCounts(
             self.read + other.read,
             self.matched + other.matched,

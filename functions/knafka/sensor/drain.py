@@ -11,7 +11,7 @@ from typing import Final
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.core.drain import DrainProgress, Ended, Holding
 from knafka.core.errors import LogError
-from knafka.draining.lease import STOP_TIMEOUT
+from knafka.draining.lease import DRAIN_STOP_TIMEOUT
 from knafka.sensor.counts import SensorCounts
 from knafka.sensor.processor import Processor
 
@@ -21,7 +21,7 @@ PATIENCE: Final = 1.0
 """Seconds to wait for a first record; also the longest time until a stop is noticed."""
 JOIN_PATIENCE: Final = 50.0
 """Shortest time in seconds to wait for partitions, as a dispatcher does (docs/decisions/0013)."""
-CLOSE_TIMEOUT: Final = 5.0
+SENSOR_CLOSE_TIMEOUT: Final = 5.0
 """Longest time in seconds to leave the group."""
 HOLDING_INTERVAL: Final = 5.0
 """Shortest time in seconds between two reports of held events."""
@@ -61,11 +61,11 @@ class SensorDrain:
     def is_stopping(self) -> bool:
         return self._stopping
 
-    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+    def stop(self, timeout: float = DRAIN_STOP_TIMEOUT) -> None:
         """End the drain soon, within a second; `timeout` isn't used."""
         self._stopping = True
 
-    def request_ended(self) -> None:
+    def reset_reported_counts(self) -> None:
         """Reset the counts of `progress`, as the last request has reported them."""
         if self.processor is not None:
             self._reported = self.processor.counts.copy()
@@ -126,7 +126,7 @@ class SensorDrain:
             return Ended.STOPPED
         finally:
             self._update_holding(processor)  # while the processor still has its keys
-            processor.close(CLOSE_TIMEOUT)
+            processor.close(SENSOR_CLOSE_TIMEOUT)
 
     def _update_holding(self, processor: Processor) -> None:
         """Store a new report of held events for the next line of progress, and set the time of the

@@ -55,6 +55,7 @@ class SensorFunction(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
+        """Open the side of the Sensor that the environment declares. Raises `InvalidDocument`."""
         return SensorSide(settings.sensor(environment), self._open_log, drains.service_url, tracer)
 
 
@@ -70,6 +71,8 @@ class SensorSide(LeasedSide):
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
+        """Create the lease of the Sensor's drains; `open_log` opens the log of a drain's
+        processor."""
         self._tracer = tracer
         self._sensor = sensor
         self._digest = digest(sensor)
@@ -132,7 +135,7 @@ class SensorSide(LeasedSide):
 
     async def close(self) -> None:
         """Wait for the drain to end, then close the client."""
-        await self.drained()
+        await self.wait_until_drained()
         await self._subscriber.close()
 
     def metrics(self) -> Iterator[Metric]:

@@ -58,6 +58,7 @@ class Handlers:
         bus: BusPartitions,
         tracing: SensorTracing | None,
     ) -> None:
+        """Store what handling needs; `rules` has each trigger's rule by its name."""
         self._sensor = sensor
         self._rules = rules
         self._router = router

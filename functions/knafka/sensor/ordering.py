@@ -21,7 +21,7 @@ from knafka.core.sensor.rules import Rule
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Record
 from knafka.ports.transactions import Partition, TransactionalLog
-from knafka.sensor.batch import BATCH, Batch
+from knafka.sensor.batch import MAX_BATCH_RECORDS, Batch
 from knafka.sensor.bus import BusPartitions
 from knafka.sensor.handlers import Collected, Handlers
 from knafka.sensor.tracing import SensorTracing
@@ -52,6 +52,7 @@ class Ordering:
         log: TransactionalLog,
         tracing: SensorTracing | None,
     ) -> None:
+        """Begin without partitions; `rules` has each trigger's rule by its name."""
         self._sensor = sensor
         self._bus = BusPartitions(sensor, log)
         self._watermark = Watermark(sensor, log)
@@ -67,23 +68,23 @@ class Ordering:
 
     # Partitions
 
-    def assigned(self, partition: Partition, position: int, metadata: str) -> None:
+    def on_assigned(self, partition: Partition, position: int, metadata: str) -> None:
         """Take over a partition, with its committed offset and metadata."""
         number = partition.number
         self._positions[partition] = position
         if partition.topic == self._sensor.topic:
-            self._bus.assigned(number, position, records.parse_routed(metadata))
+            self._bus.on_assigned(number, position, records.parse_routed(metadata))
         else:
             self._watermark.forget()
             self._read_to[number] = position
             self._taken[number] = records.parse_taken(metadata)
             self._ordered[number] = InOrder(self._taken[number])
 
-    def revoked(self, partition: Partition) -> None:
+    def on_revoked(self, partition: Partition) -> None:
         """Forget a partition."""
         self._positions.pop(partition, None)
         if partition.topic == self._sensor.topic:
-            self._bus.revoked(partition.number)
+            self._bus.on_revoked(partition.number)
         else:
             for by_partition in (self._read_to, self._taken, self._ordered):
                 by_partition.pop(partition.number, None)
@@ -170,7 +171,7 @@ class Ordering:
                     count += 1
         for (topic, number), end in reached.items():
             if topic == bus:
-                self._bus.reached(number, end)
+                self._bus.note_end(number, end)
             elif number in self._read_to:
                 self._read_to[number] = end
         return count
@@ -201,7 +202,7 @@ class Ordering:
     def route(self, batch: Batch) -> int:
         """Route the events that are next on the bus to the trigger topic; returns how many."""
         count = 0
-        for arrival, until in self._bus.ready(BATCH):
+        for arrival, until in self._bus.ready(MAX_BATCH_RECORDS):
             self._handlers.route(arrival, batch, until)
             count += 1
         return count
@@ -211,7 +212,7 @@ class Ordering:
         count, share = 0, max(1, len(self._ordered))
         limits = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
         for number, ordered in self._ordered.items():
-            for collected, late in ordered.take(BATCH - count, *limits):
+            for collected, late in ordered.take(MAX_BATCH_RECORDS - count, *limits):
                 self._handlers.reduce(collected, batch)
                 count += 1
                 batch.taken.setdefault(number, None)
@@ -225,7 +226,7 @@ class Ordering:
                     )
         return count
 
-    def expired(self, number: int, until: int) -> None:
+    def note_expired(self, number: int, until: int) -> None:
         """Note that all timeouts before `until` were handled in a trigger topic partition."""
         self._ordered[number].mark_decided(until)
 
@@ -246,12 +247,12 @@ class Ordering:
                 batch.positions[partition] = position
                 batch.taken[number] = ordered.taken(next_offset)
 
-    def committed(self, batch: Batch) -> None:
+    def note_batch_committed(self, batch: Batch) -> None:
         """Note that the batch was committed, with its offsets."""
         self._positions.update(batch.positions)
         self._taken.update(batch.taken)
         for number, routed in batch.routed.items():
-            self._bus.committed(number, routed.until)
+            self._bus.note_committed_time(number, routed.until)
 
     def go_back(self) -> None:
         """Go back to the committed offsets: everything after them is read again."""

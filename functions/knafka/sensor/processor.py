@@ -36,27 +36,29 @@ from knafka.ports.transactions import (
     TransactionAborted,
     TransactionalLog,
 )
-from knafka.sensor.batch import BATCH, Batch, Refused
+from knafka.sensor.batch import MAX_BATCH_RECORDS, Batch, Refused
 from knafka.sensor.counts import SensorCounts
 from knafka.sensor.giving_up import let_go
 from knafka.sensor.handlers import follow
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
-from knafka.sensor.watermark import CHECK_INTERVAL, MIN_ABSENCE_DELAY
+from knafka.sensor.watermark import MIN_ABSENCE_DELAY, WATERMARK_CHECK_INTERVAL
 from knafka.tracing.spans import Tracer
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 GATHERING_SECONDS: Final = 0.02
-"""Seconds for which one transaction gathers records, at most `BATCH` of them (BUS-23, BUS-S9)."""
+"""Seconds for which one transaction gathers records, at most `MAX_BATCH_RECORDS` of them (BUS-23,
+BUS-S9)."""
 
 
 class MissingTopics(LogError):
     """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
 
     def __init__(self, topics: Sequence[str]) -> None:
+        """Create the error, whose text names the topics."""
         super().__init__(
             f"missing topics: {', '.join(topics)}; the operator makes a Sensor's own again, and the"
             " bus is its Broker's",
@@ -74,6 +76,8 @@ class Processor:
         open_log: Callable[[Processor], TransactionalLog],
         tracer: Tracer | None = None,
     ) -> None:
+        """Compile the Sensor's rules, and open the log with the processor as its `Claims`. Raises
+        `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
         self._sensor = sensor
@@ -151,7 +155,7 @@ class Processor:
         handled = max(len(new_records), handled)
         return (
             handled
-            + (expired if expired == BATCH else 0)
+            + (expired if expired == MAX_BATCH_RECORDS else 0)
             + batch.removed_stale
             + batch.dropped_keys
         )
@@ -163,9 +167,11 @@ class Processor:
         if next(self._state.stale, None) is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
         elif (timer := self._state.first_timer) is not None:
-            patience = min(patience, max(CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now) / 1000)
+            patience = min(
+                patience, max(WATERMARK_CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now) / 1000
+            )
         if first is not None:
-            patience = min(patience, CHECK_INTERVAL / 1000)
+            patience = min(patience, WATERMARK_CHECK_INTERVAL / 1000)
         ordering_patience = self._ordering.patience(now)
         return patience if ordering_patience is None else min(patience, ordering_patience)
 
@@ -179,7 +185,7 @@ class Processor:
             return first, reached
         self._first_read_at += round((time.monotonic() - began) * 1000)
         self._moved.clear()
-        following_records = self._log.read(BATCH - 1, GATHERING_SECONDS)
+        following_records = self._log.read(MAX_BATCH_RECORDS - 1, GATHERING_SECONDS)
         # Records of partitions that were revoked meanwhile aren't ours; if such a partition was
         # assigned again, they are read again.
         still_owned = [record for record in first if _partition_of(record) not in self._moved]
@@ -239,7 +245,7 @@ class Processor:
 
     # Partitions
 
-    def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         """Take over partitions; for those of the trigger topic, restore the held events from the
         changelog."""
         self._all_read_until = None
@@ -248,16 +254,16 @@ class Processor:
         for partition, committed in partitions.items():
             position = 0 if committed is None else committed.offset
             metadata = "" if committed is None else committed.metadata
-            self._ordering.assigned(partition, position, metadata)
+            self._ordering.on_assigned(partition, position, metadata)
             if partition.topic == self._sensor.trigger_topic:
                 number = partition.number
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)
 
-    def revoked(self, partitions: Collection[Partition]) -> None:
+    def on_revoked(self, partitions: Collection[Partition]) -> None:
         """Forget partitions that belong to another process."""
         self._moved.update(partitions)
         for partition in partitions:
-            self._ordering.revoked(partition)
+            self._ordering.on_revoked(partition)
             if partition.topic == self._sensor.trigger_topic:
                 self._state.forget(partition.number)
 
@@ -280,8 +286,8 @@ class Processor:
         )
 
     def _fire_expired(self, now: int, batch: Batch) -> int:
-        """Handle the timers that are due, of at most `BATCH` keys; returns the number of keys. Call
-        it only when idle, so that every event that matters was read."""
+        """Handle the timers that are due, of at most `MAX_BATCH_RECORDS` keys; returns the number
+        of keys. Call it only when idle, so that every event that matters was read."""
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
@@ -295,7 +301,7 @@ class Processor:
         if (until := self._all_read_until) is None or until < first:
             return 0
         changed = 0
-        for number, key in islice(self._state.changed_until(until), BATCH):
+        for number, key in islice(self._state.changed_until(until), MAX_BATCH_RECORDS):
             rule = self._rules[records.trigger_of(key)]
             batch.begin((Partition(topic, number), key))
             try:
@@ -304,7 +310,7 @@ class Processor:
                 let_go(number, key, error, batch)
             else:
                 follow(number, key, rule_step, batch)
-                self._ordering.expired(number, until)
+                self._ordering.note_expired(number, until)
             partition = Partition(topic, number)
             batch.positions.setdefault(partition, self._ordering.position(partition))
             changed += 1
@@ -317,7 +323,7 @@ class Processor:
         topic, sensor = self._sensor.trigger_topic, self._sensor
         limits = f"{sensor.max_held_keys} keys or {sensor.max_held_bytes} bytes"
         explanation = f"the Sensor held more than {limits}, and these events were the oldest"
-        for number, key in self._state.excess(BATCH):
+        for number, key in self._state.excess(MAX_BATCH_RECORDS):
             partition = Partition(topic, number)
             batch.begin((partition, key))
             batch.let_go(number, key, (Reason.STATE_FULL, explanation))
@@ -330,7 +336,7 @@ class Processor:
         """Drop marks that are older than the time within which duplicates are recognised."""
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
             return
-        for number, key in list(self._state.old_marks(dedupe, BATCH)):
+        for number, key in list(self._state.old_marks(dedupe, MAX_BATCH_RECORDS)):
             if batch.held(number, key) != self._state.held(number, key):
                 continue  # it has come again after its time, and is marked anew
             partition = Partition(self._sensor.trigger_topic, number)
@@ -364,7 +370,7 @@ class Processor:
             for number, key, _ in batch.changed:
                 self._state.set_timers(number, key)
             return
-        self._ordering.committed(batch)
+        self._ordering.note_batch_committed(batch)
         self._refused.clear()
         self._state.forget_stale(batch.removed_stale)
         for number, key, held in batch.changed:

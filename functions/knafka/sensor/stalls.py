@@ -12,7 +12,7 @@ from knafka.observability import RateLimitedFilter
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
-STALLED_AFTER: Final = 120_000
+STALLED_PARTITION_TIMEOUT: Final = 120_000
 """Milliseconds to wait for a partition that isn't read on, or has no leader: longer than a group
 takes to give a killed process's partitions to another (45 s), and that one to start. Its events
 count as late afterwards."""
@@ -43,12 +43,12 @@ class Stalls:
             if previous_until != until or (until is not None and until > needed_until):
                 since = now
             self._waiting_since[number] = until, since
-            if now - since >= STALLED_AFTER:
+            if now - since >= STALLED_PARTITION_TIMEOUT:
                 stalled.add(number)
         for number in stalled - self.partitions:
             log.warning(
                 "partition %d of %s has not been read on for %d s and is waited for no longer:"
                 " what comes of it may come too late for its order",
-                *(number, self._topic, STALLED_AFTER // 1000),
+                *(number, self._topic, STALLED_PARTITION_TIMEOUT // 1000),
             )
         self.partitions = frozenset(stalled)

@@ -21,7 +21,7 @@ from knafka.ports.log import Record
 
 log = logging.getLogger(__name__)
 
-SHOWN: Final = 100
+MAX_SHOWN_KEY_CHARACTERS: Final = 100
 """Most characters of a correlation key in a report."""
 
 
@@ -155,7 +155,7 @@ class State:
                         partition=number,
                         keys=keys[trigger],
                         since=since_at,
-                        key=None if correlation is None else correlation[:SHOWN],
+                        key=None if correlation is None else correlation[:MAX_SHOWN_KEY_CHARACTERS],
                         has=tuple(sorted({event.dependency for event in partition.held[key]})),
                     )
                 )

@@ -19,7 +19,7 @@ from knafka.ports.transactions import TransactionalLog
 MIN_ABSENCE_DELAY: Final = 2_000
 """Milliseconds after which an event counts as absent, at least: an event may reach Kafka that long
 after its time."""
-CHECK_INTERVAL: Final = 100
+WATERMARK_CHECK_INTERVAL: Final = 100
 """Milliseconds between two checks for triggers that are due."""
 
 
@@ -27,6 +27,7 @@ class Watermark:
     """Finds the time before which everything was read, while something waits for it."""
 
     def __init__(self, sensor: SensorContract, log: TransactionalLog) -> None:
+        """Begin with an unknown time; `log` is asked for the trigger topic's ends."""
         self._topic = sensor.trigger_topic
         self._log = log
         self._pending: tuple[int, int, Mapping[int, int | None]] | None = None

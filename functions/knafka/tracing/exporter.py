@@ -30,6 +30,8 @@ class OpenTelemetryExporter:
     environment."""
 
     def __init__(self, exporter: settings.Exporter, service: str) -> None:
+        """Start the SDK's background export; `service` is the name of the service if the
+        environment has none."""
         # Not `service` where OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES has a name.
         self._resource = Resource.create({SERVICE_NAME: service}).merge(
             OTELResourceDetector().detect()

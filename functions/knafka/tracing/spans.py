@@ -58,6 +58,7 @@ class Tracer:
         now: Callable[[], int],
         random_bits: Callable[[int], int],
     ) -> None:
+        """Store the clock, the random source and the functions that sample and export."""
         self.now = now
         self._samples = sampler.samples
         self._export = export

@@ -16,7 +16,7 @@ from knafka.tracing.spans import Span, Tracer
 
 log = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT: Final = 1.0
+EXPORTER_CLOSE_TIMEOUT: Final = 1.0
 """Seconds to send the last spans when the process ends; later ones are lost."""
 
 EXPORTER_LOGS: Final = (
@@ -47,7 +47,7 @@ class Tracing:
     exporter: Exporter
 
     async def close(self) -> None:
-        await asyncio.to_thread(self.exporter.close, CLOSE_TIMEOUT)
+        await asyncio.to_thread(self.exporter.close, EXPORTER_CLOSE_TIMEOUT)
 
 
 def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | None:

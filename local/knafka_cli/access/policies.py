@@ -21,14 +21,14 @@ from knafka.core.filters import why_not
 from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state.installation import CHANNEL_PREFIX
-from knafka_local.cluster.localize import LOCAL_SETTINGS, config_map
+from knafka_local.cluster.localize import LOCAL_OPERATOR_SETTINGS, config_map
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.event_policies import POLICY
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.senders.authentication import OIDC, Authentication
 from knafka_operator.senders.event_policies import AppliedPolicy
 
-FEATURES_CONFIG_MAP: Final = LOCAL_SETTINGS.features_config.name
+FEATURES_CONFIG_MAP: Final = LOCAL_OPERATOR_SETTINGS.features_config.name
 """Name of the ConfigMap with Knative Eventing's features."""
 
 
@@ -127,7 +127,7 @@ def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
             data = {**features.data, OIDC: "enabled"}
             enabled: ConfigMap = features.model_copy(update={"data": data})
             return enabled
-    return parse(ConfigMap, config_map(*LOCAL_SETTINGS.features_config, {OIDC: "enabled"}))
+    return parse(ConfigMap, config_map(*LOCAL_OPERATOR_SETTINGS.features_config, {OIDC: "enabled"}))
 
 
 def _ingress_for_senders(broker: Broker | KafkaChannel) -> Ingress:

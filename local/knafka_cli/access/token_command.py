@@ -10,8 +10,8 @@ import typer
 from knafka_cli.shared.options import DataDir, account_of, add, audience_of, ingress_of, refuse
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])").fullmatch
+_SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION_PATTERN = re.compile(r"([1-9][0-9]{0,5})([smhd])").fullmatch
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def token(
 
     In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
     """
-    parts = _DURATION(duration)
+    parts = _DURATION_PATTERN(duration)
     if parts is None:
         raise typer.BadParameter(f"{duration!r} is no duration: give one such as 90s, 15m, 1h, 1d")
     if audience and broker is not None:
@@ -61,5 +61,5 @@ def token(
     # Here, as cryptography costs every other command's start.
     from knafka_local.tokens.issuer import Issuer
 
-    lifetime = int(parts[1]) * _SECONDS[parts[2]]
+    lifetime = int(parts[1]) * _SECONDS_BY_UNIT[parts[2]]
     typer.echo(Issuer.load(installation.issuer).token(sender, audience, lifetime))

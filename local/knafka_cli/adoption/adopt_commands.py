@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from knafka_cli.adoption.cluster import Adopter
     from knafka_cli.adoption.plan import Plan
 
-TIMEOUT: Final = 300.0
+ADOPTION_TIMEOUT: Final = 300.0
 """Seconds; a cold start of receivers and dispatchers that pull their image takes a minute."""
 PREFIXES: Final = {"channel/": KAFKA_CHANNEL, "source/": KAFKA_SOURCE}
 """Which kind a name is of; without any of these a Broker's."""
-WANTED: Final = "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME"
+NAME_FORMS: Final = "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME"
 
 Names = Annotated[
     list[str],
@@ -62,7 +62,7 @@ def adopt(
     bootstrap_servers: BootstrapServers = None,
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     peers_namespace: PeersNamespace = "knative-eventing",
-    timeout: Timeout = TIMEOUT,
+    timeout: Timeout = ADOPTION_TIMEOUT,
 ) -> None:
     """Take Brokers with their Triggers, KafkaChannels with their Subscriptions, or KafkaSources,
     over from eventing-kafka-broker: same topics, same consumer groups, same offsets.
@@ -98,7 +98,7 @@ def release(
     bootstrap_servers: BootstrapServers = None,
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     peers_namespace: PeersNamespace = "knative-eventing",
-    timeout: Timeout = TIMEOUT,
+    timeout: Timeout = ADOPTION_TIMEOUT,
 ) -> None:
     """Give Brokers with their Triggers, KafkaChannels with their Subscriptions, or KafkaSources,
     back to eventing-kafka-broker: it goes on with their topics and groups.
@@ -106,7 +106,7 @@ def release(
     Prints what would be done; --yes does it, and waits until Knafka delivers nothing more. Start
     their controller after that. Killed in between, run it again.
     """
-    from knafka_cli.adoption.plan import not_released
+    from knafka_cli.adoption.plan import find_not_released
 
     adopter, own = _adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
@@ -117,7 +117,7 @@ def release(
         failed |= not _show(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
-            adopter.until("not let go of", kind, identity, timeout, not_released)
+            adopter.until("not let go of", kind, identity, timeout, find_not_released)
             adopter.until_left(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
     _end(failed, yes)
@@ -131,7 +131,7 @@ def _adopter(
     system_namespace: str,
     peers_namespace: str,
 ) -> tuple[Adopter, str]:
-    """With the namespace of the context."""
+    """Return an adopter for the chosen cluster, and the namespace of its context."""
     # The client takes half a second to import: only what is about a cluster pays for it.
     from knafka_cli.adoption.cluster import Adopter
     from knafka_client.declared import cluster_source
@@ -158,12 +158,13 @@ def _adopter(
 
 
 def _named(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
+    """Parse the command's arguments to kind and identity each; prints a malformed one and exits."""
     named = []
     for text in names:
         prefix = next(filter(text.startswith, PREFIXES), "")
         before, slash, name = text.removeprefix(prefix).rpartition("/")
         if not name or (slash and not before) or "/" in before:
-            typer.echo(f"knafka: {text!r} is no name: {WANTED}", err=True)
+            typer.echo(f"knafka: {text!r} is no name: {NAME_FORMS}", err=True)
             raise typer.Exit(EXIT_USAGE)
         named.append((PREFIXES.get(prefix, "Broker"), Identity(before or namespace, name)))
     return named
@@ -178,6 +179,7 @@ def _show(plan: Plan, unseen: Sequence[str]) -> bool:
 
 
 def _end(failed: bool, yes: bool) -> None:
+    """Print that nothing was changed unless `yes`, and exit with an error if adopting `failed`."""
     if not yes:
         typer.echo("\nNothing was changed. --yes does it.")
     if failed:

@@ -22,8 +22,8 @@ from knafka_cli.adoption.plan import (
     Step,
     WriteAnnotations,
     annotations_of,
-    by_names,
     delivery_differences,
+    difference_sentences,
     give_back,
     members_left,
     recorded_topic_lines,
@@ -199,7 +199,7 @@ def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
 
 
 def differences(seen: SeenBroker) -> list[str]:
-    """What Knafka does otherwise with just these objects, a sentence each."""
+    """Return a sentence for each way in which Knafka delivers these objects differently."""
     of_broker = (seen.broker.get("spec") or {}).get("delivery") or {}
     by_trigger = {}
     for trigger in seen.triggers:
@@ -208,10 +208,11 @@ def differences(seen: SeenBroker) -> list[str]:
         annotations = trigger["metadata"].get("annotations") or {}
         name = str(trigger["metadata"]["name"])
         by_trigger[name] = _differences(spec, delivery, annotations)
-    return by_names(by_trigger, "all Triggers")
+    return difference_sentences(by_trigger, "all Triggers")
 
 
 def _differences(spec: Document, delivery: Document, annotations: Document) -> Iterator[str]:
+    """Yield a sentence for each way in which Knafka delivers this Trigger differently."""
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
         yield "order is kept for each key, and not at all there (delivery.order)"
@@ -228,7 +229,7 @@ def _mixes(expression: str) -> bool:
 
 
 def _topic(seen: SeenBroker) -> tuple[str, list[str]]:
-    """Its name, and what is wrong with it."""
+    """Return the topic's name, and a sentence for each problem with it."""
     problems = []
     name, of = topic_of(seen.broker, seen.naming), NamedObject.of(seen.broker)
     external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})

@@ -29,8 +29,8 @@ from knafka_cli.adoption.plan import (
     Step,
     WriteAnnotations,
     annotations_of,
-    by_names,
     delivery_differences,
+    difference_sentences,
     give_back,
     members_left,
     recorded_topic_lines,
@@ -44,7 +44,7 @@ from knafka_operator.channels import entries
 from knafka_operator.channels.decide import receivers_of
 from knafka_operator.installation.naming import NamedObject, NameKind, Naming
 from knafka_operator.kafka.credentials import KAFKA_SECRET, SECRET_NAMESPACE
-from knafka_operator.kafka.desired import BOOTSTRAP_SERVERS, SECRET
+from knafka_operator.kafka.desired import BOOTSTRAP_SERVERS, SECRET_NAME_KEY
 from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.channels import KAFKA_CHANNEL, PEERS_CHANNEL_FINALIZER, PROMISE
 from knafka_operator.model.identity import Identity
@@ -166,6 +166,7 @@ def topic_of_channel(channel: Document, naming: Naming) -> str:
 
 
 def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
+    """Yield a sentence for each reason why the channel can't be adopted."""
     if not seen.served:
         yield (
             "this installation serves no KafkaChannels: set KNAFKA_CHANNELS=enabled "
@@ -183,6 +184,8 @@ def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
 
 
 def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
+    """Yield a sentence if the other implementation keeps its channels in another Kafka than
+    Knafka."""
     peers_servers = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
     if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         yield (
@@ -192,6 +195,8 @@ def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
 
 
 def _differences(seen: SeenChannel) -> list[str]:
+    """Return a sentence for each way in which Knafka delivers the channel's Subscriptions
+    differently."""
     of_channel = (seen.stored.get("spec") or {}).get("delivery") or {}
     by_entry = {}
     for uid, entry in seen.entries.items():
@@ -202,8 +207,8 @@ def _differences(seen: SeenChannel) -> list[str]:
                 f"of the channel's delivery {', '.join(rest)} doesn't hold for it, and does there"
             )
         by_entry[_name(uid, entry)] = sentences
-    differences = by_names(by_entry, "all Subscriptions")
-    theirs = seen.peers_config.get(SECRET, "")
+    differences = difference_sentences(by_entry, "all Subscriptions")
+    theirs = seen.peers_config.get(SECRET_NAME_KEY, "")
     if theirs:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
         ours = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"

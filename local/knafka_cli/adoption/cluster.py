@@ -79,7 +79,7 @@ class Adopter(Looking):
                 self._set_finalizers(step)
 
     def carry_out(self, plan: Plan) -> None:
-        """Every step, in order. Raises `ClusterError`."""
+        """Carry out every step, in order. Raises `ClusterError`."""
         for step in plan.steps:
             self.do(step)
 
@@ -106,6 +106,8 @@ class Adopter(Looking):
             time.sleep(LOOK_AGAIN)
 
     def _set_finalizers(self, step: SetFinalizers) -> None:
+        """Add and remove an object's finalizers; tries again after a conflict, `WRITES` times at
+        most. Raises `ClusterError`."""
         for _ in range(WRITES):
             stored = self._get(step.kind, step.of)
             if stored is None:
@@ -135,6 +137,8 @@ def not_ready(documents: Sequence[Document]) -> str | None:
 
 
 def _why_not_ready(document: Document) -> str | None:
+    """Return why Knafka doesn't serve an adopted object yet, for users; None: it is Ready, and so
+    is each Subscription of a channel."""
     status = document.get("status") or {}
     types = {condition.get("type") for condition in status.get("conditions") or ()}
     if types and not types & SAID_BY_KNAFKA:

@@ -23,14 +23,14 @@ from knafka_cli.adoption.broker_plan import SeenBroker, group_of, topic_of
 from knafka_cli.adoption.channel_plan import SeenChannel, topic_of_channel
 from knafka_cli.adoption.plan import Document, SeenGroup
 from knafka_cli.adoption.source_plan import SeenSource
-from knafka_client.declared.cluster_source import BROKER_CONFIG, CHANNEL_CONFIG, ClusterSource
+from knafka_client.declared.cluster_source import BROKER_CONFIG_MAP, CHANNEL_CONFIG, ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.channels import entries
 from knafka_operator.installation.naming import NameKind, Naming
 from knafka_operator.installation.settings import KAFKA_FEATURES
 from knafka_operator.kafka.credentials import KAFKA_SECRET
-from knafka_operator.kafka.desired import SECRET
+from knafka_operator.kafka.desired import SECRET_NAME_KEY
 from knafka_operator.model.channels import KAFKA_CHANNEL, KAFKA_CHANNEL_VERSIONS
 from knafka_operator.model.cluster import ClusterError, NotAllowed, decoded_secret
 from knafka_operator.model.family import BROKERS, CHANNELS
@@ -63,11 +63,11 @@ OBJECTS: Final = {
     KAFKA_CHANNEL: Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels"),
     KAFKA_SOURCE: Objects(SOURCES_VERSION, "kafkasources"),
 }
-CONFIG_MAPS: Final = Objects("v1", "configmaps")
-SECRETS: Final = Objects("v1", "secrets")
+CONFIG_MAP_OBJECTS: Final = Objects("v1", "configmaps")
+SECRET_OBJECTS: Final = Objects("v1", "secrets")
 DEPLOYMENTS: Final = Objects("apps/v1", "deployments")
 STATEFUL_SETS: Final = Objects("apps/v1", "statefulsets")
-OPERATOR: Final = "knafka-operator"
+OPERATOR_DEPLOYMENT: Final = "knafka-operator"
 BROKERS_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-controller"),
     (DEPLOYMENTS, "Deployment", "kafka-broker-dispatcher"),
@@ -134,7 +134,7 @@ class Looking:
             naming=naming,
             servers=str(where["bootstrap.servers"]),
             peers=list(self._running(BROKERS_PEERS, unseen)),
-            claimed_by=self._claimed("Broker", identity, topic),
+            claimed_by=self._other_claimant("Broker", identity, topic),
             refused=self._refusal(stored, topic, unseen),
             unseen=[*problems, *unseen],
         )
@@ -157,18 +157,18 @@ class Looking:
             groups=seen_groups,
             naming=naming,
             servers=str(where["bootstrap.servers"]),
-            secret=named or ("" if config is None else config.data.get(SECRET, "")),
+            secret=named or ("" if config is None else config.data.get(SECRET_NAME_KEY, "")),
             served=self._is_enabled("KNAFKA_CHANNELS", unseen),
             peers_config=self._peers_channel_config(unseen),
             peers=list(self._running(CHANNELS_PEERS, unseen)),
-            claimed_by=self._claimed(KAFKA_CHANNEL, identity, topic),
+            claimed_by=self._other_claimant(KAFKA_CHANNEL, identity, topic),
             unseen=[*problems, *unseen],
         )
 
     def _peers_channel_config(self, unseen: list[str]) -> Mapping[str, str]:
         """What the peer goes by for all channels; empty: it can't be seen."""
         try:
-            config = self._api.get(CONFIG_MAPS, self._peers, CHANNEL_CONFIG)
+            config = self._api.get(CONFIG_MAP_OBJECTS, self._peers, CHANNEL_CONFIG)
         except NotAllowed as error:
             unseen.append(str(error))
             return {}
@@ -200,14 +200,14 @@ class Looking:
         )
 
     def _triggers_of(self, broker: Identity) -> list[dict[str, Any]]:
-        """By name."""
+        """Return the Triggers of a Broker, sorted by name."""
         found = self._api.list(OBJECTS["Trigger"], broker.namespace) or ()
         triggers = [{**each, "apiVersion": EVENTING, "kind": "Trigger"} for each in found]
         mine = [each for each in triggers if BROKERS.broker_of(each) == broker]
         return sorted(mine, key=lambda each: str(each["metadata"]["name"]))
 
     def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
-        found = self._api.get(SECRETS, namespace, name)
+        found = self._api.get(SECRET_OBJECTS, namespace, name)
         return {} if found is None else decoded_secret(found)
 
     def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
@@ -222,15 +222,15 @@ class Looking:
         return stored
 
     def _naming(self, unseen: list[str]) -> Naming:
-        """As the operator has it, as far as its ConfigMaps may be read."""
+        """Return the naming rules of the operator, as far as its ConfigMaps may be read."""
         naming = Naming()
         try:
-            record = self._api.get(CONFIG_MAPS, self._system, TEMPLATES_CONFIG_MAP)
+            record = self._api.get(CONFIG_MAP_OBJECTS, self._system, TEMPLATES_CONFIG_MAP)
             for kind, templates in recorded_templates(record).items():
                 for template in templates:
                     naming.remember(kind, template)
             namespace, _, name = KAFKA_FEATURES.partition("/")
-            config = self._api.get(CONFIG_MAPS, namespace, name)
+            config = self._api.get(CONFIG_MAP_OBJECTS, namespace, name)
             for kind in NameKind:
                 naming.put_in_force(kind, declared_template(kind, (config or {}).get("data") or {}))
         except KnafkaError as error:
@@ -240,7 +240,7 @@ class Looking:
     def _variables(self, unseen: list[str]) -> Mapping[str, str] | None:
         """The operator's environment; None: it can't be seen."""
         try:
-            operator = self._api.get(DEPLOYMENTS, self._system, OPERATOR)
+            operator = self._api.get(DEPLOYMENTS, self._system, OPERATOR_DEPLOYMENT)
         except NotAllowed as error:
             unseen.append(str(error))
             return None
@@ -258,6 +258,8 @@ class Looking:
         return variables is None or variables.get(variable, "") == "enabled"
 
     def _classes(self, unseen: list[str]) -> frozenset[str]:
+        """Return the Broker classes that the operator serves; the defaults if its environment sets
+        none or can't be seen."""
         given = (self._variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
         if given is None:
             return BROKER_CLASSES
@@ -266,6 +268,8 @@ class Looking:
     def _running(
         self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
     ) -> Iterator[tuple[str, str, str]]:
+        """Yield kind, namespace and name of each of the other implementation's workloads that has,
+        or is to have, pods; adds to `unseen` why one can't be read."""
         for objects, kind, name in peers:
             try:
                 found = self._api.get(objects, self._peers, name)
@@ -278,7 +282,7 @@ class Looking:
             if replicas or (found.get("spec") or {}).get("replicas", 1):
                 yield kind, self._peers, name
 
-    def _claimed(self, kind: str, mine: Identity, topic: str) -> Identity | None:
+    def _other_claimant(self, kind: str, mine: Identity, topic: str) -> Identity | None:
         """Another Broker or KafkaChannel whose status names this topic; where only one namespace
         may be listed, of that one."""
         objects = OBJECTS[kind]
@@ -302,7 +306,7 @@ class Looking:
         none."""
         if EXTERNAL_TOPIC not in (broker["metadata"].get("annotations") or {}):
             return None
-        installation = Identity(self._system, BROKER_CONFIG)
+        installation = Identity(self._system, BROKER_CONFIG_MAP)
         try:
             base = self._declared.config_map(installation)
         except NotAllowed as error:
@@ -316,6 +320,8 @@ class Looking:
     async def _ask_kafka(
         self, reached: Mapping[str, Any], topic: str, groups: Sequence[str]
     ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
+        """Return the topic, None if it doesn't exist, and the state of each group that reads it.
+        Raises `LogError`."""
         admin = self._connect(reached)
         try:
             found = await admin.describe_topic(topic)

@@ -28,7 +28,7 @@ from knafka_operator.model.resources import FINALIZER, TOPIC_STATUS, finalizers_
 Document = Mapping[str, Any]
 
 PEER: Final = "eventing-kafka-broker"
-OURS: Final = "knafka.dev/"
+OWN_ANNOTATION_PREFIX: Final = "knafka.dev/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Plan:
         return "\n".join(parts)
 
 
-def not_released(documents: Sequence[Document]) -> str | None:
+def find_not_released(documents: Sequence[Document]) -> str | None:
     """What the operator hasn't let go of yet, of a Broker and its Triggers, a KafkaChannel or a
     KafkaSource; None: of all."""
     held = [
@@ -122,7 +122,7 @@ def not_released(documents: Sequence[Document]) -> str | None:
 def _mark(document: Document) -> str:
     """What the keys begin with that the operator removes from a status as it lets go. Of a channel
     that it never served it leaves what `knafka adopt` has written."""
-    return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OURS
+    return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OWN_ANNOTATION_PREFIX
 
 
 def running(
@@ -180,7 +180,7 @@ def unknown_name(what: str, kind: NameKind, owner: str) -> str:
 
 
 def delivery_differences(delivery: Document) -> Iterator[str]:
-    """What Knafka does otherwise by a delivery that is declared, or isn't."""
+    """Yield a sentence for each way in which Knafka treats this delivery differently."""
     if not delivery:
         yield "no delivery is declared: 10 retries from 0.2 s on, and none there"
     if delivery.get("backoffPolicy") == "exponential" and delivery.get("backoffDelay"):
@@ -189,7 +189,7 @@ def delivery_differences(delivery: Document) -> Iterator[str]:
         yield "an event that fails for good goes to a topic of its own, and is dropped there"
 
 
-def by_names(differences: Mapping[str, Iterable[str]], everybody: str) -> list[str]:
+def difference_sentences(differences: Mapping[str, Iterable[str]], everybody: str) -> list[str]:
     """What differs of which object, by name, as a sentence for each difference; `everybody` stands
     for all of several."""
     names: dict[str, list[str]] = {}
@@ -216,5 +216,5 @@ STARTS_LATER: Final = (
 
 
 def annotations_of(document: Document) -> Mapping[str, str]:
-    """Of its status."""
+    """Return the annotations in an object's status."""
     return (document.get("status") or {}).get("annotations") or {}

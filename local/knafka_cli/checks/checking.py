@@ -58,7 +58,7 @@ from knafka_operator.model.resources import (
     KNAFKA_PREFIX,
     LOCAL_COMMAND,
     MAX_IN_FLIGHT,
-    PAUSED,
+    PAUSED_ANNOTATION,
     RATE_LIMIT,
     SEMANTICS,
     SERVING,
@@ -69,7 +69,7 @@ from knafka_operator.model.resources import (
     Trigger,
 )
 from knafka_operator.model.sensors import Sensor
-from knafka_operator.model.topics import REPLICATION
+from knafka_operator.model.topics import REPLICATION_KEY
 from knafka_operator.triggers.admission import check_trigger, defaulted_trigger, trigger_warnings
 
 KNOWN_ANNOTATIONS: Final = frozenset(
@@ -77,7 +77,7 @@ KNOWN_ANNOTATIONS: Final = frozenset(
         EXTERNAL_TOPIC,
         DELIVERY_ORDER,
         MAX_IN_FLIGHT,
-        PAUSED,
+        PAUSED_ANNOTATION,
         RATE_LIMIT,
         ISOLATION,
         KAFKA_SECRET,
@@ -118,10 +118,10 @@ _LOOKED_UP: Final = frozenset(
 """apiVersion and kind of referenced objects that must be among the files."""
 
 CONFIG_KEYS: Final = (
-    desired.PARTITIONS,
-    REPLICATION,
+    desired.PARTITIONS_KEY,
+    REPLICATION_KEY,
     desired.BOOTSTRAP_SERVERS,
-    desired.SECRET,
+    desired.SECRET_NAME_KEY,
     dead_letter_topics.RETENTION_KEY,
 )
 """Keys of a Broker's ConfigMap, beside those that begin with `default.topic.config.`."""
@@ -146,6 +146,7 @@ class Finding:
     """The problem; further lines hold details in Knative's words."""
 
     def __str__(self) -> str:
+        """Return the finding as `PLACE: OBJECT: SEVERITY: TEXT`, with further lines indented."""
         about = f"{self.place}: {self.object_name}: " if self.object_name else f"{self.place}: "
         first, *rest = self.text.split("\n")
         return "\n".join(

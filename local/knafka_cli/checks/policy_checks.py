@@ -48,7 +48,7 @@ class _Target(Declared):
     selector: _Selector | None = None
 
     @model_validator(mode="after")
-    def _one_reference(self) -> Self:
+    def _require_one_reference(self) -> Self:
         """Require either `ref` or `selector`."""
         _require_exactly_one(ref=self.ref, selector=self.selector)
         return self
@@ -59,7 +59,7 @@ class _Sender(Declared):
     sub: str | None = None
 
     @model_validator(mode="after")
-    def _one_sender(self) -> Self:
+    def _require_one_sender(self) -> Self:
         """Require either `ref` or `sub`, with `*` only at the end of `sub`."""
         _require_exactly_one(ref=self.ref, sub=self.sub or None)
         if self.sub is not None and "*" in self.sub[:-1]:

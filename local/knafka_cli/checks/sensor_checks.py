@@ -11,7 +11,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
-from knafka_operator.model.maxima import UNLIMITED
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA
 from knafka_operator.model.resources import Destination
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.sensors.limits import held_limits, oversized_firings
@@ -34,7 +34,7 @@ def errors(sensor: Sensor) -> list[str]:
     """Sentences about invalid annotations, filters that no event can match, and expressions that
     call functions that don't exist."""
     problems: list[str] = []
-    for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED), held_limits):
+    for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED_MAXIMA), held_limits):
         try:
             read_annotations(sensor)
         except InvalidDocument as error:

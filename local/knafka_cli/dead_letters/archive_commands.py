@@ -269,7 +269,7 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 
 def _ask_about(view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]) -> Any:
     """The result of `ask` for one Egress, from its Kafka."""
-    with view.explaining_unreached(egress):
+    with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
 
@@ -290,7 +290,7 @@ def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _allow_interrupt() -> Iterator[None]:
     """Let Ctrl-C end the command while the operation continues in the cluster."""
     try:
         yield
@@ -333,7 +333,7 @@ def _run_operation(
     # A dry run always waits: its result is all that it is for.
     if not target.wait and not job_options["dry-run"]:
         return None
-    with _interruptible():
+    with _allow_interrupt():
         status: Mapping[str, Any] = operations.follow(kind, name)
     if status["phase"] != "Succeeded":
         _print_error(status.get("message") or "it failed")
@@ -369,7 +369,7 @@ def _run_archive(
     compaction = operations.ask_to_run(archive)
     if not target.wait:
         return None
-    with _interruptible():
+    with _allow_interrupt():
         status: Mapping[str, Any] = operations.follow_run(archive, compaction)
     if (last := status.get("lastRun") or {}).get("outcome") != "Succeeded":
         _print_error(last.get("message") or "it failed")

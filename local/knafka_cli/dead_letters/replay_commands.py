@@ -39,7 +39,7 @@ from knafka_cli.shared.options import (
 )
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_client.topics import dead_letters, replaying
-from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
+from knafka_client.topics.replaying import REPLAY_WRITER_CLOSE_TIMEOUT
 from knafka_jobs.command_options import SELECTION, FailureSelection, parser
 from knafka_jobs.event_edits import EventEdits
 from knafka_jobs.failure_selection import FailureCondition, conditions
@@ -220,7 +220,7 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
         try:
             return letters, await replaying.send_again(admin, writer, sendable)
         finally:
-            await writer.close(WRITER_CLOSE_TIMEOUT)
+            await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
 
     letters, replay_id = with_kafka(running, choose_and_send)
     for letter in letters:

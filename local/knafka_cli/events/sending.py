@@ -112,7 +112,7 @@ async def send(
     loop = asyncio.get_running_loop()
     start = loop.time()
 
-    async def work() -> None:
+    async def send_remaining_groups() -> None:
         """Send group after group, until all are sent."""
         for number, group_of_events in numbered_groups:  # all workers take from it, in turn
             if rate is not None:
@@ -132,7 +132,7 @@ async def send(
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(connections):
-                group.create_task(work())
+                group.create_task(send_remaining_groups())
     except* KnafkaError as errors:
         raise errors.exceptions[0] from None
     finally:

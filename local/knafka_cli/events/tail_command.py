@@ -140,7 +140,7 @@ def tail(
         if trigger_filter is not None:
             predicates.append(trigger_filter)
         format_ = OutputFormat.JSON if as_json else output or OutputFormat.TEXT
-        with view.explaining_unreached(owner):
+        with view.explain_unreached_kafka(owner):
             _print_records(view, owner, topics, TailStart(start, last), predicates, format_, limit)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -160,7 +160,7 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
             for record in records
         ]
 
-    with view.explaining_unreached(ingress):
+    with view.explain_unreached_kafka(ingress):
         return ask_kafka(configuration, trace_records)
 
 
@@ -172,14 +172,14 @@ def _search_topic(
     is_event = searching.holds_event_with(id_, source)
     with Console(stderr=True).status(f"searching {ingress.topic}") as line:
 
-        def progress(state: TopicSearch) -> None:
+        def show_progress(state: TopicSearch) -> None:
             """Show how many records were searched."""
             line.update(
                 f"searching {state.topic}: {state.offsets_read} of {state.offsets_total} records"
             )
 
-        with contextlib.suppress(KeyboardInterrupt), view.explaining_unreached(ingress):
-            searching.run_search(view.connection(ingress), search, is_event, moment, progress)
+        with contextlib.suppress(KeyboardInterrupt), view.explain_unreached_kafka(ingress):
+            searching.run_search(view.connection(ingress), search, is_event, moment, show_progress)
     return search
 
 
@@ -257,7 +257,7 @@ def _dead_letters(
     view: DeclaredView, ingress: Ingress, id_: str
 ) -> Sequence[replaying.ReplayChoice]:
     """The dead letters of an event in the topics of a Broker's Triggers."""
-    with view.explaining_unreached(ingress):
+    with view.explain_unreached_kafka(ingress):
         return ask_kafka(
             view.connection(ingress),
             lambda admin: replaying.choose_dead_letters(

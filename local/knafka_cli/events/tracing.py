@@ -167,9 +167,9 @@ async def _trace_delivery(
     name = trigger_name_of(egress)
     is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
-    records, complete = await _dead_letters_of(admin, record, is_same_event, egress, topics)
+    records, complete = await _find_dead_letters(admin, record, is_same_event, egress, topics)
     if records:
-        replays = await _replays_of(admin, committed, is_same_event, egress, topics)
+        replays = await _find_replays(admin, committed, is_same_event, egress, topics)
         letters = [_with_replay_time(dead_letter, replays) for dead_letter in records]
         state, detail = _state_and_history(letters, replays)
         steps = [step for dead_letter in records for step in _dead_letter_steps(dead_letter)]
@@ -177,7 +177,7 @@ async def _trace_delivery(
         return TracedDelivery(name, state, detail, clauses, letters, replays, sorted(steps))
     if clauses:
         return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
-    state, detail, last_attempt = await _group_progress(committed, record, egress)
+    state, detail, last_attempt = await _read_group_progress(committed, record, egress)
     if state is TracedState.SETTLED:
         detail = "no dead letter: delivered" if complete else _DELIVERED_OR_TABLED
         if egress.dead_letter_sink is not None:
@@ -222,7 +222,7 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
     return f"{reason} after {dead_letter.attempts} attempts, {dead_letter.last_time}"
 
 
-async def _group_progress(
+async def _read_group_progress(
     committed: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
     """How far a group is with a record, with a short text and the last attempt if it has failed."""
@@ -280,7 +280,7 @@ def _attempts_text(delivery: DeliveryState) -> str:
     )
 
 
-async def _dead_letters_of(
+async def _find_dead_letters(
     admin: LogAdmin,
     record: Record,
     is_same_event: Callable[[Record], bool],
@@ -323,7 +323,7 @@ def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> Stored
     )
 
 
-async def _replays_of(
+async def _find_replays(
     admin: LogAdmin,
     committed: ReadCommits,
     is_same_event: Callable[[Record], bool],
@@ -337,7 +337,7 @@ async def _replays_of(
     replays = []
     for record in await read_topic(admin, replay.topic, MOST_RECORDS_READ):
         if is_same_event(record):
-            state, detail, _ = await _group_progress(committed, record, replay)
+            state, detail, _ = await _read_group_progress(committed, record, replay)
             replays.append(TracedReplay(timestamp(record.timestamp()[1] / 1000), state, detail))
     return replays
 
@@ -354,9 +354,9 @@ def is_traceable(record: Record) -> bool:
 def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
     """A function that reads commits from Kafka without joining the group."""
 
-    def committed(group: str, topic: str, partitions: Collection[int]) -> Commits:
+    def read_commits(group: str, topic: str, partitions: Collection[int]) -> Commits:
         """The group's commits, from Kafka."""
         with RangeReader(connection, group) as reader:
             return reader.committed(topic, partitions)
 
-    return committed
+    return read_commits

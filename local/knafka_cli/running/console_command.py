@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from knafka.core.trace_url import WANTED, is_trace_url
+from knafka.core.trace_url import EXPECTED_TRACE_URL, is_trace_url
 from knafka_cli.shared.options import refuse
 from knafka_cli.shared.source_options import BootstrapServers, SystemNamespace
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE
@@ -74,7 +74,7 @@ def console(
     from knafka_console.sources.metrics import ProxiedMetrics, SharedFigures
 
     if not is_trace_url(traces):
-        raise refuse(f"--trace-url {traces}: {WANTED}")
+        raise refuse(f"--trace-url {traces}: {EXPECTED_TRACE_URL}")
     client, _ = cluster_source.client_of(context, kubeconfig)
     api = KubernetesApi(client)
     cluster_name = context or client.configuration.host

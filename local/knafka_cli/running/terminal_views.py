@@ -292,6 +292,8 @@ class StatusTable:
     snapshot: Snapshot
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the tables of Brokers, Triggers and the other kinds that exist, then the
+        problems."""
         width = options.max_width
         yield Text(f"Kafka {self.snapshot.kafka}", style="italic")
         sections = (

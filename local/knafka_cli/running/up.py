@@ -75,7 +75,7 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def force() -> None:
+    def kill_and_exit() -> None:
         """Kill every process and exit."""
         supervisor.kill()
         os._exit(EXIT_FORCED)
@@ -84,7 +84,7 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
         """Begin to stop cleanly; another signal forces it."""
         view.say("stopping: deliveries in flight are finished; press Ctrl-C again to force it")
         for number in signals:
-            loop.add_signal_handler(number, force)
+            loop.add_signal_handler(number, kill_and_exit)
         if main is not None:
             main.cancel()
 

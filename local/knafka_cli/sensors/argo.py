@@ -15,7 +15,7 @@ from knafka_operator.model.sensors import go_seconds
 
 ARGO: Final = "argoproj.io/v1alpha1"
 """apiVersion of Argo's Sensors."""
-SENSOR_KIND: Final = "Sensor"
+ARGO_SENSOR_KIND: Final = "Sensor"
 """Kind of a Sensor, Argo's and ours."""
 
 ARGO_DEFAULT_STEPS: Final = 5
@@ -47,7 +47,7 @@ def convert_sensor(
 
     Raises `InvalidDocument` if `argo` is no valid Sensor.
     """
-    if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, SENSOR_KIND):
+    if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, ARGO_SENSOR_KIND):
         raise InvalidDocument("", f"must be a Sensor of {ARGO}")
     argo_metadata = _object_field(argo, "metadata")
     name = argo_metadata.get("name")
@@ -66,7 +66,7 @@ def convert_sensor(
         converted.changed.append(f"spec.eventBusName: {event_bus!s:.80}; here the bus is {bus}")
     converted.document = {
         "apiVersion": "knafka.dev/v1alpha1",
-        "kind": SENSOR_KIND,
+        "kind": ARGO_SENSOR_KIND,
         "metadata": metadata,
         "spec": {
             **({"broker": broker} if channel is None else {"channel": channel}),

@@ -32,7 +32,7 @@ from knafka_cli.shared.options import ask_kafka
 from knafka_client.state.installation import SensorPlace
 from knafka_client.topics.dead_letters import printable
 from knafka_client.topics.ranges import RangeReader
-from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
+from knafka_client.topics.replaying import REPLAY_WRITER_CLOSE_TIMEOUT
 
 RECORD_READ_TIMEOUT: Final = 10.0
 """Seconds to read one record."""
@@ -198,6 +198,6 @@ def _store_dead_letter(
             if error is not None:
                 raise error
         finally:
-            await writer.close(WRITER_CLOSE_TIMEOUT)
+            await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
 
     ask_kafka(connection, store)

@@ -27,7 +27,7 @@ DRIVER_MEMORY: Final = "1g"
 
 SPARK_CORES: Final = 2
 """Cores that a job uses."""
-JVM_FLAGS: Final = (
+SPARK_JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",  # the faster start of C1 alone: a job is over before C2 pays
     # C1 alone would get 48 MB: Spark's planner fills them, and then compiles the same code again
     # and again. No more is used than is compiled.
@@ -136,7 +136,7 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
         s3_location = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
         settings |= s3_settings(*s3_location)
     words = ["--master", f"local[{SPARK_CORES}]", "--driver-memory", DRIVER_MEMORY, "--jars", jars]
-    words += ["--driver-java-options", " ".join(JVM_FLAGS)]
+    words += ["--driver-java-options", " ".join(SPARK_JVM_FLAGS)]
     for key, value in settings.items():
         words += ["--conf", f"{key}={value}"]
     return {

@@ -11,7 +11,7 @@ from knafka_cli.shared.event_input import BadInput
 START_OF_TOPIC: Final = 0.0
 """The moment before every event."""
 
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ago = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
 
 
@@ -24,7 +24,7 @@ def parse_moment(text: str, now: float) -> float:
     if text == "start":
         return START_OF_TOPIC
     if ago := _ago(text):
-        return max(START_OF_TOPIC, now - float(ago[1]) * _SECONDS[ago[2]])
+        return max(START_OF_TOPIC, now - float(ago[1]) * _SECONDS_BY_UNIT[ago[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
@@ -40,7 +40,7 @@ def parse_end(text: str, now: float) -> float:
     A time without an offset is local time. Raises `BadInput`, also for a time that is over.
     """
     if duration := _ago(text):
-        return now + float(duration[1]) * _SECONDS[duration[2]]
+        return now + float(duration[1]) * _SECONDS_BY_UNIT[duration[2]]
     try:
         end = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):

@@ -29,7 +29,7 @@ from knafka_cli.triggers import rewinding
 from knafka_client.declared import annotating, triggers
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import DEFAULT_DATA, Installation
-from knafka_operator.model.resources import PAUSED, Trigger
+from knafka_operator.model.resources import PAUSED_ANNOTATION, Trigger
 
 EventArgument = Annotated[
     str,
@@ -109,7 +109,7 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
     lags: dict[str, int] = {}
     if not files:
         running = Installation(data_dir).read_state()
-        lags = with_kafka(running, lambda admin: _lags(admin, running.egresses))
+        lags = with_kafka(running, lambda admin: _read_lags(admin, running.egresses))
     some_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
     rows = [
@@ -194,11 +194,11 @@ def _set_paused(
         typer.echo(f"{declared_trigger.id} {state} already")
         return
     file = declared.resources[identity][1].file
-    annotating.annotate(file, identity, PAUSED, str(paused).lower())
+    annotating.annotate(file, identity, PAUSED_ANNOTATION, str(paused).lower())
     typer.echo(f"{declared_trigger.id} {state}: written into {file}")
 
 
-async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
+async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
     """The number of waiting records of each Trigger, by `namespace/name`."""
     lags = {}
     for egress in egresses:

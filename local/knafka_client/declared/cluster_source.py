@@ -54,7 +54,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap, is_claimed_by_peer, is_ours
 from knafka_operator.model.topics import Topic
 
-BROKER_CONFIG: Final = "kafka-broker-config"
+BROKER_CONFIG_MAP: Final = "kafka-broker-config"
 """Name of the installation's ConfigMap for Brokers."""
 CHANNEL_CONFIG: Final = "kafka-channel-config"
 """Name of the installation's ConfigMap for KafkaChannels."""
@@ -219,7 +219,7 @@ class ClusterSource:
         Raises `KnafkaError`.
         """
         problems: list[str] = []
-        default = Identity(self._system_namespace, BROKER_CONFIG)
+        default = Identity(self._system_namespace, BROKER_CONFIG_MAP)
         base = None
         try:
             base = self.config_map(default)

@@ -93,7 +93,7 @@ class DeclaredView:
         return dict(self.connections[broker_name_of(owner)])
 
     @contextmanager
-    def explaining_unreached(self, owner: Ingress | Egress) -> Iterator[None]:
+    def explain_unreached_kafka(self, owner: Ingress | Egress) -> Iterator[None]:
         """Turn a failure to reach Kafka into `KafkaNotReached`, which says what to do."""
         try:
             yield

@@ -22,7 +22,7 @@ from knafka.core.errors import KnafkaError
 from knafka.core.events.event import Event
 from knafka.core.filters import why_not
 from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
-from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED, Destination, Trigger
+from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED_ANNOTATION, Destination, Trigger
 
 
 class UnknownObject(KnafkaError):
@@ -115,7 +115,7 @@ def destination_text(destination: Destination) -> str:
 
 def is_paused(trigger: Trigger) -> bool:
     """Whether a Trigger or Subscription is declared paused."""
-    return trigger.metadata.annotations.get(PAUSED) == "true"
+    return trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
 
 
 def declared_order(trigger: Trigger) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, TriggerRow
 from knafka_operator.decisions.status import DELIVERING
-from knafka_operator.dispatchers.conditions import LAG, PAUSED, REPLICAS
+from knafka_operator.dispatchers.conditions import DELIVERY_PAUSED, LAG, REPLICAS
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.family import family_of
@@ -41,7 +41,7 @@ def trigger_row(document: Document) -> TriggerRow:
         kind=kind,
         refused=not_ready_reason(document),
         error=_delivery_warning(document),
-        paused=condition(document, DELIVERING).get("reason") == PAUSED.reason,
+        paused=condition(document, DELIVERING).get("reason") == DELIVERY_PAUSED.reason,
         waiting=tuple(
             sensor_waiting.waiting_lines((document.get("status") or {}).get("waiting") or ())
         ),

@@ -21,7 +21,7 @@ from knafka.ports.shared_log import GroupHasMembers
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one request to Kafka."""
-BATCH_RECORDS: Final = 1000
+READ_BATCH_RECORDS: Final = 1000
 """The most records that `records` takes from the client at once."""
 BATCH_WAIT: Final = 0.1
 """Seconds to wait for a full batch; the last batch of a range is smaller."""
@@ -69,6 +69,7 @@ class RangeReader:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Close the consumer; a `KafkaException` is raised as a `LogError` instead."""
         self.consumer.close()
         if isinstance(error, KafkaException):
             raise log_error_of(error.args[0]) from error
@@ -137,7 +138,7 @@ class RangeReader:
         self.consumer.assign([TopicPartition(topic, number, starts[number]) for number in unread])
         last_answer = time.monotonic()
         while unread:
-            messages = self.consumer.consume(BATCH_RECORDS, BATCH_WAIT)
+            messages = self.consumer.consume(READ_BATCH_RECORDS, BATCH_WAIT)
             if messages:
                 last_answer = time.monotonic()
             elif time.monotonic() > last_answer + KAFKA_ANSWER_TIMEOUT:

@@ -30,7 +30,7 @@ from knafka_client.topics.dead_letters import (
 )
 from knafka_operator.kafka.desired import replay_topic
 
-WRITER_CLOSE_TIMEOUT: Final = 5.0
+REPLAY_WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for a writer of dead letters or replays to close."""
 
 

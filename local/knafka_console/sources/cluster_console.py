@@ -41,7 +41,7 @@ from knafka_console.sources.reports import BrokerKafkaFinder, ClusterReports, Re
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.cluster import Document, NotAllowed
 from knafka_operator.model.family import family_of
-from knafka_operator.model.resources import EVENTING, PAUSED
+from knafka_operator.model.resources import EVENTING, PAUSED_ANNOTATION
 
 TRIGGER_OBJECTS: Final = Objects(EVENTING, "triggers")
 SUBSCRIPTION_OBJECTS: Final = Objects(MESSAGING, "subscriptions")
@@ -113,8 +113,8 @@ class ClusterConsole:
             api,
             kafka,
             namespaces,
-            allowed=_translating_refusals,
-            reaching=self._explaining_unreached,
+            allowed=_translate_refusals,
+            reaching=self._explain_unreached_kafka,
             reviews_kafka=reviews_kafka,
             traces=traces,
             topics=topics,
@@ -128,7 +128,7 @@ class ClusterConsole:
     async def state(self) -> ConsoleState:
         """Return the state of the objects that the viewer may list, with figures if the operator's
         metrics can be read."""
-        stored = await self._recent_objects()
+        stored = await self._load_recent_objects()
         problems, figures = list(stored.problems), None
         try:
             figures = await self._figures.current()
@@ -165,13 +165,13 @@ class ClusterConsole:
         """Return the latest dead letters, if the viewer may get them."""
         document = await self._read_trigger(trigger)
         await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
-        with self._explaining_unreached():
+        with self._explain_unreached_kafka():
             letters = await self._letters.read_latest(*await self._kafka.find(document))
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, {})
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
         """For each Trigger, whether it would get an event."""
-        stored = await self._recent_objects()
+        stored = await self._load_recent_objects()
         of_brokers = [trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"]
         return await asyncio.to_thread(
             lambda: snapshot_document.verdicts(
@@ -187,8 +187,8 @@ class ClusterConsole:
             return f"{trigger} {sentence_end} already"
         value = "true" if paused else "false"
         target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name
-        if not await _translating_refusals(
-            asyncio.to_thread(self._api.annotate, *target, PAUSED, value)
+        if not await _translate_refusals(
+            asyncio.to_thread(self._api.annotate, *target, PAUSED_ANNOTATION, value)
         ):
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         self._stored = None
@@ -202,7 +202,7 @@ class ClusterConsole:
         await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
         await self._require_right("create", trigger, REPLAYS_SUBRESOURCE)
         egress, kafka = await self._kafka.find(document)
-        with self._explaining_unreached():
+        with self._explain_unreached_kafka():
             return await self._letters.replay(egress, kafka, events, dry_run=dry_run)
 
     async def report(self) -> bytes | None:
@@ -210,7 +210,7 @@ class ClusterConsole:
         return None
 
     @contextlib.contextmanager
-    def _explaining_unreached(self) -> Iterator[None]:
+    def _explain_unreached_kafka(self) -> Iterator[None]:
         """Turn a failure to reach Kafka into `KafkaNotReached`, which says what to do."""
         try:
             yield
@@ -222,7 +222,7 @@ class ClusterConsole:
     async def _read_trigger(self, trigger: TriggerName) -> Document:
         """Return the Trigger or Subscription. Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
         kind = OBJECTS_BY_KIND[trigger.kind]
-        document = await _translating_refusals(
+        document = await _translate_refusals(
             asyncio.to_thread(self._api.get, kind, trigger.namespace, trigger.name)
         )
         if document is None:
@@ -254,7 +254,7 @@ class ClusterConsole:
         target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name, subresource
         return await asyncio.to_thread(self._api.is_allowed, verb, *target)
 
-    async def _recent_objects(self) -> StoredObjects:
+    async def _load_recent_objects(self) -> StoredObjects:
         """Return the objects as they are, or were up to `OBJECTS_MAX_AGE` seconds ago.
 
         Raises `Forbidden` if the viewer may see none.
@@ -310,7 +310,7 @@ class ClusterConsole:
         )
 
 
-async def _translating_refusals(request: Awaitable[Any]) -> Any:
+async def _translate_refusals(request: Awaitable[Any]) -> Any:
     """Return the result, with the API server's refusals turned into `NotSignedIn` and
     `Forbidden`."""
     try:

@@ -13,7 +13,7 @@ from knafka.core.contract import Egress
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_client.topics import dead_letters, replaying
 from knafka_client.topics.dead_letters import StoredDeadLetter
-from knafka_client.topics.replaying import WRITER_CLOSE_TIMEOUT
+from knafka_client.topics.replaying import REPLAY_WRITER_CLOSE_TIMEOUT
 from knafka_console.model.document import ChosenEvent, EventName, ReplayResult
 
 SHOWN_DEAD_LETTERS: Final = 200
@@ -68,7 +68,7 @@ class DeadLetterTopics:
                 try:
                     replay = await replaying.send_again(admin, writer, sendable)
                 finally:
-                    await writer.close(WRITER_CLOSE_TIMEOUT)
+                    await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
         finally:
             await admin.close()
         return ReplayResult(

@@ -32,7 +32,7 @@ from knafka_console.model.source import NotFound, TriggerName
 from knafka_console.sources.dead_letter_topics import SHOWN_DEAD_LETTERS, DeadLetterTopics
 from knafka_operator.model.channels import Subscription
 from knafka_operator.model.family import family_of, subscription_as_trigger
-from knafka_operator.model.resources import PAUSED, Trigger
+from knafka_operator.model.resources import PAUSED_ANNOTATION, Trigger
 
 REPORT_FILE: Final = Path("dead-letters/report.html")
 """The report of `knafka dead-letters report`, in the data folder."""
@@ -125,7 +125,9 @@ class InstallationConsole:
         if triggers.is_paused(declared_trigger) is paused:
             return f"{trigger} {sentence_end} already"
         value = "true" if paused else "false"
-        await asyncio.to_thread(annotating.annotate, place.file, _identity(trigger), PAUSED, value)
+        await asyncio.to_thread(
+            annotating.annotate, place.file, _identity(trigger), PAUSED_ANNOTATION, value
+        )
         return f"{trigger} {sentence_end}: written into {place.file}"
 
     async def replay(

@@ -29,7 +29,7 @@ METRICS_TIMEOUT: Final = 5.0
 """Seconds for the metrics of one replica."""
 FIGURES_MAX_AGE: Final = 1.0
 """Seconds for which figures are used again, however many viewers there are."""
-PODS: Final = Objects(CORE, "pods")
+POD_OBJECTS: Final = Objects(CORE, "pods")
 _OPERATOR_LABELS: Final = {
     "app.kubernetes.io/name": "knafka",
     "app.kubernetes.io/component": "operator",
@@ -62,7 +62,7 @@ class ProxiedMetrics:
 
     def read(self) -> Sequence[str]:
         """Return the metrics of each replica that answers. Raises `KnafkaError`."""
-        pods = self._api.list(PODS, self._namespace) or ()
+        pods = self._api.list(POD_OBJECTS, self._namespace) or ()
         texts, failures = [], []
         for pod_document in pods:
             labels = pod_document["metadata"].get("labels") or {}

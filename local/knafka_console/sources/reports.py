@@ -246,7 +246,7 @@ def _report_row(document: Document) -> ReportRow:
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 
-    def number(name: str) -> int | None:
+    def whole_number(name: str) -> int | None:
         """Return a whole number in the report's status; None if it has none."""
         value = report.get(name)
         return value if isinstance(value, int) else None
@@ -256,8 +256,8 @@ def _report_row(document: Document) -> ReportRow:
         name=metadata["name"],
         broker=str((document.get("spec") or {}).get("broker") or "default"),
         made=str(report.get("made") or ""),
-        unresolved=number("unresolved"),
-        groups=number("groups"),
+        unresolved=whole_number("unresolved"),
+        groups=whole_number("groups"),
         waiting=status.get("waiting") if isinstance(status.get("waiting"), int) else None,
         problem=str(report.get("notServed") or ""),
     )

@@ -80,7 +80,7 @@ _HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 """Security headers of every answer."""
-_KINDS: Final[Mapping[str, TriggerKind]] = {
+_KINDS_BY_PATH: Final[Mapping[str, TriggerKind]] = {
     "triggers": "Trigger",
     "subscriptions": "Subscription",
 }
@@ -149,7 +149,7 @@ def application(
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
         app.add_routes(sign_in.routes())
-    trigger = f"/api/{{kind:{'|'.join(_KINDS)}}}/{{namespace}}/{{name}}"
+    trigger = f"/api/{{kind:{'|'.join(_KINDS_BY_PATH)}}}/{{namespace}}/{{name}}"
     archive = "/api/reports/{namespace}/{name}"
     app.add_routes(
         [
@@ -196,7 +196,7 @@ def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
     """Return a middleware that refuses requests of other sites, and adds the security headers."""
 
     @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def answer_guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, or refuse it."""
         if problem := refusal_reason(hosts, request.method, request.path, request.headers):
             response: web.StreamResponse = _json_answer(
@@ -208,7 +208,7 @@ def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
         response.headers.setdefault("Cache-Control", "no-store")
         return response
 
-    return guarded
+    return answer_guarded
 
 
 async def _answer_or_problem(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -370,7 +370,7 @@ def _archive_name(request: web.Request) -> ArchiveName:
 def _trigger_name(request: web.Request) -> TriggerName:
     """Return the Trigger or Subscription that a request's path names."""
     names = request.match_info
-    return TriggerName(names["namespace"], names["name"], _KINDS[names["kind"]])
+    return TriggerName(names["namespace"], names["name"], _KINDS_BY_PATH[names["kind"]])
 
 
 def _wait_seconds(text: str) -> float:

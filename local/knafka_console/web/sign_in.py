@@ -38,8 +38,8 @@ NEEDS_TLS: Final = (
     "KNAFKA_CONSOLE_PLAIN_HTTP=true where nobody listens)"
 )
 """The answer to signing in over plain HTTP."""
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+").fullmatch
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_LEGAL_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+").fullmatch
+_LEGAL_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 class Viewer(NamedTuple):
@@ -70,10 +70,12 @@ def viewer_of_request(headers: Mapping[str, str], cookies: Mapping[str, str]) ->
     """Return the viewer of a request, from its headers and cookies; None if it carries no token."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
     token = credentials.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
-    if not token or _TOKEN(token) is None:
+    if not token or _LEGAL_TOKEN(token) is None:
         return None
     namespaces = cookies.get(NAMESPACES_COOKIE, "").split(".")
-    return Viewer(token, tuple(namespace for namespace in namespaces if _NAMESPACE(namespace)))
+    return Viewer(
+        token, tuple(namespace for namespace in namespaces if _LEGAL_NAMESPACE(namespace))
+    )
 
 
 class SignIn:
@@ -133,7 +135,7 @@ def delete_cookies(response: web.StreamResponse) -> None:
 def _viewer_of_form(form: SignInForm) -> Viewer:
     """Return the viewer that a sign-in form names. Raises `InvalidDocument`."""
     token = form.token.strip()
-    if _TOKEN(token) is None:
+    if _LEGAL_TOKEN(token) is None:
         raise InvalidDocument("token", "must be a bearer token")
     if len(token) > LONGEST_TOKEN:
         raise InvalidDocument(
@@ -141,7 +143,7 @@ def _viewer_of_form(form: SignInForm) -> Viewer:
         )
     namespaces = tuple(form.namespaces.replace(",", " ").split())
     for namespace in namespaces:
-        if _NAMESPACE(namespace) is None:
+        if _LEGAL_NAMESPACE(namespace) is None:
             raise InvalidDocument("namespaces", f"{namespace:.80} is no name of a namespace")
     return Viewer(token, namespaces)
 

@@ -59,8 +59,11 @@ _DRAINING_ROLES: Final = (
 """Roles of Services that only run while they drain."""
 
 _INSTALLATION_CONFIG_MAPS: Final = tuple(
-    (localize.LOCAL_SETTINGS.namespace, name)
-    for name in (localize.LOCAL_SETTINGS.config, localize.LOCAL_SETTINGS.channel_config)
+    (localize.LOCAL_OPERATOR_SETTINGS.namespace, name)
+    for name in (
+        localize.LOCAL_OPERATOR_SETTINGS.config,
+        localize.LOCAL_OPERATOR_SETTINGS.channel_config,
+    )
 )
 """Namespace and name of the ConfigMaps with the installation's defaults."""
 
@@ -90,7 +93,7 @@ class LocalCluster(MemoryCluster):
 
     def declare(self, document: Document, folder: Path) -> None:
         """Store a document that a file in `folder` declares."""
-        stored = localize.localized(document)
+        stored = localize.localized_document(document)
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
             metadata = stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
@@ -137,7 +140,7 @@ class LocalCluster(MemoryCluster):
             return stored
         if (namespace, name) in _INSTALLATION_CONFIG_MAPS:
             return localize.installation_config_map(name, stored, self._bootstrap_servers)
-        if (namespace, name) == localize.LOCAL_SETTINGS.features_config:
+        if (namespace, name) == localize.LOCAL_OPERATOR_SETTINGS.features_config:
             return localize.features_config_map(stored, requires_auth=self.requires_auth)
         if stored is None and namespace not in map(_namespace, self.of("Broker")):
             # In a namespace without Brokers are the ConfigMaps that Knative installs for them.

@@ -106,7 +106,7 @@ class LocalController(Controller):
         self._cluster = cluster
         self._say = say
         operator = Operator(
-            localize.LOCAL_SETTINGS,
+            localize.LOCAL_OPERATOR_SETTINGS,
             cluster,
             connect,
             drains=drains,
@@ -116,7 +116,7 @@ class LocalController(Controller):
             positions=served[BROKERS].positions,
         )
         channel_operator = Operator(
-            localize.LOCAL_SETTINGS,
+            localize.LOCAL_OPERATOR_SETTINGS,
             cluster,
             connect,
             drains=drains,
@@ -141,7 +141,7 @@ class LocalController(Controller):
         self._operator = operator
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):
-                kind.on_deleted = self._say_topic_deleted
+                kind.on_deleted = self._show_topic_deletion
 
     async def run(self) -> None:
         """Reconcile for ever; on exit every drain has ended."""
@@ -182,7 +182,7 @@ class LocalController(Controller):
         """Pass changed EventPolicies to the operator, before it reconciles the Brokers that they
         name."""
         policies = [
-            localize.localized(document)
+            localize.localized_document(document)
             for identity, (document, _) in declared.documents.items()
             if identity.kind == POLICY
         ]
@@ -299,7 +299,7 @@ class LocalController(Controller):
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
                     self._operator.queue.enqueue(key_of(trigger))
 
-    def _say_topic_deleted(self, document: Document) -> None:
+    def _show_topic_deletion(self, document: Document) -> None:
         """Tell the user that a deleted object's topic is deleted, too."""
         if EXTERNAL_TOPIC not in _annotations(document):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
@@ -364,4 +364,4 @@ def _is_undeclared(document: Document, declared: DeclaredObjects) -> bool:
     declaration = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
     if declaration is None or document["kind"] != SENSOR:
         return declaration is None
-    return bus_of(localize.localized(declaration[0])) != bus_of(document)
+    return bus_of(localize.localized_document(declaration[0])) != bus_of(document)

@@ -200,7 +200,7 @@ def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
     else:
         family = family_of(trigger["kind"])
         name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER_KEY, "")
-    namespace = services.function_namespace(family, trigger_id, localize.LOCAL_SETTINGS)
+    namespace = services.function_namespace(family, trigger_id, localize.LOCAL_OPERATOR_SETTINGS)
     return cluster.find(SERVING, "Service", namespace, name)
 
 

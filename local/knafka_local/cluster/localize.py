@@ -33,11 +33,11 @@ from knafka_operator.model.resources import (
     GROUP_STATUS,
     TOPIC_STATUS,
 )
-from knafka_operator.model.topics import REPLICATION
+from knafka_operator.model.topics import REPLICATION_KEY
 from knafka_operator.senders.authentication import OIDC
 from knafka_operator.triggers.admission import defaulted_trigger
 
-LOCAL_SETTINGS: Final = Settings(
+LOCAL_OPERATOR_SETTINGS: Final = Settings(
     namespace="knafka",
     image="none",
     default_class="kafka",
@@ -60,7 +60,7 @@ LOCAL_PARTITIONS: Final = "10"
 cluster."""
 
 
-def localized(document: Document) -> dict[str, Any]:
+def localized_document(document: Document) -> dict[str, Any]:
     """A declared document as this cluster stores it: with defaults, and without a status."""
     declared_metadata = _set_fields(document.get("metadata"))
     # What else `kubectl get -o yaml` shows is the API server's.
@@ -74,7 +74,7 @@ def localized(document: Document) -> dict[str, Any]:
     match document["kind"]:
         case "Broker":
             stored = admission.defaulted_broker(
-                document, default_class=LOCAL_SETTINGS.default_class
+                document, default_class=LOCAL_OPERATOR_SETTINGS.default_class
             )
         case "Trigger":
             stored = defaulted_trigger(document)
@@ -111,10 +111,10 @@ def installation_config_map(
 ) -> Document:
     """The ConfigMap with the defaults of all Brokers or KafkaChannels, over what users declared
     under its name."""
-    namespace = LOCAL_SETTINGS.namespace
+    namespace = LOCAL_OPERATOR_SETTINGS.namespace
     data = {
-        desired.PARTITIONS: LOCAL_PARTITIONS,
-        REPLICATION: "1",
+        desired.PARTITIONS_KEY: LOCAL_PARTITIONS,
+        REPLICATION_KEY: "1",
         **(declared or {}).get("data", {}),
         desired.BOOTSTRAP_SERVERS: bootstrap_servers,
         # Who starts this is the installation: all topics that can be allowed are.
@@ -129,7 +129,7 @@ def features_config_map(declared: Document | None, *, requires_auth: bool) -> Do
     `requires_auth` decides whether senders must show tokens, since only then an issuer runs.
     """
     data = {**(declared or {}).get("data", {}), OIDC: "enabled" if requires_auth else "disabled"}
-    return config_map(*LOCAL_SETTINGS.features_config, data)
+    return config_map(*LOCAL_OPERATOR_SETTINGS.features_config, data)
 
 
 def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
@@ -176,8 +176,8 @@ def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
         if key != desired.BOOTSTRAP_SERVERS and not key.startswith("auth.secret.")
     }
     # One node can hold one copy; the operator refuses a value that is no number.
-    if str(kept.get(REPLICATION, "")).strip().lstrip("0").isdecimal():
-        kept[REPLICATION] = "1"
+    if str(kept.get(REPLICATION_KEY, "")).strip().lstrip("0").isdecimal():
+        kept[REPLICATION_KEY] = "1"
     return kept
 
 

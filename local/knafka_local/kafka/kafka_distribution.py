@@ -32,7 +32,7 @@ JAVA_VERSIONS: Final = range(17, 25)
 """Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
 
 DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
-PROGRESS_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
+DOWNLOAD_PROGRESS_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
 DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
 JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
 
@@ -173,7 +173,7 @@ def _report_progress(
     """
     total, fetched_count, size = len(unfinished), 0, 0
     while unfinished:
-        fetched, unfinished = wait(unfinished, PROGRESS_INTERVAL, FIRST_COMPLETED)
+        fetched, unfinished = wait(unfinished, DOWNLOAD_PROGRESS_INTERVAL, FIRST_COMPLETED)
         for jar in sorted((future.result() for future in fetched), key=lambda jar: jar.file_name):
             fetched_count += 1
             size += (folder / jar.file_name).stat().st_size

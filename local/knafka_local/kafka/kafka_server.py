@@ -43,7 +43,7 @@ KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to let
 KAFKA_PROBE_TIMEOUT: Final = 2.0  # seconds for one metadata request
 KAFKA_PROBE_INTERVAL: Final = 0.05  # seconds between two looks at a node that is starting
 
-JVM_FLAGS: Final = (
+KAFKA_JVM_FLAGS: Final = (
     "-Xmx256m",  # idle, it holds 60 MB; 1 MiB records and their batches need the rest
     "-XX:TieredStopAtLevel=1",  # the faster start and the smaller code cache of C1 alone
     "-Djava.net.preferIPv4Stack=true",  # we listen on 127.0.0.1 only
@@ -291,7 +291,7 @@ class KafkaServer:
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
         """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
-        words = (str(self._distribution.java), *JVM_FLAGS, logging, main_class, *arguments)
+        words = (str(self._distribution.java), *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
         return await Child.start(
             Command(words, self.log_file, environment, stop_timeout=KAFKA_STOP_TIMEOUT)

@@ -83,7 +83,7 @@ class Programs:
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
         self._sources_changed = asyncio.Event()
         self._changing = asyncio.Lock()
-        self.report: ReportStatus = _report_nothing
+        self.report: ReportStatus = _ignore_report
 
     def url(self, service: Identity) -> str:
         """The URL of a Service's program, which stays the same as long as we run."""
@@ -168,6 +168,8 @@ class Programs:
             self._printed(service[1], line)
 
         async def start() -> _ReportingChild:
+            """Start the program's process, which reports its readiness. Raises `OSError` after
+            reporting that it can't be started."""
             try:
                 child = await Child.start(command, show)
             except OSError as error:
@@ -215,5 +217,5 @@ class _ReportingChild:
         await self._report(self._service, Status.TRUE, "")
 
 
-async def _report_nothing(service: Identity, serves: Status, reason: str) -> None:
+async def _ignore_report(service: Identity, serves: Status, reason: str) -> None:
     """The report function until somebody sets another: does nothing."""

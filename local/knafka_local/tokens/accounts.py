@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from knafka.core.authorization import SERVICE_ACCOUNTS
 
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
+_LEGAL_ACCOUNT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
 
 
 class ServiceAccount(NamedTuple):
@@ -22,7 +22,7 @@ class ServiceAccount(NamedTuple):
         name."""
         namespace, slash, name = text.rpartition("/")
         account = cls(namespace if slash else "default", name)
-        return account if all(_NAME(part) for part in account) else None
+        return account if all(_LEGAL_ACCOUNT_NAME(part) for part in account) else None
 
     @property
     def subject(self) -> str:

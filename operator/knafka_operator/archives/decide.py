@@ -154,9 +154,11 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
         "failures": previous_status.get("failures", 0),
     }
 
-    def decision_with(
+    def make_decision(
         *effects: Effect, phase: str, again: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
+        """Return the decision to run these effects and to reconcile again after `again` seconds,
+        with phase and running Job in the status; no effects if an earlier one has failed."""
         running = next((object_name(job) for job in observed.jobs if not job_outcome(job)), "")
         status.update(phase=phase, job=running)
         effects_to_run = () if observed.failure is not None else effects
@@ -195,13 +197,13 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
                 if name in observed.unwanted and not is_being_deleted
                 else ()
             )
-            return decision_with(*delete_effects, phase="Running", again=JOB_RECHECK_SECONDS)
+            return make_decision(*delete_effects, phase="Running", again=JOB_RECHECK_SECONDS)
         if not is_recorded(existing_job, previous_status):
             generation = observed.document["metadata"].get("generation", 0)
             status_patch = run_status_patch(
                 existing_job, outcome, observed.pods.get(name), previous_status, generation, now
             )
-            return decision_with(
+            return make_decision(
                 WriteStatus(Step.RECORD_RUN, status_patch),
                 phase="Ending",
                 again=JOB_RECHECK_SECONDS,
@@ -209,7 +211,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
         effects = (
             () if is_being_deleted or name in observed.unrecorded else (_delete_job(existing_job),)
         )
-        return decision_with(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
+        return make_decision(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
 
     idle = "Failing" if status["failures"] else "Idle"
     own_holder = lease_holder(observed.document)
@@ -222,34 +224,34 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     if isinstance(archive, InvalidDocument) or not conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
-        return decision_with(*release_effects, phase=idle)
+        return make_decision(*release_effects, phase=idle)
     assert observed.broker is not None
     is_run_due, includes_report, again = _due_run(archive, {**previous_status, **status}, now)
     operation, again = observed.next_operation, min(again, observed.next_operation_in)
     if operation is not None and is_run_due and not _is_last_run_own(previous_status):
         operation = None
     if not is_run_due and operation is None:
-        return decision_with(*release_effects, phase=idle, again=again)
+        return make_decision(*release_effects, phase=idle, again=again)
 
     storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
     lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
     if observed.lease is None:
-        return decision_with(
+        return make_decision(
             Create(Step.TAKE_LEASE, lease), phase="Queued", again=JOB_RECHECK_SECONDS
         )
     if not is_lease_held:
         if not observed.holder_is_gone:
-            return decision_with(phase="Queued", again=JOB_RECHECK_SECONDS)
+            return make_decision(phase="Queued", again=JOB_RECHECK_SECONDS)
         version = observed.lease["metadata"].get("resourceVersion")
         lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
-        return decision_with(
+        return make_decision(
             Apply(Step.REPLACE_LEASE, (lease,)), phase="Queued", again=JOB_RECHECK_SECONDS
         )
     if archive.spec.executors and not observed.account_applied:
         apply_account = Apply(
             Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL
         )
-        return decision_with(apply_account, phase="Queued", again=JOB_RECHECK_SECONDS)
+        return make_decision(apply_account, phase="Queued", again=JOB_RECHECK_SECONDS)
     servers = observed.broker.defaults.kafka.bootstrap_servers
     secret, next_run = observed.broker.secret, status["run"] + 1
     job = manifests.job_manifest(
@@ -264,11 +266,13 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
         operation=operation,
     )
     create_job = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
-    return decision_with(create_job, phase="Queued", again=JOB_RECHECK_SECONDS)
+    return make_decision(create_job, phase="Queued", again=JOB_RECHECK_SECONDS)
 
 
 def _delete_job(job: Mapping[str, Any]) -> Delete:
-    name = ObjectName(manifests.BATCH, "Job", job["metadata"]["namespace"], object_name(job))
+    name = ObjectName(
+        manifests.BATCH_VERSION, "Job", job["metadata"]["namespace"], object_name(job)
+    )
     return Delete(Step.DELETE_JOB, (name,))
 
 
@@ -283,6 +287,8 @@ def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
 def _waiting_status(
     waiting: int, previous_status: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
+    """Return the status fields about waiting dead letters: their number, and since when there are
+    any (empty if there are none)."""
     since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 
@@ -323,6 +329,8 @@ def _is_last_run_own(status: Mapping[str, Any]) -> bool:
 
 
 def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
+    """Return when the next report is due by the archive's schedule; the latest `datetime` if the
+    schedule never matches again."""
     assert archive.spec.report is not None
     last_made = (status.get("report") or {}).get("made")
     since = last_made or status.get("firstRun") or status["waitingSince"]
@@ -355,6 +363,8 @@ def lease_holder(document: Mapping[str, Any]) -> str:
 
 
 def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive[K]) -> None:
+    """Set `SUCCEEDED` by the failed effect, a Job whose pod doesn't start, or the last Jobs'
+    failures."""
     last = observed.status.get("lastRun") or {}
     with conditions.step(SUCCEEDED):
         if observed.failure is not None:

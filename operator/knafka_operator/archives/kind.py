@@ -24,10 +24,10 @@ from knafka_operator.archives import decide as deciding
 from knafka_operator.archives import manifests
 from knafka_operator.archives import runs as archive_runs
 from knafka_operator.archives.decide import ObservedArchive
-from knafka_operator.archives.manifests import BATCH, COORDINATION
+from knafka_operator.archives.manifests import BATCH_VERSION, COORDINATION
 from knafka_operator.archives.model import ARCHIVE, ARCHIVE_LABEL, DeadLetterArchive, Storage
 from knafka_operator.archives.operation_model import OPERATION_LABEL
-from knafka_operator.archives.operations import Operations, jobs_of, last_pods
+from knafka_operator.archives.operations import Operations, list_jobs, read_last_pods
 from knafka_operator.archives.uncompacted import UncompactedCounts, UncompactedDeadLetters
 from knafka_operator.decisions import status as statuses
 from knafka_operator.decisions.effects import Create, Effect
@@ -131,11 +131,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         jobs = await self._jobs(document)
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"]:
-                await self.cluster.delete(BATCH, "Job", *Identity.of(job))
+                await self.cluster.delete(BATCH_VERSION, "Job", *Identity.of(job))
         if jobs and (remaining_jobs := await self._jobs(document)):
             message = f"Job {remaining_jobs[0]['metadata']['name']} is being ended"
             raise NotReady("Waiting", message, transient=True)
-        if (lease := await self._stored_lease(document)) is not None:
+        if (lease := await self._read_lease(document)) is not None:
             if lease["spec"].get("holderIdentity") == deciding.lease_holder(document):
                 await self.cluster.delete(COORDINATION, "Lease", *Identity.of(lease))
         if record.kafka is not None and record.group:
@@ -173,11 +173,13 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _observe_declared(
         self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
     ) -> Observed:
+        """Add to `observed` what depends on a valid archive: its Broker, its storage, its consumer
+        group, waiting dead letters and operations."""
         broker = Identity(archive.metadata.namespace, archive.spec.broker)
         state, stored = self.states.broker_state(broker), None
         if state is None:
             stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
-        storage, uid = await self._storage_problem(archive)
+        storage, uid = await self._find_storage_problem(archive)
         tables_identity = (
             archive.metadata.uid,
             manifests.storage_root(broker.namespace, archive.spec.storage),
@@ -220,7 +222,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             return replace(observed, waiting=error)
         return replace(observed, waiting=waiting)
 
-    async def _storage_problem(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
+    async def _find_storage_problem(
+        self, archive: DeadLetterArchive
+    ) -> tuple[KnafkaError | None, str]:
         """Return the problem with an archive's storage (None: it is usable) and the UID of its
         PersistentVolumeClaim (a new claim holds no tables)."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
@@ -243,9 +247,13 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             return NotReady(
                 "EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {refusal}"
             ), ""
-        return await self._credentials_problem(storage, namespace), ""
+        return await self._find_credentials_problem(storage, namespace), ""
 
-    async def _credentials_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
+    async def _find_credentials_problem(
+        self, storage: Storage, namespace: str
+    ) -> KnafkaError | None:
+        """Return the error if the Secret with the store's keys is missing or incomplete; None: it
+        is usable, or the storage needs none."""
         if storage.credentials is None:
             return None
         name = storage.credentials.name
@@ -262,12 +270,12 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         document = observed.document
         jobs = await self._jobs(document)
         pods, verdicts = (
-            await last_pods(self.cluster, jobs),
-            await self.operations.job_verdicts(jobs),
+            await read_last_pods(self.cluster, jobs),
+            await self.operations.find_job_verdicts(jobs),
         )
-        lease = await self._stored_lease(document)
+        lease = await self._read_lease(document)
         record.at_rest = not jobs and lease is None
-        holder_is_gone = lease is not None and await self._holder_is_gone(
+        holder_is_gone = lease is not None and await self._is_holder_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )
         observed = replace(
@@ -278,11 +286,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             unwanted=verdicts.unwanted,
             lease=lease,
             holder_is_gone=holder_is_gone,
-            address=await self._broker_address(observed),
+            address=await self._read_broker_address(observed),
         )
         return await self._with_operations(observed)
 
-    async def _broker_address(self, observed: Observed) -> str:
+    async def _read_broker_address(self, observed: Observed) -> str:
         """Return the URL in the status of the archive's Broker; empty if it has none."""
         if not isinstance(observed.archive, DeadLetterArchive):
             return ""
@@ -292,12 +300,15 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return str(address.get("url") or "")
 
     async def _jobs(self, document: Document) -> list[Document]:
+        """Return the archive's stored Jobs. Raises `ClusterError`."""
         metadata = document["metadata"]
-        return await jobs_of(
+        return await list_jobs(
             self.cluster, ARCHIVE_LABEL, metadata.get("uid", ""), metadata["namespace"]
         )
 
-    async def _stored_lease(self, document: Document) -> Document | None:
+    async def _read_lease(self, document: Document) -> Document | None:
+        """Return the stored Lease of the archive's tables; None if there is none, or the storage is
+        invalid."""
         storage = (document.get("spec") or {}).get("storage") or {}
         namespace = document["metadata"]["namespace"]
         try:
@@ -307,7 +318,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         lease_location = COORDINATION, "Lease", self.settings.namespace
         return await self.cluster.get(*lease_location, names.archive_lease(namespace, storage_root))
 
-    async def _holder_is_gone(self, holder: str) -> bool:
+    async def _is_holder_gone(self, holder: str) -> bool:
         """Whether a Lease's holder is no archive, or a deleted one whose Jobs are gone."""
         namespace, _, rest = holder.partition("/")
         name, _, uid = rest.rpartition("/")
@@ -316,7 +327,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         archive = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
         if archive is not None and archive["metadata"].get("uid") == uid:
             return False
-        return not await self.cluster.list(BATCH, "Job", {ARCHIVE_LABEL: uid}, namespace)
+        return not await self.cluster.list(BATCH_VERSION, "Job", {ARCHIVE_LABEL: uid}, namespace)
 
     # Effects.
 
@@ -337,6 +348,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
 
 
 def _parse_or_error(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:
+    """Return the parsed archive; the error if it is invalid or its timeout exceeds the
+    installation's maximum."""
     try:
         archive = parse(DeadLetterArchive, document)
         maxima.check_job_timeout(archive.spec.timeout, "spec.timeout")

@@ -28,9 +28,9 @@ from knafka_operator.functions import services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import CORE, RBAC
 
-BATCH: Final = "batch/v1"
+BATCH_VERSION: Final = "batch/v1"
 COORDINATION: Final = "coordination.k8s.io/v1"
-ROLE: Final = "archive"
+ARCHIVE_ROLE: Final = "archive"
 DRIVER_ROLE: Final = "knafka-dead-letter-driver"
 """The ClusterRole that operator/deploy/dead-letters has for Jobs with executors."""
 ROOT: Final = "knafka.dev/archive-root"
@@ -116,7 +116,7 @@ def job_manifest(
         labels = {**labels, OPERATION_LABEL: operation.metadata.uid}
         annotations = {OPERATION_ANNOTATION: f"{operation.kind}/{operation.metadata.name}"}
     return {
-        "apiVersion": BATCH,
+        "apiVersion": BATCH_VERSION,
         "kind": "Job",
         "metadata": {
             "namespace": metadata.namespace,
@@ -167,6 +167,8 @@ def _common_options(
 
 
 def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -> Sequence[str]:
+    """Return the arguments of `knafka_jobs.pod` for compaction, with the archive's retention in
+    hours."""
     spec, retention_options = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
         if (retention := getattr(spec.retention, name)) is not None:
@@ -215,6 +217,8 @@ def _pod_spec(
     secret: tuple[str, str] | None,
     settings: Settings,
 ) -> Manifest:
+    """Return the pod spec of a Job; `secret` is the name and version of Kafka's Secret, None if it
+    needs none."""
     spec, volumes, mounts = archive.spec, *_volumes(archive.spec.storage)
     if secret is not None:
         volumes.append({"name": "kafka", "secret": {"secretName": secret[0]}})
@@ -261,6 +265,8 @@ def _pod_spec(
 
 
 def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
+    """Return the environment variables that configure Spark and its executors, without
+    credentials."""
     spec = archive.spec
     spark_settings = s3_settings(spec.storage.endpoint, spec.storage.region)
     variables = {"KNAFKA_EXECUTORS": str(spec.executors)}
@@ -354,7 +360,7 @@ def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> M
         "metadata": {
             "namespace": settings.namespace,
             "name": names.archive_lease(holder.partition("/")[0], of),
-            "labels": services.with_common_labels({services.ROLE_LABEL: ROLE}),
+            "labels": services.with_common_labels({services.ROLE_LABEL: ARCHIVE_ROLE}),
             "annotations": {ROOT: of},
         },
         "spec": {
@@ -365,8 +371,9 @@ def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> M
 
 
 def _labels(archive: DeadLetterArchive) -> Mapping[str, str]:
+    """Return the labels of an archive's Job and its pods; by them its Jobs are found again."""
     labels = services.with_common_labels(
-        {services.ROLE_LABEL: ROLE, ARCHIVE_LABEL: archive.metadata.uid}
+        {services.ROLE_LABEL: ARCHIVE_ROLE, ARCHIVE_LABEL: archive.metadata.uid}
     )
     return {**labels, "knafka.dev/archive-name": names.child(archive.metadata.name, "")}
 

@@ -27,11 +27,13 @@ MAX_ARCHIVE_NAME: Final = 52
 more."""
 
 _URL = re.compile(r"([a-z0-9]+)://([A-Za-z0-9.@_-]+)((?:/[A-Za-z0-9._=-]+)*)/?").fullmatch
-_PART = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
+_PATH_PART = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
 
 def _checked_url(text: str) -> str:
+    """Return the URL of a bucket and path without trailing slashes. Raises a validation error
+    unless it has a known scheme and no `..`."""
     matched = _URL(text)
     if matched is None or matched[1] not in SCHEMES or ".." in matched[3].split("/"):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
@@ -40,8 +42,10 @@ def _checked_url(text: str) -> str:
 
 
 def _checked_path(text: str) -> str:
+    """Return the folder's path without slashes at the ends. Raises a validation error for `.`, `..`
+    or an illegal part."""
     parts = text.strip("/").split("/")
-    if any(_PART(part) is None or part in (".", "..") for part in parts):
+    if any(_PATH_PART(part) is None or part in (".", "..") for part in parts):
         raise problem(f"invalid value: {text:.200}: want a folder below the claim, such as orders")
     return "/".join(parts)
 
@@ -78,7 +82,9 @@ class Storage(Declared):
     credentials: Credentials | None = None
 
     @model_validator(mode="after")
-    def _one_place(self) -> Self:
+    def _check_one_place(self) -> Self:
+        """Check that the storage names either a claim or a URL, and has only fields that fit it.
+        Raises a validation error."""
         if (self.claim is None) == (self.url is None):
             count_text = "none" if self.claim is None else "both"
             raise problem(f"expected exactly one, got {count_text}", "claim", "url")
@@ -114,7 +120,9 @@ class Reporting(Declared):
     """Whether an event about each report is sent to the Broker."""
 
     @model_validator(mode="after")
-    def _is_a_schedule(self) -> Self:
+    def _check_schedule(self) -> Self:
+        """Check that the schedule is a cron expression and the time zone exists. Raises a
+        validation error."""
         try:
             Reset(self.schedule, self.time_zone)
         except InvalidDocument as error:
@@ -130,7 +138,7 @@ class Retention(Declared):
     unresolved: Positive | None = None
 
     @model_validator(mode="after")
-    def _unresolved_is_longer(self) -> Self:
+    def _check_unresolved_retention(self) -> Self:
         if self.unresolved is not None and (self.resolved or 0) > self.unresolved:
             raise problem("is longer than that of unresolved failures", "resolved")
         return self
@@ -148,7 +156,8 @@ class Resources(Declared):
 
     @field_validator("requests", "limits")
     @classmethod
-    def _are_quantities(cls, amounts: dict[str, Any]) -> dict[str, Any]:
+    def _check_quantities(cls, amounts: dict[str, Any]) -> dict[str, Any]:
+        """Check that each amount is a Kubernetes quantity. Raises a validation error."""
         for name, amount in amounts.items():
             if _QUANTITY(str(amount)) is None:
                 requirement = "want a quantity, such as 500m or 2Gi"
@@ -156,7 +165,7 @@ class Resources(Declared):
         return amounts
 
     @model_validator(mode="after")
-    def _has_a_limit(self) -> Self:
+    def _require_limit(self) -> Self:
         if "memory" not in self.limits:
             raise problem("missing field(s): memory: Spark's heap is a share of it", "limits")
         return self
@@ -180,7 +189,7 @@ class DeadLetterArchive(Resource):
     spec: ArchiveSpec
 
     @model_validator(mode="after")
-    def _name_fits(self) -> Self:
+    def _check_name_length(self) -> Self:
         if len(self.metadata.name) > MAX_ARCHIVE_NAME:
             raise problem(f"is longer than {MAX_ARCHIVE_NAME} characters", "metadata.name")
         return self

@@ -115,7 +115,9 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
     if isinstance(observed.operation, Replay):
         status["replayID"] = observed.operation.metadata.uid
 
-    def decided(phase: str, message: str = "") -> OperationDecision:
+    def make_decision(phase: str, message: str = "") -> OperationDecision:
+        """Return the decision for this phase, with the conditions set so far; records the
+        completion time if the operation has finished."""
         status.update(phase=phase, message=message)
         previous_conditions = observed.status.get("conditions") or ()
         status["conditions"] = conditions.merged_into(previous_conditions, timestamp(now))
@@ -126,13 +128,13 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
             status, _decision_after_end(observed, timestamp(now), now).requeue_after
         )
 
-    def waits(reason: str, message: str) -> None:
+    def fail_as_waiting(reason: str, message: str) -> None:
         conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     operation = observed.operation
     if isinstance(operation, InvalidDocument):  # the spec can't change, so it stays invalid
         conditions.fail(JOB_SUCCEEDED, operation)
-        return decided("Failed", str(operation))
+        return make_decision("Failed", str(operation))
     # Finish a Job that exists, even if the archive isn't ready any more.
     for job in sorted(observed.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
         name, pod = object_name(job), observed.pods.get(object_name(job))
@@ -142,8 +144,10 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
             status["job"] = name
             unstarted = why_not_started(pod) if pod is not None else ""
             message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
-            waits("JobNotStarted" if message else "Running", message or f"Job {name} runs")
-            return decided("Running", message)
+            fail_as_waiting(
+                "JobNotStarted" if message else "Running", message or f"Job {name} runs"
+            )
+            return make_decision("Running", message)
         if observed.status.get("lastJob") == name:
             continue
         status["lastJob"] = name
@@ -151,7 +155,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         if ended == "Complete":
             conditions.set_true(JOB_SUCCEEDED)
             status |= _counts_of_job(operation, report)
-            return decided("Succeeded")
+            return make_decision("Succeeded")
         status["attempts"] += 1
         status["lastFailure"] = {
             "time": timestamp(now),
@@ -163,16 +167,16 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"
         conditions.set_true(ARCHIVE_READY)
         conditions.fail(JOB_SUCCEEDED, NotReady("JobFailed", message))
-        return decided("Failed", message)
+        return make_decision("Failed", message)
     with conditions.step(ARCHIVE_READY):
         _check_archive(operation, observed.archive)
     if not conditions.holds(ARCHIVE_READY):
-        waits("ArchiveNotReady", "it begins once its archive is ready")
-        return decided("Pending", conditions.by_type()[ARCHIVE_READY].message)
+        fail_as_waiting("ArchiveNotReady", "it begins once its archive is ready")
+        return make_decision("Pending", conditions.by_type()[ARCHIVE_READY].message)
     assert observed.archive is not None
     message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
-    waits("Retrying" if failure else "Queued", message)
-    return decided(QUEUED, message)
+    fail_as_waiting("Retrying" if failure else "Queued", message)
+    return make_decision(QUEUED, message)
 
 
 def is_finished(status: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.archives import operation_decide as deciding
-from knafka_operator.archives.manifests import BATCH, JOB_NAME
+from knafka_operator.archives.manifests import BATCH_VERSION, JOB_NAME
 from knafka_operator.archives.model import ARCHIVE
 from knafka_operator.archives.operation_decide import ObservedOperation, OperationDecision
 from knafka_operator.archives.operation_model import (
@@ -162,7 +162,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
                 return operation, again
         return None, again
 
-    async def job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
+    async def find_job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
         """Find an archive's Jobs with an outcome that their operation hasn't recorded, and Jobs
         whose operation is gone. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
@@ -228,7 +228,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         jobs = await self._jobs(document)
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"] and not job_outcome(job):
-                await self.cluster.delete(BATCH, "Job", *Identity.of(job))
+                await self.cluster.delete(BATCH_VERSION, "Job", *Identity.of(job))
         if jobs and (remaining_jobs := await self._jobs(document)):
             message = f"Job {object_name(remaining_jobs[0])} is being ended"
             raise NotReady("Waiting", message, transient=True)
@@ -236,6 +236,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     async def _observe(
         self, observed: ObservedOperation, record: _OperationRecord
     ) -> ObservedOperation:
+        """Add to `observed` the operation's archive, its Jobs and their pods; no Jobs once they are
+        known to be gone."""
         if not isinstance(observed.operation, InvalidDocument):
             archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
             observed = replace(observed, archive=archive)
@@ -243,11 +245,12 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             return observed
         jobs = await self._jobs(observed.document)
         record.at_rest = not jobs
-        return replace(observed, jobs=jobs, pods=await last_pods(self.cluster, jobs))
+        return replace(observed, jobs=jobs, pods=await read_last_pods(self.cluster, jobs))
 
     async def _jobs(self, document: Document) -> list[Document]:
+        """Return the operation's stored Jobs. Raises `ClusterError`."""
         metadata = document["metadata"]
-        return await jobs_of(
+        return await list_jobs(
             self.cluster, OPERATION_LABEL, metadata.get("uid", ""), metadata["namespace"]
         )
 
@@ -259,20 +262,21 @@ def archive_of(document: Document) -> Identity:
 
 
 def _parse_or_error(document: Document) -> Operation | InvalidDocument:
+    """Return the parsed operation; the error if it is invalid."""
     try:
         return parse_operation(document)
     except InvalidDocument as error:
         return error
 
 
-async def jobs_of(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
+async def list_jobs(cluster: Cluster, label: str, uid: str, namespace: str) -> list[Document]:
     """Return the Jobs whose label has this UID, in the order of their runs. Raises
     `ClusterError`."""
-    jobs = await cluster.list(BATCH, "Job", {label: uid}, namespace)
+    jobs = await cluster.list(BATCH_VERSION, "Job", {label: uid}, namespace)
     return sorted(jobs, key=run_number)
 
 
-async def last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
+async def read_last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
     """Return the newest pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
     pods = {}
     for job in jobs:

@@ -78,7 +78,7 @@ class UncompactedDeadLetters:
         for first in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
             batch = topics_to_count[first : first + GROUP_LAGS_AT_ONCE]
             lags = await asyncio.gather(
-                *(_group_lag(kafka.topics, group, positions) for positions in batch)
+                *(_read_group_lag(kafka.topics, group, positions) for positions in batch)
             )
             uncompacted.counted |= {
                 topic: (ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)
@@ -86,6 +86,8 @@ class UncompactedDeadLetters:
         return sum(lag for _, lag in uncompacted.counted.values())
 
     async def _ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
+        """Return the end offsets of all dead-letter topics of this Kafka, read at most
+        `ENDS_MAX_AGE` seconds ago. Raises `LogError`."""
         topic_ends = self._ends_by_kafka.setdefault(kafka, _TopicEnds())
         async with topic_ends.lock:
             now = asyncio.get_running_loop().time()
@@ -104,6 +106,6 @@ class UncompactedDeadLetters:
         return topic_ends.ends
 
 
-async def _group_lag(topics: LogAdmin, group: str, topic: str) -> int:
+async def _read_group_lag(topics: LogAdmin, group: str, topic: str) -> int:
     topics.forget_group(group)
     return (await topics.lags([group], topic))[group].total

@@ -40,7 +40,7 @@ from knafka_operator.functions.receiver_services import check_receiver_scaling
 from knafka_operator.kafka import dead_letter_topics
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     EXTERNAL_TOPIC,
@@ -81,7 +81,9 @@ def defaulted_broker(
     return {**document, "metadata": metadata, "spec": spec}
 
 
-def check_broker(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+def check_broker(
+    new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
+) -> None:
     """Refuse an invalid Broker, or a forbidden change (KN-BRK-05, KN-BRK-06, KN-DLV-06). `maxima`
     are the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
     """
@@ -122,6 +124,7 @@ def class_warnings(document: Document, classes: Set[str]) -> list[str]:
 
 
 def _broker_problems(document: Document) -> Iterator[Problem]:
+    """Yield each problem with a Broker's fields and annotations, for the webhook's answer."""
     yield from schema_problems(Broker, {**document, "status": None})
     yield from annotation_problems(lambda: declared_isolation(annotations_of(document)))
     yield from annotation_problems(
@@ -141,6 +144,7 @@ def _broker_problems(document: Document) -> Iterator[Problem]:
 
 
 def _immutable_broker_changes(old: Document, new: Document) -> Iterator[Problem]:
+    """Yield a problem for changed immutable fields, and one for a changed Broker class."""
     if diff := changed_values(_immutable_broker_fields(old), _immutable_broker_fields(new)):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec")
     old_class, new_class = (

@@ -68,7 +68,7 @@ from knafka_operator.senders.encryption import (
 )
 
 TLS_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "TLSServiceRejected")
-DIRECT_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "DirectServiceRejected")
+BROKER_DIRECT_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "DirectServiceRejected")
 RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
 """Key of `status.annotations`: the contract topic that has, or may have, the Broker's entry."""
 
@@ -173,7 +173,9 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
 
     unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
 
-    def decision(topic: ObservedTopic | None = None) -> BrokerDecision:
+    def make_decision(topic: ObservedTopic | None = None) -> BrokerDecision:
+        """Return the decision with what is known so far; a missing address becomes the reason of
+        `ADDRESSABLE`."""
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise unaddressed
@@ -199,14 +201,14 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
         with conditions.step(TOPIC_READY):
             raise TopicRefused("ExternalTopicNotAllowed", observed.refused)
     if broker is None or connection is None or senders is None or encryption is None:
-        return decision()
+        return make_decision()
     mount = connection.mount
     if mount is not None and mount.projected is not None and not observed.projected:
         with conditions.step(CONFIG_PARSED):
             needed.run_first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
-        return decision()
+        return make_decision()
     if observed.refused is not None:
-        return decision()
+        return make_decision()
 
     receiver = receiver_contract(broker, connection, settings)
     recorded = {RECEIVER_CONTRACT: receiver.contract_topic}
@@ -225,7 +227,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
         annotations.update(topic_annotations(topic.desired, existing_topic, connection.defaults))
         conditions.set(as_declared_condition(topic.desired, existing_topic))
     if topic is None or existing_topic is None:
-        return decision()
+        return make_decision()
 
     ingress = desired.broker_ingress(
         broker, topic.desired, existing_topic.config, connection.defaults
@@ -239,7 +241,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
             contract = receivers.contract_topic(receiver, connection.defaults)
             needed.run_first(WriteIngress(service, contract, ingress.path, ingress))
     if not conditions.holds(CONTRACT_UPDATED):
-        return decision(topic)
+        return make_decision(topic)
     direct = False
     with conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct(broker, settings)
@@ -261,11 +263,13 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
             )
             needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if observed.revision is None:
-        return decision(topic)
+        return make_decision(topic)
     with conditions.step(CONTRACT_UPDATED):
         if not observed.accepted:
             needed.run_first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
-        annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
+        annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
+            receiver.contract_topic, ingress
+        )
     url = services.service_url(service.name, service.namespace, settings) + ingress.path
     https = observed.https
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
@@ -281,9 +285,11 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
         with conditions.step(DATA_PLANE_AVAILABLE):
             if not observed.direct_served:
                 manifest = direct_service(broker)
-                needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
+                needed.run_first(
+                    Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), BROKER_DIRECT_REFUSAL)
+                )
         if not observed.direct_served:
-            return decision(topic)
+            return make_decision(topic)
         probed = direct_url(broker, settings) + ingress.path
         # Once the Service has answered a probe, and then also while the receiver is replaced.
         if has_answered or (previous_status.get("address") or {}).get("url") == probed:
@@ -303,7 +309,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
         if not has_answered:
             needed.run_first(Probe(probed, observed.revision))
         annotations[PROBED] = observed.revision
-    return decision(topic)
+    return make_decision(topic)
 
 
 def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Settings) -> Receiver:

@@ -21,7 +21,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import BROKER_CLASS, Broker, ConfigMap, DeliverySpec
 
-KEY: Final = "default-br-config"
+DEFAULTS_KEY: Final = "default-br-config"
 _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "delivery"})
 """An entry that has one of these fields configures its `brokerClass`."""
 
@@ -61,13 +61,13 @@ def _entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
     if defaults is None:
         return {}
     try:
-        return _mapping(yaml.safe_load(defaults.data.get(KEY, "")))
+        return _mapping(yaml.safe_load(defaults.data.get(DEFAULTS_KEY, "")))
     except yaml.YAMLError as error:
         raise InvalidDocument(_location(defaults), f"no YAML: {error!s:.300}") from None
 
 
 def _location(defaults: ConfigMap) -> str:
-    return f"data.{KEY} of ConfigMap {defaults.id}"
+    return f"data.{DEFAULTS_KEY} of ConfigMap {defaults.id}"
 
 
 def _class_entry(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:

@@ -100,6 +100,8 @@ def _pattern_problem(pattern: str) -> str | None:
 
 
 def _matches(pattern: str, topic: str, namespace: str) -> bool:
+    """Return whether the topic's name matches a pattern in which `NAMESPACE` stands for the
+    namespace."""
     if _LEGAL_NAMESPACE(namespace) is None:
         return False
     # Neither a legal pattern nor a namespace has any of fnmatch's other special characters.

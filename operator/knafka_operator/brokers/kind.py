@@ -218,7 +218,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
         """Read what a Broker's decision needs; deletes the receiver if it may not use its topic."""
         # Before anything that can fail: a broken Broker mustn't keep a topic that it may not use.
-        refused, stop = await self._external_topic_refusals(document, record)
+        refused, stop = await self._find_topic_refusals(document, record)
         if stop is not None:
             await self._stop_receiver(stop, document, record)
         observed = await self._observe_without_topic(document, record)
@@ -254,7 +254,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
 
     # Observe.
 
-    async def _external_topic_refusals(
+    async def _find_topic_refusals(
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
         """Return why a Broker may not use the external topic that it declares (None: it may), and

@@ -38,10 +38,10 @@ from knafka_operator.kafka import dead_letter_topics, kafka_settings
 from knafka_operator.kafka.admission import delivery_annotation_problems, order_problems
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.channels import (
+    DEFAULT_CHANNEL_PARTITIONS,
+    DEFAULT_CHANNEL_REPLICATION,
+    DEFAULT_CHANNEL_RETENTION,
     KAFKA_CHANNEL,
-    PARTITIONS,
-    REPLICATION,
-    RETENTION,
     SUBSCRIBABLE,
     KafkaChannel,
     KafkaChannelSpec,
@@ -49,15 +49,15 @@ from knafka_operator.model.channels import (
 )
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 
 _DEFAULTS: Final[Mapping[str, object]] = {
-    "numPartitions": PARTITIONS,
-    "replicationFactor": REPLICATION,
-    "retentionDuration": RETENTION,
+    "numPartitions": DEFAULT_CHANNEL_PARTITIONS,
+    "replicationFactor": DEFAULT_CHANNEL_REPLICATION,
+    "retentionDuration": DEFAULT_CHANNEL_RETENTION,
 }
 """The fields of a KafkaChannel that may not change (KN-CHN-10)."""
-_RETENTION: Final = "spec.retentionDuration"
+_RETENTION_PATH: Final = "spec.retentionDuration"
 
 _MISSING: Final[Mapping[str, str]] = {
     "spec.channel": "the Subscription must reference a channel",
@@ -99,7 +99,9 @@ def defaulted_subscription(document: Document) -> dict[str, Any]:
     return {**document, "spec": spec}
 
 
-def check_channel(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+def check_channel(
+    new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
+) -> None:
     """Refuse an invalid KafkaChannel, or a forbidden change (KN-CHN-05, KN-CHN-10). `maxima` are
     the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
     """
@@ -115,7 +117,7 @@ def check_subscription(
     new: Document,
     old: Document | None = None,
     autoscaling: Autoscaling | None = None,
-    maxima: Maxima = UNLIMITED,
+    maxima: Maxima = UNLIMITED_MAXIMA,
 ) -> None:
     """Refuse an invalid Subscription, or a forbidden change (KN-SUB-01, 02, 04). `autoscaling` has
     the defaults for its scaling annotations, and `maxima` are the installation's. Raises
@@ -129,6 +131,7 @@ def check_subscription(
 
 
 def _channel_problems(document: Document) -> Iterator[Problem]:
+    """Yield each problem with a KafkaChannel's fields and annotations, for the webhook's answer."""
     yield from schema_problems(KafkaChannel, {**document, "status": None})
     annotations = annotations_of(document)
     yield from order_problems(annotations)
@@ -142,6 +145,8 @@ def _channel_problems(document: Document) -> Iterator[Problem]:
 def _subscription_problems(
     document: Document, autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
+    """Yield each problem with a Subscription's fields and annotations, in the words of upstream's
+    webhook where it has some."""
     for problem in schema_problems(Subscription, {**document, "status": None}):
         if problem.message == "missing field(s)":
             yield replace(problem, details=_MISSING.get(problem.path, ""))
@@ -158,15 +163,17 @@ def _subscription_problems(
 
 
 def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
+    """Yield a problem if an immutable field of a KafkaChannel has changed; invalid values may be
+    corrected."""
     old_fields, new_fields = (_immutable_channel_fields(each) for each in (old, new))
     may_change = {each.path for each in schema_problems(KafkaChannel, {**old, "status": None})}
     # As upstream: channels from before the field existed may get a retention. The same retention
     # may also be written in another form.
     old_retention, new_retention = (
-        _retention_seconds(each[_RETENTION]) for each in (old_fields, new_fields)
+        _retention_seconds(each[_RETENTION_PATH]) for each in (old_fields, new_fields)
     )
     if not mapping_at(old, "spec").get("retentionDuration") or old_retention == new_retention:
-        may_change.add(_RETENTION)
+        may_change.add(_RETENTION_PATH)
     for path in may_change:
         old_fields.pop(path, None)
         new_fields.pop(path, None)
@@ -188,6 +195,7 @@ def _retention_seconds(retention: object) -> float | None:
 
 
 def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
+    """Yield a problem if an immutable field of a Subscription has changed."""
     old_fields, new_fields = (_immutable_subscription_fields(document) for document in (old, new))
     # A Subscription without a channel never worked, and may be corrected.
     if old_fields and (diff := changed_values(old_fields, new_fields)):

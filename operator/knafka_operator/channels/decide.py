@@ -53,7 +53,7 @@ from knafka_operator.installation.handler import Handler, Handling
 from knafka_operator.installation.naming import DEFAULT_NAMING, NameKind, Naming
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
-from knafka_operator.kafka.desired import LOG_TIME, MIN_IN_SYNC, Defaults
+from knafka_operator.kafka.desired import LOG_APPEND_TIME_CONFIG, MIN_IN_SYNC, Defaults
 from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged_conditions
@@ -78,7 +78,7 @@ RECEIVERS: Final = "knafka.dev/receivers"
 """Key of `status.annotations`: names of the receivers that may have an entry of the channel; more
 than one while the channel moves to the receiver of another Secret."""
 
-DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
+CHANNEL_DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
 """A Service that is being deleted with an earlier channel of the name also counts as foreign. Only
 the Service is checked: the Ingress is in the operator's namespace, where only the operator creates
@@ -187,7 +187,9 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
 
     unaddressed = NotReady("NoAddress", "it has no address yet", transient=True)
 
-    def decision(topic: ObservedTopic | None = None) -> ChannelDecision:
+    def make_decision(topic: ObservedTopic | None = None) -> ChannelDecision:
+        """Return the decision with what is known so far; a missing address becomes the reason of
+        `ADDRESSABLE`."""
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise unaddressed
@@ -214,9 +216,9 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
                 status["deadLetterSinkCACerts"] = sink.ca_certs
     broker = observed.broker
     if channel is None or broker is None or connection is None or senders is None:
-        return decision()
+        return make_decision()
     if encryption is None:
-        return decision()
+        return make_decision()
 
     topic: ObservedTopic | None = None
     existing_topic: TopicDescription | None = None
@@ -231,7 +233,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
         annotations.update(topic_annotations(topic.desired, existing_topic, connection.defaults))
         conditions.set(as_declared_condition(topic.desired, existing_topic))
     if topic is None or existing_topic is None:
-        return decision()
+        return make_decision()
 
     receiver = receiver_services.channels_receiver_name(_secret_name(connection))
     service, contract_spec = (
@@ -252,7 +254,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
             )
             needed.run_first(ApplyReceiver(service, contract, manifest))
     if observed.revision is None:
-        return decision(topic)
+        return make_decision(topic)
     hosts = routes.channel_hosts(broker, settings)
     ingress = desired.broker_ingress(
         broker, topic.desired, existing_topic.config, connection.defaults, hosts
@@ -269,11 +271,11 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
             )
         if not observed.accepted:
             needed.run_first(await_receivers)
-        annotations[receivers.ACCEPTED] = receivers.entry_digest(
+        annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
             contract_spec.contract_topic, ingress
         )
     if not conditions.holds(CONTRACT_UPDATED):
-        return decision(topic)
+        return make_decision(topic)
     gateway, route_host = (
         observed.gateway,
         services.service_host(receiver, settings.namespace, settings),
@@ -282,9 +284,11 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
         with conditions.step(DATA_PLANE_AVAILABLE):
             if not observed.direct_served:
                 manifest = channels_direct_service(receiver, settings)
-                needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), DIRECT_REFUSAL))
+                needed.run_first(
+                    Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), CHANNEL_DIRECT_REFUSAL)
+                )
         if not observed.direct_served:
-            return decision(topic)
+            return make_decision(topic)
     with conditions.step(PROBE_SUCCEEDED):
         answered_addresses = annotations.get(PROBED), observed.probed
         if direct:
@@ -324,7 +328,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
                 name for name in receivers_of(annotations) if name != receiver
             ):
                 needed.run_first(LeaveReceivers(other_receivers, receiver))
-    return decision(topic)
+    return make_decision(topic)
 
 
 def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
@@ -354,7 +358,7 @@ def channel_topic(
     )
     replication = min(spec.replication_factor, defaults.max_replication)
     retention = {"retention.ms": str(int(spec.retention_duration * 1000))}
-    config = {**LOG_TIME, **defaults.topic_config, **retention}
+    config = {**LOG_APPEND_TIME_CONFIG, **defaults.topic_config, **retention}
     if replication >= 3:
         config = {MIN_IN_SYNC: "2", **config}
     return Topic(
@@ -402,21 +406,23 @@ def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
     """Return the informational condition that tells who reconciles Subscriptions; None: only Knafka
     can."""
 
-    def condition(status: Status, reason: str, message: str) -> Condition:
+    def handled_condition(status: Status, reason: str, message: str) -> Condition:
         return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)
 
     if handling.handler is None:
         message = "it isn't known yet whether Knative Eventing is here"
-        return condition(Status.UNKNOWN, "Waiting", message)
+        return handled_condition(Status.UNKNOWN, "Waiting", message)
     if not handling.reason:
         return None
     if handling.handler is Handler.EVENTING and not handling.seen:
-        return condition(Status.FALSE, "KnativeEventingNotSeen", handling.reason)
+        return handled_condition(Status.FALSE, "KnativeEventingNotSeen", handling.reason)
     by = "ByKnafka" if handling.handler is Handler.OWN else "ByKnativeEventing"
-    return condition(Status.TRUE, by, handling.reason)
+    return handled_condition(Status.TRUE, by, handling.reason)
 
 
 def _rival_message(rival: str) -> str:
+    """Return the sentence for users about another implementation, `rival`, that serves
+    KafkaChannels here."""
     return (
         f"{rival} serves KafkaChannels here, too: have `knafka adopt` take this one over, remove "
         "the other, or run this operator without KNAFKA_CHANNELS=enabled"

@@ -34,12 +34,12 @@ from knafka_operator.model.channels import (
 )
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_NAME, START
+from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_OBJECT_NAME, START
 
 Document = Mapping[str, Any]
 
 
-_KEPT: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
+_PROMISED_ANNOTATIONS: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
 """Keys of a Subscription's `status.annotations` that outlive an operator; its group's name follows
 from its UID."""
 _UID = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
@@ -71,6 +71,7 @@ def read_entries(channel: Document) -> ListedEntries:
 
 
 def _listed(channel: Document) -> list[Document]:
+    """Return the objects in a channel's `spec.subscribers`; empty if that is no list."""
     listed = (channel.get("spec") or {}).get("subscribers")
     if not isinstance(listed, list | tuple):
         return []
@@ -86,7 +87,7 @@ def entry_name(channel: Identity, uid: str) -> str:
     """Return the name of an entry's Subscription, if no stored Subscription has its UID. It is
     unique, since a UID has no dots."""
     full_name = f"{channel.name}.{uid}"
-    if len(full_name) <= MAX_NAME:
+    if len(full_name) <= MAX_OBJECT_NAME:
         return full_name
     return f"{hashlib.sha256(channel.name.encode()).hexdigest()[:10]}.{uid}"
 
@@ -136,11 +137,13 @@ def _is_large(annotation: str) -> bool:
 
 
 def _destinations(entry: Document) -> dict[str, Any]:
-    def at(prefix: str) -> dict[str, Any]:
+    """Return subscriber, reply and delivery of an entry, as fields of a Subscription's spec."""
+
+    def destination_fields(prefix: str) -> dict[str, Any]:
         keys = {"uri": "Uri", "CACerts": "CACerts", "audience": "Audience"}
         return {key: entry[prefix + end] for key, end in keys.items() if entry.get(prefix + end)}
 
-    subscriber, reply = at("subscriber"), at("reply")
+    subscriber, reply = destination_fields("subscriber"), destination_fields("reply")
     if "uri" not in subscriber and "uri" in reply:
         # As upstream: without a subscriber the event itself is sent to the reply address.
         subscriber, reply = reply, {}
@@ -151,6 +154,8 @@ def _destinations(entry: Document) -> dict[str, Any]:
 
 
 def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
+    """Return the status of the Subscription that stands for an entry: the annotations promised to
+    its UID, and the readiness that its channel reports."""
     annotations = (
         promised_annotations(channel, uid) or _promised_as_subscription(channel, uid, stored) or {}
     )
@@ -198,7 +203,11 @@ def _promised_as_subscription(
     annotations = ((stored or {}).get("status") or {}).get("annotations") or {}
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
-    return {key: each for key, each in annotations.items() if key in {*_KEPT, GROUP_STATUS}}
+    return {
+        key: each
+        for key, each in annotations.items()
+        if key in {*_PROMISED_ANNOTATIONS, GROUP_STATUS}
+    }
 
 
 def promise_annotation(
@@ -211,7 +220,9 @@ def promise_annotation(
     if previous is None and not annotations.get(GROUP_STATUS):
         return {}
     promise = {
-        key: value for key, value in {**(previous or {}), **annotations}.items() if key in _KEPT
+        key: value
+        for key, value in {**(previous or {}), **annotations}.items()
+        if key in _PROMISED_ANNOTATIONS
     }
     text = json.dumps({key: value for key, value in sorted(promise.items()) if value is not None})
     return {} if _annotations(channel).get(PROMISE + uid) == text else {PROMISE + uid: text}

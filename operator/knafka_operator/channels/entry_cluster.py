@@ -1,11 +1,8 @@
 """Entries: shows the entries of channels' `spec.subscribers` as Subscriptions, next to the stored
-ones.
-
-    stored Subscription, Knafka handles Subscriptions        -> itself
-    stored Subscription, Knative Eventing handles them -> its entry, once it exists entry without a
-    Subscription                             -> a Subscription named after its UID missing entry ->
-    nothing is delivered missing for `MISSING_ENTRY_SECONDS`, no Subscription has its UID -> a
-    Subscription under deletion
+ones. A stored Subscription shows as itself while Knafka handles Subscriptions, and as its entry,
+once that exists, while Knative Eventing does. An entry without a Subscription shows as one named
+after its UID. A missing entry shows as nothing; after `MISSING_ENTRY_SECONDS` it shows as a
+Subscription under deletion, if no Subscription has its UID.
 
 All callers of this `Cluster` see Subscriptions only, which are delivered, moved and deleted in one
 way. The status of an entry is written to its channel's status.
@@ -14,7 +11,7 @@ A missing entry keeps its consumer group for a while, since Knative Eventing's c
 the whole list as it last read it: if it adds two Subscriptions at once, one may be missing until
 its next reconciliation, and must lose no events.
 
-Not here: the words (`channels.entries`), and writing entries of our own (`subscribers`).
+Not here: how entries are parsed (`channels.entries`) and how Knafka writes its own (`subscribers`).
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ class EntryPlace:
     """Whether the entry is in `spec.subscribers`."""
 
 
-_NONE: Final = entries.ListedEntries({}, {})
+_NO_ENTRIES: Final = entries.ListedEntries({}, {})
 
 
 @dataclass(eq=False, slots=True)
@@ -88,14 +85,14 @@ class ClusterWithEntries:
         """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
         identity = Identity.of(channel)
         previous = self._channels.pop(identity, None)
-        previous_entries = self._read.pop(identity, _NONE)
+        previous_entries = self._read.pop(identity, _NO_ENTRIES)
         if not gone:
             self._channels[identity] = channel
             if previous is not None and _outline(previous) == _outline(channel):
                 self._read[identity] = previous_entries
                 return ()
             self._read[identity] = entries.read_entries(channel)
-        current_entries = _NONE if gone else self._read[identity]
+        current_entries = _NO_ENTRIES if gone else self._read[identity]
         uids = set() if gone else current_entries.valid.keys() | entries.promised_uids(channel)
         changed = {
             name
@@ -166,6 +163,8 @@ class ClusterWithEntries:
         return changed
 
     def _name_for(self, channel: Identity, uid: str) -> Identity | None:
+        """Return the name of the Subscription for an entry: the stored one's, or one made of its
+        UID. None for an entry that Knafka wrote for a Subscription that is gone."""
         stored = self._subscriptions.get((channel.namespace, uid))
         if stored is not None and CHANNELS.broker_of(stored) == channel:
             return Identity.of(stored)
@@ -185,6 +184,8 @@ class ClusterWithEntries:
         return self._effective_subscription(identity, self._stored(identity, place), channel)
 
     def _stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
+        """Return the watched Subscription of this name, None if there is none; with `place`, only
+        if it has the entry's UID."""
         if place is not None:
             subscription = self._subscriptions.get((identity.namespace, place.uid))
             return (
@@ -198,6 +199,8 @@ class ClusterWithEntries:
     def _effective_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None
     ) -> Document | None:
+        """Return the Subscription to show for a name, by who handles Subscriptions: `stored`, its
+        entry as a Subscription, or None."""
         place, handler = self._places.get(identity), self.handling.handler
         is_of_kafka_channel_kind = stored is not None and is_of_kafka_channel(stored)
         if place is None or channel is None:
@@ -215,6 +218,8 @@ class ClusterWithEntries:
         return None if is_of_kafka_channel_kind or stored is None else stored
 
     def _entries_of(self, identity: Identity, channel: Document) -> entries.ListedEntries:
+        """Return the parsed entries of a channel; parses only if they differ from the watched
+        channel's."""
         watched_channel = self._channels.get(identity)
         if watched_channel is not None and _listed(watched_channel) == _listed(channel):
             return self._read[identity]
@@ -328,6 +333,8 @@ class ClusterWithEntries:
         await asyncio.shield(batch.writing)
 
     async def _flush(self, channel: Identity, batch: _AnnotationBatch) -> None:
+        """Write a batch of annotations to the channel's status, after earlier batches of that
+        channel. Raises `ClusterError`."""
         async with self._writing.setdefault(channel, asyncio.Lock()):
             del self._batches[channel]
             metadata = {"namespace": channel.namespace, "name": channel.name}
@@ -352,7 +359,7 @@ def _is_entry(document: Document) -> bool:
 
 
 def _outline(channel: Document) -> tuple[Any, ...]:
-    """The parts of a channel that determine its entries."""
+    """Return the parts of a channel that determine its entries."""
     return _listed(channel), entries.promised_uids(channel), entries.own_uids(channel)
 
 

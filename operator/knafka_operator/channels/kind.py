@@ -96,7 +96,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """Who reconciles Subscriptions; None: not known yet."""
         return self.handling.handler
 
-    async def kafka_without_config(self, document: Document) -> KafkaCluster:
+    async def connect_without_config(self, document: Document) -> KafkaCluster:
         """The Kafka that a channel's status names; by the installation's settings if its ConfigMap
         is gone."""
         return await self.connections.kafka_of(document, None)

@@ -28,7 +28,7 @@ INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
 ORIGINAL_HOST: Final = "K-Original-Host"
 """Header with the requested host, as in Knative's own routes."""
 ROUTE_SUFFIX: Final = "-kn-channel"
-ROLE: Final = "channel"
+ROUTE_ROLE: Final = "channel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def route_manifest(
             "name": route_name(channel),
             "namespace": settings.namespace,
             "labels": services.with_common_labels(
-                {services.ROLE_LABEL: ROLE, services.OWNER_LABEL: channel.metadata.uid}
+                {services.ROLE_LABEL: ROUTE_ROLE, services.OWNER_LABEL: channel.metadata.uid}
             ),
             "annotations": annotations,
         },
@@ -114,7 +114,7 @@ def external_name_service(channel: Broker, target_host: str) -> Manifest:
         "metadata": {
             "name": service_name(channel),
             "namespace": channel.metadata.namespace,
-            "labels": services.with_common_labels({services.ROLE_LABEL: ROLE}),
+            "labels": services.with_common_labels({services.ROLE_LABEL: ROUTE_ROLE}),
             "ownerReferences": [services.owner_reference(channel)],
         },
         "spec": {

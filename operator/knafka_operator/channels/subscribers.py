@@ -77,6 +77,8 @@ class Subscribers:
                 channel = stored
 
     async def _declare(self, channel: Document, desired_entries: Mapping[str, Document]) -> None:
+        """Write the desired entries to the channel's `spec.subscribers`, and record which UIDs
+        Knafka wrote. Raises `ClusterError`."""
         listed = (channel.get("spec") or {}).get("subscribers") or ()
         recorded_uids = entries.own_uids(channel)
         handled_uids = {
@@ -103,6 +105,8 @@ class Subscribers:
             await self._record_own_uids(channel, desired_entries.keys())
 
     async def _stored(self, channel: Document) -> Document:
+        """Read the channel again. Raises `Conflict` if it is gone or its list of subscribers has
+        changed."""
         kind = CHANNELS.broker_version, CHANNELS.broker
         stored = await self.cluster.get(*kind, *Identity.of(channel))
         listed = (channel.get("spec") or {}).get("subscribers")

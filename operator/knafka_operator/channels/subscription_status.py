@@ -28,12 +28,15 @@ from knafka_operator.decisions.status import (
     ConditionSet,
 )
 from knafka_operator.dispatchers.conditions import LOOP_FREE
-from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS_TYPE
 from knafka_operator.installation.handler import EVENTING_FINALIZER, Handler, Handling
 from knafka_operator.model.channels import ChannelEntry, is_entry
 from knafka_operator.model.conditions import Status
 
-_RENAMED: Final = {BROKER_READY: CHANNEL_READY, SUBSCRIPTION_READY: ADDED_TO_CHANNEL}
+_SUBSCRIPTION_CONDITIONS: Final = {
+    BROKER_READY: CHANNEL_READY,
+    SUBSCRIPTION_READY: ADDED_TO_CHANNEL,
+}
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
 _RESOLVED: Final = (
     *("subscriberUri", "replyUri", "deadLetterSinkUri"),
@@ -46,7 +49,7 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the condition
     of the first unresolved reference, or of the subscriber."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
-    for before, type_ in _RENAMED.items():
+    for before, type_ in _SUBSCRIPTION_CONDITIONS.items():
         translated.set(replace(trigger_conditions[before], type=type_))
     unresolved = [
         trigger_conditions[each]
@@ -55,7 +58,7 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     ]
     reference = next(iter(unresolved), trigger_conditions[SUBSCRIBER_RESOLVED])
     translated.set(replace(reference, type=REFERENCES_RESOLVED))
-    for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
+    for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS_TYPE, LOOP_FREE, ROLLED_OUT):
         if type_ in trigger_conditions:
             translated.set(trigger_conditions[type_])
     return translated

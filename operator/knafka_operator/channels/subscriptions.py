@@ -29,7 +29,7 @@ class Subscriptions(Triggers):
 
     entries: ClusterWithEntries
 
-    def translated_to_kind(
+    def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate a Trigger's conditions and status to a Subscription's, and report them to its
@@ -72,6 +72,8 @@ class Subscriptions(Triggers):
         return await self.entries.stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
+        """Return whether the Subscription is an entry, which has no finalizers; an entry of ours
+        also loses its promise in the channel's status."""
         if not is_entry(document):
             return False
         if self.is_ours(document):

@@ -94,6 +94,8 @@ def schema_problems(model: type[Model], document: object, root: str = "") -> Ite
 
 
 def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
+    """Yield the problems that one pydantic error stands for, with paths below `root`, in the words
+    of Knative's webhooks."""
     location, value = error["loc"], error["input"]
     path = path_of(root, location)
     message, _, requirement = describe_error(path, error)[1].partition(": want ")

@@ -23,9 +23,9 @@ from knafka_operator.model.resources import CORE, AddressReference, Destination,
 Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | None]]
 """apiVersion, kind, namespace and name -> the object; None if it doesn't exist."""
 
-NOT_FOUND: Final = "NotFound"
+NOT_FOUND_REASON: Final = "NotFound"
 NOT_ADDRESSABLE: Final = "NotAddressable"
-NOT_ALLOWED: Final = "NotAllowed"
+NOT_ALLOWED_REASON: Final = "NotAllowed"
 INVALID_ADDRESS: Final = "InvalidAddress"
 ADDRESS_NOT_ALLOWED: Final = "AddressNotAllowed"
 ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
@@ -43,7 +43,7 @@ class Unresolved(KnafkaError):
 def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
     """Return the error for a referenced object that the operator's roles don't let it read."""
     return Unresolved(
-        NOT_ALLOWED,
+        NOT_ALLOWED_REASON,
         f"the operator may not read {kind:.100} {namespace}/{name:.253} ({api_version:.300}): "
         f"label a ClusterRole that allows to get that kind with {ADDRESSABLE_LABEL}",
     )
@@ -107,7 +107,7 @@ async def _address_of_reference(
     stored = await get(ref.api_version, ref.kind, where, ref.name)
     object_name = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
     if stored is None:
-        raise Unresolved(NOT_FOUND, f"{object_name} does not exist")
+        raise Unresolved(NOT_FOUND_REASON, f"{object_name} does not exist")
     if (ref.api_version, ref.kind) == (CORE, "Service"):
         return {"url": f"{service_scheme}://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
     status = stored.get("status") or {}

@@ -329,6 +329,8 @@ def _bug_message(error: Exception) -> str:
 
 
 def _kafka_reason(error: LogError) -> str:
+    """Return the condition's reason for an error of Kafka; `KafkaNotReachable` for any unknown
+    one."""
     text = str(error).lower()
     if error.too_few_brokers or "replication factor" in text:
         return "InvalidReplicationFactor"

@@ -58,12 +58,12 @@ LAG_INTERVAL: Final = 60.0
 """Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
 goes to every replica of etcd and to every watch. Metrics have the lag of now."""
 
-PAUSED: Final = Condition(
+DELIVERY_PAUSED: Final = Condition(
     DELIVERING,
     Status.FALSE,
     "Paused",
-    f'its annotation {resources.PAUSED} is "true": nothing is delivered, and its events wait in '
-    "Kafka",
+    f'its annotation {resources.PAUSED_ANNOTATION} is "true": nothing is delivered, and its '
+    "events wait in Kafka",
     Severity.INFO,
 )
 
@@ -248,22 +248,24 @@ def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
 def delivering_condition(scaled: TriggerStatus) -> Condition:
     """Return the condition `Delivering`, a warning or information that doesn't affect Ready."""
 
-    def warning(reason: str, message: str) -> Condition:
+    def delivering_warning(reason: str, message: str) -> Condition:
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
 
     if scaled.paused:
-        return PAUSED
+        return DELIVERY_PAUSED
     if scaled.error is not None:
-        return warning("DrainFailed", scaled.error)
+        return delivering_warning("DrainFailed", scaled.error)
     if scaled.counts.congestion is not None:
         waiting = "a few events probe the subscriber, the others wait in Kafka"
-        return warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
+        return delivering_warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
     if scaled.counts.loop is not None:
         end = f"it ends after {FIRST_TTL} replies or {MAX_HOPS} dead letters in a row"
-        return warning("Loop", f"{scaled.counts.loop}: {end}, as dead letters in its topic")
+        return delivering_warning(
+            "Loop", f"{scaled.counts.loop}: {end}, as dead letters in its topic"
+        )
     if scaled.beyond_end:
         partitions = ", ".join(map(str, sorted(map(partition_of, scaled.beyond_end))))
-        return warning(
+        return delivering_warning(
             "CommittedBeyondEnd",
             f"partitions {partitions} of the topic end before what was committed, as it was made "
             "anew or has lost its end: they are read from the start of what is there",

@@ -125,6 +125,9 @@ class DeadLetterMonitor:
         await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
 
     def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
+        """Return whether to check a Trigger's dead-letter topic in this round, and note its
+        reported count. A topic that doesn't exist is checked only every `MISSING_TOPIC_ROUNDS`
+        rounds."""
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
@@ -141,6 +144,8 @@ class DeadLetterMonitor:
     async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
+        """Check the due topics of one Kafka, and enqueue Triggers whose status is outdated; logs an
+        unreachable Kafka."""
         topic_by_name = {
             each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due
         }

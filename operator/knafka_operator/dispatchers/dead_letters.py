@@ -17,7 +17,7 @@ from typing import Any, Final
 from knafka.core.times import kubernetes_timestamp
 from knafka_operator.model.conditions import Condition, Severity, Status
 
-DEAD_LETTERS: Final = "DeadLetters"
+DEAD_LETTERS_TYPE: Final = "DeadLetters"
 WAIT: Final = "DeadLettersWait"
 EXPIRE: Final = "DeadLettersExpire"
 NOT_APPLIED: Final = "RetentionNotApplied"
@@ -49,7 +49,7 @@ def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition
     """Return the condition `DeadLetters`: False, a warning, if dead letters wait. `now` is in
     seconds since 1970."""
     if not waiting.records:
-        return Condition(DEAD_LETTERS, Status.TRUE, severity=Severity.WARNING)
+        return Condition(DEAD_LETTERS_TYPE, Status.TRUE, severity=Severity.WARNING)
     retention, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
     if waiting.would_expire:
         reason = NOT_APPLIED
@@ -63,7 +63,7 @@ def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition
         message += (
             f"; Kafka may delete it from {kubernetes_timestamp(waiting.oldest + retention)} on"
         )
-    return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)
+    return Condition(DEAD_LETTERS_TYPE, Status.FALSE, reason, message, Severity.WARNING)
 
 
 def waiting_sentence(waiting: WaitingDeadLetters) -> str:
@@ -83,9 +83,9 @@ def stored_condition(document: Mapping[str, Any]) -> Condition | None:
     """Return the condition `DeadLetters` in an object's status; None: it has no valid one."""
     conditions = (document.get("status") or {}).get("conditions") or ()
     for condition in conditions:
-        if isinstance(condition, Mapping) and condition.get("type") == DEAD_LETTERS:
+        if isinstance(condition, Mapping) and condition.get("type") == DEAD_LETTERS_TYPE:
             reason, message = condition.get("reason", ""), condition.get("message", "")
             with suppress(ValueError):  # anyone who may write the status may have written it
                 status = Status(condition.get("status", ""))
-                return Condition(DEAD_LETTERS, status, reason, message, Severity.WARNING)
+                return Condition(DEAD_LETTERS_TYPE, status, reason, message, Severity.WARNING)
     return None

@@ -99,6 +99,7 @@ def desired_move(
 def _move_reason(
     destination: Isolation, history: History, threshold: int, limits: ActivityLimits
 ) -> str:
+    """Return the words for users about why a Trigger moves to `destination`."""
     if destination is Isolation.SHARED:
         return f"quiet for {limits.quiet_for:g} s"
     waiting, limit = history.samples[-1].lag or 0, limits.busy_lag * threshold

@@ -69,6 +69,8 @@ class Moves:
             self._move(move)
 
     def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
+        """Sample a Trigger's activity, and return the move that it calls for. None: it stays, or it
+        isn't delivered as an `auto` Trigger now."""
         needed, watched = record.needed, record.watched
         if (
             needed is None
@@ -91,6 +93,7 @@ class Moves:
         return deciding.desired_move(identity, record.broker, history, threshold, self.limits)
 
     def _move(self, move: Move) -> None:
+        """Record the Trigger's new isolation, report the move, and enqueue the Trigger."""
         record = self.states.triggers.get(move.trigger)
         if record is None:
             return  # it went meanwhile

@@ -59,7 +59,7 @@ class Replays:
         watched = {
             identity: watched_trigger
             for identity in self._states.triggers
-            if (watched_trigger := self._delivered(identity))
+            if (watched_trigger := self._current_delivery(identity))
         }
         triggers: dict[KafkaCluster, list[Identity]] = {}
         for identity, watched_trigger in (self._followed | watched).items():
@@ -68,10 +68,12 @@ class Replays:
             self._start_once(kafka, self._check_kafka, kafka, triggers_of_kafka)
 
     async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
-        topics = await _replay_topics_in(kafka)
+        """Start or stop the replayers of these Triggers, by whether their replay topics exist in
+        this Kafka."""
+        topics = await _list_replay_topics(kafka)
         for identity in triggers:
             desired_delivery, followed_delivery = (
-                self._delivered(identity),
+                self._current_delivery(identity),
                 self._followed.get(identity),
             )
             if desired_delivery is not None and desired_delivery.kafka is not kafka:
@@ -88,7 +90,7 @@ class Replays:
             ):
                 self._start_once(identity, self._set_followed, identity, desired_delivery)
 
-    def _delivered(self, identity: Identity) -> Watched | None:
+    def _current_delivery(self, identity: Identity) -> Watched | None:
         """Return a Trigger's delivery; None: it isn't delivered, or is paused."""
         record = self._states.triggers.get(identity)
         watched = record.watched if record is not None else None
@@ -103,6 +105,7 @@ class Replays:
             self._tasks.create_task(self._run_logged(subject, partial(work, *arguments)))
 
     async def _run_logged(self, subject: object, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work`, log any error, and mark `subject` as no longer busy."""
         try:
             await work()
         except (NotReady, InvalidDocument) as error:
@@ -117,6 +120,7 @@ class Replays:
             self._busy.discard(subject)
 
     async def _set_followed(self, identity: Identity, desired_delivery: Watched | None) -> None:
+        """Run the Trigger's replayer for `desired_delivery`, or remove it if that is None."""
         followed_delivery = self._followed.get(identity)
         if followed_delivery is not None and (
             desired_delivery is None or desired_delivery.kafka is not followed_delivery.kafka
@@ -126,6 +130,8 @@ class Replays:
             await self._follow(identity, desired_delivery)
 
     async def _follow(self, identity: Identity, watched: Watched) -> None:
+        """Apply the Service of a Trigger's replayer, and have its replay topic scaled. Raises
+        `NotReady` and `ClusterError`."""
         record = self._states.triggers.get(identity)
         if record is None or record.document is None:
             return
@@ -165,7 +171,7 @@ class Replays:
         return f"{self._states.family.trigger_id(identity)} (replays)"
 
 
-async def _replay_topics_in(kafka: KafkaCluster) -> Collection[str] | None:
+async def _list_replay_topics(kafka: KafkaCluster) -> Collection[str] | None:
     """Return the names of a Kafka's replay topics; None: it doesn't answer."""
     try:
         topics = await kafka.topics.topics()

@@ -37,7 +37,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.records.state import Watched, group_in_status
-from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
+from knafka_operator.scale.parsing import LARGE_DOCUMENT, parse_off_loop
 
 log = logging.getLogger(__name__)
 
@@ -85,20 +85,20 @@ class Resuming:
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
         self._at_once = asyncio.Semaphore(MAX_REQUESTS)
 
-    async def delivered_by_services(
+    async def find_delivered_by_services(
         self, triggers: Iterable[Document], found: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
         """Return the Triggers that one of the Services `found` delivers, each with its delivery."""
         service_by_owner = {uid: each for each in found for uid in services.owner_uids(each)}
         lookups = [
-            self._resumed_or_none(each, service_by_owner[each["metadata"]["uid"]])
+            self._find_delivered_or_none(each, service_by_owner[each["metadata"]["uid"]])
             for each in triggers
             if each["metadata"]["uid"] in service_by_owner
             and "deletionTimestamp" not in each["metadata"]
         ]
         return [each for each in await asyncio.gather(*lookups) if each is not None]
 
-    async def delivered_with_shards(
+    async def find_delivered_with_shards(
         self,
         broker: Document,
         triggers: Collection[Document],
@@ -114,7 +114,9 @@ class Resuming:
         name = str(Identity.of(broker))
         try:
             async with asyncio.timeout(CONTRACT_TIMEOUT):
-                return await self._delivered_with_shards(broker, triggers, own_services, shards)
+                return await self._find_delivered_with_shards(
+                    broker, triggers, own_services, shards
+                )
         except TimeoutError:
             log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
         except KnafkaError as error:
@@ -123,16 +125,18 @@ class Resuming:
             log.exception("Broker %s is left to reconciling", name)
         return []
 
-    async def _delivered_with_shards(
+    async def _find_delivered_with_shards(
         self,
         broker: Document,
         triggers: Collection[Document],
         own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
+        """Return the deliveries of one Broker's Triggers, each with its Trigger, from the contracts
+        of its shared dispatchers; other Triggers as `find_delivered_by_services` does."""
         uid = broker["metadata"]["uid"]
         shard_lookups = [
-            self._serving_shard(each) for each in shards if uid in services.owner_uids(each)
+            self._read_serving_shard(each) for each in shards if uid in services.owner_uids(each)
         ]
         serving = {each.shard.group: each for each in await asyncio.gather(*shard_lookups) if each}
         shared: dict[str, Watched] = {}
@@ -152,7 +156,10 @@ class Resuming:
         unshared_triggers = [
             each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
         ]
-        return [*deliveries, *await self.delivered_by_services(unshared_triggers, own_services)]
+        return [
+            *deliveries,
+            *await self.find_delivered_by_services(unshared_triggers, own_services),
+        ]
 
     async def _contracts(
         self, broker: Document, serving: Mapping[str, ServingShard]
@@ -166,8 +173,10 @@ class Resuming:
                     records[group] = shared.egress, serving[shared.shard]
         return records
 
-    async def _serving_shard(self, service: Document) -> ServingShard | None:
-        template = await self._serving_template(service)
+    async def _read_serving_shard(self, service: Document) -> ServingShard | None:
+        """Return the shard that a Service's Ready Revision serves; None if it has no Ready Revision
+        or no number."""
+        template = await self._read_serving_template(service)
         number = services.shard_number(service)
         if template is None or number is None:
             return None
@@ -180,6 +189,8 @@ class Resuming:
         await asyncio.gather(*map(self._connect_logged, found))
 
     async def _connect_logged(self, service: Document) -> None:
+        """Connect to the Kafka that a dispatcher's Service uses, so that its client is ready; logs
+        errors."""
         try:
             template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
             if services.shard_number(service) is not None:
@@ -195,22 +206,26 @@ class Resuming:
         except Exception:  # any error: continue with the other Services
             log.exception("Service %s", service["metadata"]["name"])
 
-    async def _resumed_or_none(
+    async def _find_delivered_or_none(
         self, trigger: Document, service: Document
     ) -> tuple[Document, Watched] | None:
+        """Return a Trigger and its delivery as its Service runs it; None, and a log line, after any
+        error."""
         name = "/".join((trigger["metadata"]["namespace"], trigger["metadata"]["name"]))
         try:
-            return await self._delivered_by_service(trigger, service)
+            return await self._find_delivered_by_service(trigger, service)
         except KnafkaError as error:
             log.warning("Trigger %s is left to reconciling: %s", name, error)
         except Exception:  # whatever it is, the others are resumed
             log.exception("Trigger %s is left to reconciling", name)
         return None
 
-    async def _delivered_by_service(
+    async def _find_delivered_by_service(
         self, trigger: Document, service: Document
     ) -> tuple[Document, Watched] | None:
-        template = await self._serving_template(service)
+        """Return a Trigger and its delivery as its Service runs it; None if the Service isn't Ready
+        or serves another group than the Trigger's status names. Raises `KnafkaError`."""
+        template = await self._read_serving_template(service)
         if template is None:
             return None
         serving, metadata = await _read_dispatcher(template), trigger["metadata"]
@@ -230,7 +245,7 @@ class Resuming:
             serving.secret,
         )
 
-    async def _serving_template(self, service: Document) -> Document | None:
+    async def _read_serving_template(self, service: Document) -> Document | None:
         """Return the template of a Service's serving Revision; None: no Revision is Ready."""
         status = service.get("status") or {}
         serving = status.get("latestReadyRevisionName")
@@ -257,7 +272,7 @@ class Resuming:
         secret = (
             None
             if mounted_secret is None
-            else await self._secret_data((namespace, mounted_secret[0]))
+            else await self._read_secret_data((namespace, mounted_secret[0]))
         )
         settings = self._shards.settings
         is_own = namespace == settings.namespace
@@ -265,7 +280,7 @@ class Resuming:
             await check_endpoint(secret, settings)
         return self._kafkas.cluster_at(kafka.bootstrap_servers, secret, is_own=is_own)
 
-    async def _secret_data(self, identity: tuple[str, str]) -> Mapping[str, str]:
+    async def _read_secret_data(self, identity: tuple[str, str]) -> Mapping[str, str]:
         """Return the decoded data of a Secret by namespace and name; reads each Secret once. Raises
         `InvalidDocument` if the Secret doesn't exist, and `ClusterError`."""
         if identity not in self._secrets:
@@ -292,7 +307,7 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
 
 
 async def _read_dispatcher(template: Document) -> ServingDispatcher:
-    return await parsed_off_loop(
+    return await parse_off_loop(
         lambda: read_dispatcher(template), characters_of(template, LARGE_DOCUMENT)
     )
 
@@ -334,6 +349,7 @@ def _mounted_secret(template: Document) -> tuple[str, str] | None:
 
 
 def _autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:
+    """Return the scaling settings in a Trigger's annotations; the defaults if they are invalid."""
     try:
         return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING, maxima)
     except InvalidDocument:

@@ -53,7 +53,7 @@ class Shards:
     states: States
     enqueue: Callable[[Key], None]
 
-    async def loaded_contract(self, broker: Identity) -> SharedContractTopic | None:
+    async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
         """Load and return the contract of a Broker that has its topic; None: it has no shared
         dispatchers.
 
@@ -73,6 +73,7 @@ class Shards:
         return self.contract_record(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
+        """Return a Broker's record. Raises `NotReady` if the Broker is being deleted."""
         record = self.states.brokers.get(broker)
         if record is None or record.state is None:
             family = self.states.family
@@ -135,7 +136,7 @@ class Shards:
 
         So an operator that starts after a crash in between knows that the topic may exist.
         """
-        record, contract = self._record(broker), await self.loaded_contract(broker)
+        record, contract = self._record(broker), await self.load_contract(broker)
         assert contract is not None
         async with record.creating:
             if contract.exists:
@@ -172,6 +173,8 @@ class Shards:
             raise shard.problem
 
     async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
+        """Apply the Service of a shared dispatcher, and record the manifest and the problem, if it
+        isn't Ready. Raises `ClusterError`."""
         shard.manifest, shard.applied_at = None, _now()
         try:
             await apply_service(self.cluster, manifest, broker, self.states.rolls)
@@ -193,7 +196,7 @@ class Shards:
         if not record.has_contract or record.state is None:
             return
         try:
-            contract = await self.loaded_contract(identity)
+            contract = await self.load_contract(identity)
             if contract is None:
                 return
             if await contract.reload_if_changed():

@@ -133,6 +133,8 @@ class Controller:
             return GONE if marked is None else await self._reconcile(kind, key, marked)
 
     async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Requeue:
+        """Reconcile one object, post its Event, and return when to reconcile it again. A bug is
+        logged and reported in the object's status. Raises `ClusterError`."""
         try:
             new_status = await kind.reconcile(document)
         except ClusterError:
@@ -186,6 +188,8 @@ class Controller:
         return None if marked is None else {**document, "metadata": marked["metadata"]}
 
     async def _remove_finalizers(self, kind: Kind, document: Document, *orphaned: str) -> None:
+        """Remove the operator's finalizer and the `orphaned` ones from an object, if it has any of
+        them. Raises `ClusterError`."""
         finalizers = finalizers_of(document)
         remaining = [
             finalizer for finalizer in finalizers if finalizer not in (FINALIZER, *orphaned)
@@ -196,6 +200,8 @@ class Controller:
     async def _set_finalizers(
         self, kind: Kind, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
+        """Replace an object's finalizers and return the stored object; None if it is gone, or an
+        entry without a document of its own. Raises `ClusterError`."""
         if await kind.drop_entry(document):
             return None
         return await self._store.set_finalizers(document, finalizers)

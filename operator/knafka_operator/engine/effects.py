@@ -139,6 +139,8 @@ class Effects:
     async def _run_in_kafka(
         self, effect: EffectInKafka, document: Document, kafka: KafkaCluster
     ) -> Any:
+        """Run an effect that needs Kafka, and return its result; None for effects without one.
+        Raises `LogError`, `NotReady` and `ClusterError`."""
         match effect:
             case CreateTopic(topic, name_key, id_key, accepts_records):
                 description = await ensure_own_topic(kafka, topic, accepts_records=accepts_records)
@@ -216,6 +218,7 @@ class Effects:
             raise _foreign_object_error(refusal, f"{kind} {name}")
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
+        """Delete an object; with `owner`, only if that owns it. Raises `ClusterError`."""
         if owner is not None:
             existing = await self.cluster.get(*name)
             if existing is None or not services.is_owned(existing, owner):

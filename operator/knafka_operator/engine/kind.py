@@ -307,7 +307,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         """Who reconciles Triggers or Subscriptions of its objects; None: not known yet."""
         return Handler.OWN
 
-    async def kafka_without_config(self, document: Document) -> KafkaCluster | None:
+    async def connect_without_config(self, document: Document) -> KafkaCluster | None:
         """Return the Kafka of a stored object without its ConfigMap, which may be gone; None: only
         a reconciliation can find it. Raises `NotReady`, `InvalidDocument`."""
         return None

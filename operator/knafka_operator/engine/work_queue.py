@@ -150,6 +150,7 @@ class WorkQueue:
                 await asyncio.wait(running)
 
     async def _next_due(self) -> _Item:
+        """Wait for the next due item and mark it as running; namespaces take turns."""
         while not self._turns:
             self._any_due.clear()
             await self._any_due.wait()
@@ -164,6 +165,8 @@ class WorkQueue:
         return item
 
     async def _reconcile(self, item: _Item, reconcile: Reconcile, place: _Place) -> None:
+        """Reconcile an item, log any error, and schedule the item again by the result. A
+        reconciliation longer than `LONG_RECONCILE` seconds gives up its place before it ends."""
         loop = asyncio.get_running_loop()
         handle = loop.call_later(LONG_RECONCILE, place.leave)
         verdict: float | Verdict = BACK_OFF
@@ -178,9 +181,11 @@ class WorkQueue:
             place.leave()
             item.running = False
             item.not_before = loop.time() + RECONCILE_SPACING
-            self._after_reconcile(item, verdict)
+            self._schedule_after_reconcile(item, verdict)
 
-    def _after_reconcile(self, item: _Item, verdict: float | Verdict) -> None:
+    def _schedule_after_reconcile(self, item: _Item, verdict: float | Verdict) -> None:
+        """Schedule the item again: soon if it has changed meanwhile, else by the verdict, which is
+        seconds, `GONE` or `BACK_OFF`."""
         if item.changed:
             item.changed = False
             self._schedule_soon(item)
@@ -203,12 +208,15 @@ class WorkQueue:
             self._make_due(item)
 
     def _schedule_later(self, item: _Item, seconds: float) -> None:
+        """Make the item due after these seconds; replaces an earlier timer."""
         if item.timer is not None:
             item.timer.cancel()
         loop = asyncio.get_running_loop()
         item.timer = loop.call_later(seconds, self._make_due, item)
 
     def _make_due(self, item: _Item) -> None:
+        """Append the item to its namespace's queue, unless it is queued already, and wake a waiting
+        worker."""
         if item.timer is not None:
             item.timer.cancel()
             item.timer = None

@@ -127,6 +127,8 @@ class Rolls:
                 self._enqueue(key)
 
     async def _load_unfinished(self, cluster: Cluster) -> None:
+        """Read, once, which Services were rolling out when the operator started. Raises
+        `ClusterError`."""
         async with self._starting:
             if self._started:
                 return

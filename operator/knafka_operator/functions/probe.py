@@ -13,7 +13,7 @@ import aiohttp
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.scale.http_sessions import checked_session, shown_error
 
-PROBE_TIMEOUT: Final = 10.0
+FUNCTION_PROBE_TIMEOUT: Final = 10.0
 """Seconds for one request, including a cold start."""
 
 
@@ -30,9 +30,10 @@ async def wake(url: str) -> None:
 
 
 async def _request(method: str, url: str) -> None:
+    """Send one request. Raises a transient `NotReady` unless the answer is 200."""
     try:
         async with (
-            checked_session(aiohttp.ClientTimeout(total=PROBE_TIMEOUT)) as session,
+            checked_session(aiohttp.ClientTimeout(total=FUNCTION_PROBE_TIMEOUT)) as session,
             session.request(method, url, allow_redirects=False) as response,
         ):
             status = response.status

@@ -52,7 +52,7 @@ def with_template_digest(manifest: Mapping[str, Any]) -> Manifest:
     sees whether applying it would roll the function."""
     text = json.dumps(manifest["spec"]["template"], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return _annotated(manifest, {TEMPLATE_DIGEST: digest})
+    return _with_annotations(manifest, {TEMPLATE_DIGEST: digest})
 
 
 def is_up_to_date(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
@@ -136,7 +136,7 @@ def _annotation(service: Mapping[str, Any], name: str) -> str | None:
     return value
 
 
-def _annotated(manifest: Mapping[str, Any], annotations: Mapping[str, str]) -> Manifest:
+def _with_annotations(manifest: Mapping[str, Any], annotations: Mapping[str, str]) -> Manifest:
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), **annotations}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

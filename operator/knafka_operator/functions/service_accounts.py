@@ -42,7 +42,7 @@ CHANNEL_DISPATCHERS: Final = "knafka-channel-dispatchers"
 
 _LONGEST: Final = 63
 _DIGEST: Final = 32
-_GROUP: Final = RBAC.partition("/")[0]
+_RBAC_GROUP: Final = RBAC.partition("/")[0]
 
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
 """The condition while OIDC is off, like upstream's."""
@@ -149,6 +149,7 @@ def account_in_status(document: Mapping[str, Any]) -> str | None:
 
 
 def _account_manifest(metadata: Manifest) -> Manifest:
+    """Return the manifest of a ServiceAccount whose token no pod gets by itself."""
     return {
         "apiVersion": CORE,
         "kind": "ServiceAccount",
@@ -178,7 +179,7 @@ def _token_role_and_binding(
         "apiVersion": RBAC,
         "kind": "RoleBinding",
         "metadata": metadata,
-        "roleRef": {"apiGroup": _GROUP, "kind": "Role", "name": account},
+        "roleRef": {"apiGroup": _RBAC_GROUP, "kind": "Role", "name": account},
         "subjects": [
             {"kind": "ServiceAccount", "namespace": namespace, "name": name} for name in runs_as
         ],
@@ -187,6 +188,7 @@ def _token_role_and_binding(
 
 
 def _metadata(owner: Resource, name: str) -> Manifest:
+    """Return the metadata of an object in the owner's namespace that is deleted with the owner."""
     return {
         "namespace": owner.metadata.namespace,
         "name": name,

@@ -80,6 +80,8 @@ def tracing_variables_of(service: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment variables for OTLP tracing, from the data of `config-observability`.
+    Raises `ValueError`."""
     if protocol not in (PROTOCOL, GRPC):
         raise ValueError(
             f"tracing-protocol: invalid value: {protocol:.80}: want {PROTOCOL}, {GRPC} or none"
@@ -106,6 +108,8 @@ def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _zipkin(data: Mapping[str, str], default_endpoint: str) -> Mapping[str, str]:
+    """Return the environment variables for Zipkin tracing, from the data of `config-tracing`; empty
+    if tracing is off. Raises `ValueError`."""
     backend = data.get("backend", "none").strip().lower()
     if backend in ("", "none"):
         return {}
@@ -125,6 +129,8 @@ def _sampler(rate: str) -> Mapping[str, str]:
 
 
 def _checked_rate(text: str | None, where: str) -> str:
+    """Return the sampling rate, the default if it is empty. Raises `ValueError` unless it is 0 to
+    1; `where` names the key."""
     rate = (text or "").strip() or DEFAULT_RATE
     if rate_of(rate) is None:
         raise ValueError(f"{where}: invalid value: {rate:.80}: want 0 to 1")
@@ -132,6 +138,8 @@ def _checked_rate(text: str | None, where: str) -> str:
 
 
 def _checked_url(url: str, where: str) -> str:
+    """Return the URL. Raises `ValueError` unless it is an HTTP URL with a host; `where` names the
+    key."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{where}: invalid value: {url:.200}: want a URL")

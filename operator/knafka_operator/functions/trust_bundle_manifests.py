@@ -18,10 +18,10 @@ from typing import Any, Final
 from knafka_operator.functions.services import TRUST_BUNDLE, with_common_labels
 from knafka_operator.model.resources import CORE, are_certificates
 
-LABEL: Final = "networking.knative.dev/trust-bundle"
+TRUST_BUNDLE_LABEL: Final = "networking.knative.dev/trust-bundle"
 """Knative's label of trust bundles; its value is `true`."""
 FILE: Final = "bundle.pem"
-MAX_BYTES: Final = 900_000
+MAX_BUNDLE_BYTES: Final = 900_000
 """Most bytes of all certificates together: the API server refuses a ConfigMap above 1 MiB."""
 
 _CERTIFICATE = re.compile(
@@ -42,7 +42,7 @@ def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     """Merge the certificates of ConfigMaps without duplicates, in the order of the ConfigMaps'
     names.
 
-    Invalid certificates are left out, and so are those that exceed `MAX_BYTES`.
+    Invalid certificates are left out, and so are those that exceed `MAX_BUNDLE_BYTES`.
     """
     merged, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda each: str(each["metadata"]["name"])):
@@ -62,8 +62,10 @@ def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
         for certificate in usable:
             if certificate in merged:
                 continue
-            if size + len(certificate) + 1 > MAX_BYTES:
-                problems[name] = f"all certificates together have more than {MAX_BYTES} bytes"
+            if size + len(certificate) + 1 > MAX_BUNDLE_BYTES:
+                problems[name] = (
+                    f"all certificates together have more than {MAX_BUNDLE_BYTES} bytes"
+                )
                 break
             merged[certificate] = None
             size += len(certificate) + 1
@@ -86,4 +88,4 @@ def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
 
 def is_bundle(document: Mapping[str, Any]) -> bool:
     """Whether a ConfigMap has Knative's label; its metadata is enough."""
-    return (document["metadata"].get("labels") or {}).get(LABEL) == "true"
+    return (document["metadata"].get("labels") or {}).get(TRUST_BUNDLE_LABEL) == "true"

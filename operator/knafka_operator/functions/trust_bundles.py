@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 BUNDLE_CHECK_INTERVAL: Final = 300.0
 """Seconds after which the bundles are read again without an event, as a watch may miss one."""
-_OURS: Final = "app.kubernetes.io/managed-by", "knafka-operator"
+_MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by", "knafka-operator"
 _COMPONENT: Final = "operator/deploy/trust-bundles"
 
 
@@ -102,7 +102,9 @@ class TrustBundleCopies:
                     await asyncio.sleep(1.0)
 
     async def _read(self) -> None:
-        labels = {deciding.LABEL: "true"}
+        """Read the ConfigMaps with trusted certificates, merge them, and log each new problem.
+        Raises `ClusterError`."""
+        labels = {deciding.TRUST_BUNDLE_LABEL: "true"}
         config_maps = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
         bundle = deciding.merged_bundle(config_maps)
         if self._bundle is None or bundle.problems != self._bundle.problems:
@@ -117,7 +119,7 @@ class TrustBundleCopies:
         desired_copy = deciding.bundle_config_map(namespace, bundle)
         existing_copy = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if existing_copy is not None:
-            label, managed_by = _OURS
+            label, managed_by = _MANAGED_BY_LABEL
             if (existing_copy["metadata"].get("labels") or {}).get(label) != managed_by:
                 raise NotReady(
                     "TrustBundleNotOurs",

@@ -7,7 +7,7 @@
 
 The fields have Kubernetes' names and are passed on unchanged. Knative Serving always accepts
 `imagePullSecrets` and resources, and the others if its ConfigMap `config-features` allows them
-(`FEATURES`); a refusal becomes a condition of the Broker or Trigger.
+(`POD_FIELD_FEATURES`); a refusal becomes a condition of the Broker or Trigger.
 
 Not here: fields that Knafka sets itself (containers, volumes, service account).
 """
@@ -27,7 +27,7 @@ RECEIVER_RESOURCES: Final = "KNAFKA_RECEIVER_RESOURCES"
 DISPATCHER_RESOURCES: Final = "KNAFKA_DISPATCHER_RESOURCES"
 SHARD_RESOURCES: Final = "KNAFKA_SHARD_RESOURCES"
 
-FEATURES: Final[Mapping[str, str]] = {
+POD_FIELD_FEATURES: Final[Mapping[str, str]] = {
     "affinity": "kubernetes.podspec-affinity",
     "nodeSelector": "kubernetes.podspec-nodeselector",
     "priorityClassName": "kubernetes.podspec-priorityclassname",
@@ -38,12 +38,16 @@ FEATURES: Final[Mapping[str, str]] = {
 }
 """Fields of a pod, and the key of `config-features` that allows each to be used."""
 
-_TYPES: Final[Mapping[str, type]] = {
+_FIELD_TYPES: Final[Mapping[str, type]] = {
     **dict.fromkeys(("imagePullSecrets", "tolerations", "topologySpreadConstraints"), list),
     **dict.fromkeys(("affinity", "nodeSelector"), dict),
     **dict.fromkeys(("priorityClassName", "runtimeClassName", "schedulerName"), str),
 }
-_NAMES: Final[Mapping[type, str]] = {list: "a list of objects", dict: "an object", str: "a string"}
+_TYPE_NAMES: Final[Mapping[type, str]] = {
+    list: "a list of objects",
+    dict: "an object",
+    str: "a string",
+}
 _RESOURCES: Final = ("requests", "limits")
 
 DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
@@ -78,10 +82,10 @@ class FunctionPods:
         the names of variable and field."""
         spec = _yaml_mapping(environment, POD)
         for key, value in spec.items():
-            if key not in _TYPES:
-                allowed_fields = ", ".join(sorted(_TYPES))
+            if key not in _FIELD_TYPES:
+                allowed_fields = ", ".join(sorted(_FIELD_TYPES))
                 raise InvalidDocument(POD, f"unknown field {key!s:.80}: want {allowed_fields}")
-            _check_type(f"{POD}.{key}", value, _TYPES[key])
+            _check_type(f"{POD}.{key}", value, _FIELD_TYPES[key])
         return cls(
             spec,
             _resources(environment, RECEIVER_RESOURCES),
@@ -94,7 +98,9 @@ def needed_features(message: str) -> str:
     """Return which features to enable, if Knative Serving refused pod fields with `message`, such
     as `must not set the field(s): spec.template.spec.tolerations`; empty if the message names none.
     """
-    features = [feature for name, feature in FEATURES.items() if f"spec.{name}" in message]
+    features = [
+        feature for name, feature in POD_FIELD_FEATURES.items() if f"spec.{name}" in message
+    ]
     if "must not set the field" not in message or not features:
         return ""
     keys = ", ".join(sorted(features))
@@ -102,6 +108,8 @@ def needed_features(message: str) -> str:
 
 
 def _yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
+    """Parse an environment variable that holds a YAML mapping; empty if it isn't set. Raises
+    `InvalidDocument`."""
     try:
         parsed = yaml.safe_load(environment.get(name, "")) or {}
     except yaml.YAMLError as error:
@@ -113,6 +121,8 @@ def _yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
 def _resources(
     environment: Mapping[str, str], name: str, default: Mapping[str, Any] = DEFAULT_RESOURCES
 ) -> Mapping[str, Any]:
+    """Parse an environment variable that holds a container's resources; `default` if it isn't set.
+    Raises `InvalidDocument`."""
     if not environment.get(name, "").strip():
         return default
     resources = _yaml_mapping(environment, name)
@@ -129,9 +139,11 @@ def _resources(
 
 
 def _check_type(where: str, value: object, type_: type) -> None:
+    """Check that a value has this type and isn't empty, and that a list contains only mappings.
+    Raises `InvalidDocument`; `where` names the variable or field."""
     fits = isinstance(value, type_) and value
     if fits and isinstance(value, list):
         fits = all(isinstance(element, dict) for element in value)
     # An empty variable counts as an empty object; an empty field is refused.
     if not fits and not (value == {} and "." not in where):
-        raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_NAMES[type_]}")
+        raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_TYPE_NAMES[type_]}")

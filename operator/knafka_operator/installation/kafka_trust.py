@@ -59,6 +59,8 @@ class KafkaTrust:
                 raise refused_endpoint(reason)
 
     def _check_identity(self, servers: str, secret: Mapping[str, str]) -> None:
+        """Check that these servers may get tokens of the operator's AWS identity, and that the
+        Secret's role may be assumed. Raises `InvalidDocument`."""
         for server in filter(None, map(str.strip, servers.split(","))):
             if not (_SERVER(server) and _any_matches(self.aws_servers, server.lower())):
                 raise InvalidDocument(

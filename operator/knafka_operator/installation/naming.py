@@ -84,7 +84,7 @@ _RESERVED_PREFIXES: Final[Mapping[NameKind, tuple[str, ...]]] = {
 """Prefixes that names of each kind may not have, as they are reserved for other names."""
 
 
-def normalized(kind: NameKind, text: str) -> str:
+def normalized_template(kind: NameKind, text: str) -> str:
     """Return the template with its placeholders in one spelling; raises `InvalidDocument`, whose
     path is the key, for an invalid template."""
     key = f"data.{kind.value}"
@@ -119,7 +119,7 @@ def normalized(kind: NameKind, text: str) -> str:
 def rendered(template: str, of: NamedObject) -> str:
     """Return the name that a template gives to an object; empty if the template needs a UID that
     the object doesn't have yet."""
-    return names.rendered(template, *of)
+    return names.render_template(template, *of)
 
 
 class Naming:
@@ -147,12 +147,13 @@ class Naming:
         return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
 
     def remember(self, kind: NameKind, template: str) -> None:
-        """Accept names from this `normalized` template, in force or not, as an object's own."""
+        """Accept names from this template (in the form that `normalized_template` returns), in
+        force or not, as an object's own."""
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
     def put_in_force(self, kind: NameKind, template: str) -> None:
-        """Use this `normalized` template for new objects."""
+        """Use this template, in the form that `normalized_template` returns, for new objects."""
         self.remember(kind, template)
         self._in_force[kind] = template
 

@@ -105,7 +105,7 @@ from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 
-FEATURES: Final = "knative-eventing/config-features"
+FEATURES_CONFIG_MAP: Final = "knative-eventing/config-features"
 KAFKA_FEATURES: Final = "knative-eventing/config-kafka-features"
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
 SHARD_SIZE: Final = 250
@@ -129,7 +129,7 @@ class Settings:
     config: str = "kafka-broker-config"
     broker_defaults: str = BROKER_DEFAULTS
     """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
-    features: str = FEATURES
+    features: str = FEATURES_CONFIG_MAP
     """Namespace and name of the ConfigMap with Knative Eventing's features."""
     kafka_features: str = KAFKA_FEATURES
     """Namespace and name of the ConfigMap with eventing-kafka-broker's features, for its templates
@@ -221,23 +221,27 @@ class Settings:
         """Read the settings from environment variables. Raises `InvalidDocument` with the
         variable's name."""
 
-        def flag(name: str) -> bool:
+        def read_flag(name: str) -> bool:
+            """Return a variable that is `true` or `false` (the default). Raises
+            `InvalidDocument`."""
             text = environment.get(name, "false").strip().lower()
             if text not in ("true", "false"):
                 raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
             return text == "true"
 
-        def switch(name: str, default: str = "disabled") -> bool:
+        def read_switch(name: str, default: str = "disabled") -> bool:
+            """Return whether a variable is `enabled`; it must be that or `disabled`. Raises
+            `InvalidDocument`."""
             text = environment.get(name, default).strip().lower()
             if text not in ("enabled", "disabled"):
                 requirement = "want enabled or disabled"
                 raise InvalidDocument(name, f"invalid value: {text:.80}: {requirement}")
             return text == "enabled"
 
-        def number(name: str, default: int) -> int:
+        def read_number(name: str, default: int) -> int:
             return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
 
-        def required(name: str) -> str:
+        def read_required(name: str) -> str:
             if not (text := environment.get(name, "").strip()):
                 raise InvalidDocument(name, "is not set: see operator/deploy/operator.yaml")
             return text
@@ -256,19 +260,19 @@ class Settings:
                 "KNAFKA_DEFAULT_CLASS", f"invalid value: {default_class:.80}: {requirement}"
             )
         return cls(
-            namespace=required("KNAFKA_NAMESPACE"),
-            image=required("KNAFKA_IMAGE"),
+            namespace=read_required("KNAFKA_NAMESPACE"),
+            image=read_required("KNAFKA_IMAGE"),
             identity=_identity(environment),
             broker_classes=classes,
             default_class=default_class,
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
-            features=environment.get("KNAFKA_FEATURES", FEATURES),
+            features=environment.get("KNAFKA_FEATURES", FEATURES_CONFIG_MAP),
             kafka_features=environment.get("KNAFKA_KAFKA_FEATURES", KAFKA_FEATURES),
             trust_bundles=_trust_bundles_namespace(
                 environment.get("KNAFKA_TRUST_BUNDLES", "").strip()
             ),
-            project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
+            project_secrets=read_flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             pods=FunctionPods.from_environment(environment),
             isolation=parse_isolation(
@@ -280,29 +284,29 @@ class Settings:
                 1,
                 MAX_SHARD_SIZE,
             ),
-            record_position=switch("KNAFKA_RECORD_POSITION", "enabled"),
-            initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
+            record_position=read_switch("KNAFKA_RECORD_POSITION", "enabled"),
+            initial_scale=read_number("KNAFKA_INITIAL_SCALE", 1),
             max_rolls=whole_number(
                 environment.get("KNAFKA_MAX_ROLLS", "2"), "KNAFKA_MAX_ROLLS", 1, 1000
             ),
-            deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
-            webhooks=flag("KNAFKA_WEBHOOKS"),
+            deletion_timeout=read_number("KNAFKA_DELETION_TIMEOUT", 60),
+            webhooks=read_flag("KNAFKA_WEBHOOKS"),
             log_level=level,
             profiling=profiling(environment),
             metrics_tokens=parse_metrics_tokens(environment.get(METRICS_TOKENS, "")),
-            direct=switch("KNAFKA_DIRECT"),
+            direct=read_switch("KNAFKA_DIRECT"),
             local_addresses=local_addresses(environment),
             aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),
             aws_roles=parse_patterns(environment.get(AWS_ROLES, ""), AWS_ROLES),
-            channels=switch("KNAFKA_CHANNELS"),
+            channels=read_switch("KNAFKA_CHANNELS"),
             channel_config=environment.get("KNAFKA_CHANNEL_CONFIG", "kafka-channel-config"),
             subscriptions=parse_handler(
                 environment.get("KNAFKA_SUBSCRIPTIONS", Handler.AUTO).strip(),
                 "KNAFKA_SUBSCRIPTIONS",
             ),
-            sources=switch("KNAFKA_SOURCES"),
-            sinks=switch("KNAFKA_SINKS"),
-            sensors=switch("KNAFKA_SENSORS"),
+            sources=read_switch("KNAFKA_SOURCES"),
+            sinks=read_switch("KNAFKA_SINKS"),
+            sensors=read_switch("KNAFKA_SENSORS"),
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
             trace_url=trace_url(environment),
@@ -312,6 +316,7 @@ class Settings:
 
 
 def _console_url(text: str) -> str:
+    """Return the console's URL, which may be empty. Raises `InvalidDocument`."""
     if text and re.fullmatch(r"https?://[^\s?#@<>\"']+", text) is None:
         requirement = "want http:// or https://, a host and maybe a path"
         raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {requirement}")
@@ -319,6 +324,7 @@ def _console_url(text: str) -> str:
 
 
 def _trust_bundles_namespace(text: str) -> str:
+    """Return the namespace of the trust bundles, which may be empty. Raises `InvalidDocument`."""
     if text and re.fullmatch(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", text) is None:
         requirement = "want the name of a namespace, such as knative-eventing"
         raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {requirement}")
@@ -326,6 +332,8 @@ def _trust_bundles_namespace(text: str) -> str:
 
 
 def _server_patterns(text: str) -> tuple[str, ...]:
+    """Parse the comma-separated patterns of Kafka servers that objects may name. Raises
+    `InvalidDocument` if there is none or one is malformed."""
     patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())
     for each in patterns:
         # The pattern for any server, `*`, has no port.

@@ -41,6 +41,6 @@ def delivery_annotation_problems(
 def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     """Yield the problem of the annotation `delivery.order`, if it has one."""
     order = annotations.get(DELIVERY_ORDER, "key")
-    if order not in desired.ORDERS:
-        wanted = f"want {', '.join(desired.ORDERS)}"
+    if order not in desired.ORDERS_BY_ANNOTATION:
+        wanted = f"want {', '.join(desired.ORDERS_BY_ANNOTATION)}"
         yield Problem(f"invalid value: {order:.80}", wanted, annotation_key(DELIVERY_ORDER))

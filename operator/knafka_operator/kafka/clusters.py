@@ -42,7 +42,7 @@ MAX_ANSWER: Final = 16 * 1024 * 1024
 """Most bytes of one response of a Kafka. The metadata of 200,000 partitions, Kafka's own limit for
 a cluster, take 12 MB. librdkafka's default of 100 MB, as Python objects, would take several times
 the operator's memory."""
-WRITER_CLOSE_TIMEOUT: Final = 1.0
+CONTRACT_WRITER_CLOSE_TIMEOUT: Final = 1.0
 """Seconds for records in flight when a writer is closed."""
 
 
@@ -91,8 +91,9 @@ class KafkaCluster:
         return self._writer
 
     def _close_writer(self) -> None:
+        """Start to close the producer, if there is one, without waiting for it."""
         if self._writer is not None:
-            closing = asyncio.ensure_future(self._writer.close(WRITER_CLOSE_TIMEOUT))
+            closing = asyncio.ensure_future(self._writer.close(CONTRACT_WRITER_CLOSE_TIMEOUT))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             self._writer = None

@@ -31,7 +31,7 @@ from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.topic_creation import ensure_topic
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.topics import Topic
-from knafka_operator.scale.parsing import parsed_off_loop
+from knafka_operator.scale.parsing import parse_off_loop
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,8 @@ class ContractTopic(Generic[T]):
         return self.records != previous_records
 
     async def _read(self) -> None:
+        """Read all records of the contract topic, and replace the known ones; a missing topic has
+        none. Raises `LogError`."""
         topics = self.kafka.topics
         try:
             records = await topics.read_all(self.topic, MAX_RECORDS)
@@ -156,7 +158,7 @@ class ContractTopic(Generic[T]):
         # Sort by offset, not by time: another operator's clock may differ.
         stored = sorted(records, key=lambda record: record.offset())
         size = sum(len(record.value() or b"") for record in stored)
-        self._set_records(await parsed_off_loop(lambda: self.parse(stored), size))
+        self._set_records(await parse_off_loop(lambda: self.parse(stored), size))
         self.known = True
         self.times_read += 1
 
@@ -202,6 +204,7 @@ class ContractTopic(Generic[T]):
             durables.append(durable)
 
             def on_report(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
+                """Resolve the future once Kafka has stored the record, or set its error."""
                 if durable.done():
                     return
                 if error is None:
@@ -267,6 +270,8 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
             )
 
     def _set_records(self, records: dict[str, SharedEgress]) -> None:
+        """Replace the records, and recompute the groups' shard numbers; numbers reserved for groups
+        without a record stay."""
         reserved = {
             group: self.numbers[group] for group in self.numbers.keys() - self.records.keys()
         }

@@ -29,7 +29,7 @@ KAFKA_SECRET: Final = f"{KNAFKA_PREFIX}kafka-secret"
 """Annotation of a KafkaChannel: the Secret in the operator's namespace with the credentials of its
 Kafka; that Secret has the same key as a label (CHN-20). Without it: the Secret that the
 installation's ConfigMap names."""
-BROKER_CONFIG: Final = f"{KNAFKA_PREFIX}broker-config"
+BROKER_CONFIG_LABEL: Final = f"{KNAFKA_PREFIX}broker-config"
 """Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
 
@@ -73,12 +73,12 @@ def check_config_map_reference(
     assert reference is not None
     if reference[0] != installation.namespace:
         return
-    if broker_config is None or broker_config.metadata.labels.get(BROKER_CONFIG) != "true":
+    if broker_config is None or broker_config.metadata.labels.get(BROKER_CONFIG_LABEL) != "true":
         raise NotReady(
             "ConfigMapNotAllowed",
             f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
             f"{installation}, or one of the Broker's own namespace; an administrator may label "
-            f"others {BROKER_CONFIG}: true",
+            f"others {BROKER_CONFIG_LABEL}: true",
         )
 
 
@@ -111,7 +111,7 @@ def merged_configuration(
     # The ConfigMap that names the servers also decides their Secret: they never get another one's
     # credentials.
     names_servers = broker_config is not None and desired.BOOTSTRAP_SERVERS in broker_config.data
-    names_secret = broker_config is not None and desired.SECRET in broker_config.data
+    names_secret = broker_config is not None and desired.SECRET_NAME_KEY in broker_config.data
     uses_own_secret = (names_servers or names_secret) and reference != default
     secret = desired.secret_reference(broker_config if uses_own_secret else installation_config)
     return Configuration(
@@ -154,7 +154,7 @@ def channel_secret(
     """Return the Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None:
     there is none. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
     data = {} if installation is None else installation.data
-    name = secret_name or data.get(desired.SECRET, "").strip()
+    name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:
         return None
     secret_namespace = data.get(SECRET_NAMESPACE, "").strip() or namespace

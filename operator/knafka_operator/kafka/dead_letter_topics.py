@@ -31,16 +31,16 @@ RETENTION_ANNOTATION: Final = f"{KNAFKA_PREFIX}dead-letter-retention"
 `retention.ms` that its topic got."""
 RETENTION_KEY: Final = "dead.letter.topic.retention"
 """Key of a Broker's ConfigMap: the default retention."""
-TOPIC_ID: Final = f"{KNAFKA_PREFIX}dead-letter-topic-id"
+DEAD_LETTER_TOPIC_ID: Final = f"{KNAFKA_PREFIX}dead-letter-topic-id"
 """Key of a Trigger's `status.annotations`: Kafka's id of the topic that Knafka may alter."""
 
-FOR_EVER: Final = "forever"
+RETAIN_FOR_EVER: Final = "forever"
 DEFAULT_RETENTION: Final = 30 * 86_400.0
 """Seconds."""
 MIN_RETENTION: Final = 60.0
-MAX_RETENTION: Final = 36_500 * 86_400.0
+MAX_DEAD_LETTER_RETENTION: Final = 36_500 * 86_400.0
 
-PARTITIONS: Final = 1
+DEAD_LETTER_PARTITIONS: Final = 1
 """One partition, as dead letters are few, and partitions for a thousand Triggers cost Kafka
 resources."""
 FAILURE_ATTRIBUTES_BYTES: Final = 16_384
@@ -49,25 +49,25 @@ MAX_INT: Final = 2**31 - 1
 
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 RETENTION_MS: Final = "retention.ms"
-UNLIMITED: Final = "-1"
+UNLIMITED_RETENTION: Final = "-1"
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
-LOG_TIME: Final = "LogAppendTime"
+LOG_APPEND_TIME: Final = "LogAppendTime"
 
 
 class _Declared(Model):
-    retention: Annotated[Duration, Field(ge=MIN_RETENTION, le=MAX_RETENTION)]
+    retention: Annotated[Duration, Field(ge=MIN_RETENTION, le=MAX_DEAD_LETTER_RETENTION)]
 
 
 def parse_retention(text: str, path: str) -> float | None:
     """Parse a retention: seconds, or None for `forever`. Raises `InvalidDocument` with this
     path."""
     text = text.strip()
-    if text == FOR_EVER:
+    if text == RETAIN_FOR_EVER:
         return None
     try:
         return parse(_Declared, {"retention": text}).retention
     except InvalidDocument:
-        requirement = f"want P30D, PT12H or the like, from PT1M to P36500D, or {FOR_EVER}"
+        requirement = f"want P30D, PT12H or the like, from PT1M to P36500D, or {RETAIN_FOR_EVER}"
         raise InvalidDocument(path, f"invalid value: {text:.80}: {requirement}") from None
 
 
@@ -97,12 +97,12 @@ def dead_letter_topic_settings(
     max_message_bytes = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if retention is None else {RETENTION_MS: str(round(retention * 1000))}
     return TopicSettings(
-        partitions=PARTITIONS,
+        partitions=DEAD_LETTER_PARTITIONS,
         replication=replication,
         # The log's time, since Spark's Kafka source fails at some times that senders set.
         config={
             **config,
-            TIMESTAMP_TYPE: LOG_TIME,
+            TIMESTAMP_TYPE: LOG_APPEND_TIME,
             **DEAD_LETTER_TOPIC_CONFIG,
             **expiry,
             MAX_MESSAGE_BYTES: max_message_bytes,
@@ -122,12 +122,12 @@ class Ownership:
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Ownership | None:
         """Read the claim in a status's annotations; None: there is none."""
-        id_, given = annotations.get(TOPIC_ID), annotations.get(RETENTION_ANNOTATION)
+        id_, given = annotations.get(DEAD_LETTER_TOPIC_ID), annotations.get(RETENTION_ANNOTATION)
         return cls(id_, given) if id_ and given else None
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations of a status that keep the claim."""
-        return {TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
+        return {DEAD_LETTER_TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def judge_topic(
     else:
         claim, may_alter = (
             None,
-            current_retention in (UNLIMITED, desired_retention)
+            current_retention in (UNLIMITED_RETENTION, desired_retention)
             and _is_made_by_dispatcher(existing),
         )
     if not may_alter:
@@ -170,7 +170,7 @@ def judge_topic(
         )
     retention_seconds = _retention_seconds(desired_retention)
     if (
-        current_retention == UNLIMITED
+        current_retention == UNLIMITED_RETENTION
         and retention_seconds is not None
         and oldest_age > retention_seconds
     ):
@@ -188,6 +188,8 @@ def unaltered_topic(existing: TopicDescription) -> JudgedTopic:
 
 
 def _is_made_by_dispatcher(existing: TopicDescription) -> bool:
+    """Return whether a topic has the settings with which dispatchers create dead-letter topics; its
+    retention may differ."""
     dispatcher_settings = {
         key: each for key, each in DEAD_LETTER_TOPIC_CONFIG.items() if key != RETENTION_MS
     }

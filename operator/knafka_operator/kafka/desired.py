@@ -61,7 +61,7 @@ from knafka_operator.model.resources import (
     annotation_path,
     whole_number,
 )
-from knafka_operator.model.topics import REPLICATION, Topic
+from knafka_operator.model.topics import REPLICATION_KEY, Topic
 
 MAX_REPLICATION: Final = 32_767
 """Largest replication factor; Kafka stores it in 16 bits."""
@@ -72,10 +72,10 @@ DEFAULT_DELIVERY: Final = Delivery(
 """Upstream's `default-br-config` (KN-DLV-01)."""
 
 MIN_IN_SYNC: Final = "min.insync.replicas"
-LOG_TIME: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
+LOG_APPEND_TIME_CONFIG: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
 """Topic setting that gives records the log's time instead of a sender's."""
 
-ORDERS: Final[Mapping[str, Order]] = {
+ORDERS_BY_ANNOTATION: Final[Mapping[str, Order]] = {
     "ordered": Order.PARTITION,
     "unordered": Order.NONE,
     "key": Order.KEY,
@@ -85,10 +85,10 @@ ORDERS: Final[Mapping[str, Order]] = {
 MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
 MAX_MAX_IN_FLIGHT: Final = 10_000
 
-PARTITIONS: Final = "default.topic.partitions"
+PARTITIONS_KEY: Final = "default.topic.partitions"
 TOPIC_CONFIG: Final = "default.topic.config."
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
-SECRET: Final = "auth.secret.ref.name"
+SECRET_NAME_KEY: Final = "auth.secret.ref.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +169,9 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
     return replace(
         defaults,
         kafka=kafka_settings.with_config_settings(kafka, data),
-        partitions=_positive_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
-        replication=_positive_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
-        declares_replication=defaults.declares_replication or REPLICATION in data,
+        partitions=_positive_count(data, PARTITIONS_KEY, defaults.partitions, 2**31 - 1),
+        replication=_positive_count(data, REPLICATION_KEY, defaults.replication, MAX_REPLICATION),
+        declares_replication=defaults.declares_replication or REPLICATION_KEY in data,
         topic_config={**defaults.topic_config, **_topic_config(data)},
         dead_letter_retention=(
             dead_letter_topics.parse_retention(data[RETENTION_KEY], f"data.{RETENTION_KEY}")
@@ -184,7 +184,7 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
     """Return namespace and name of the Secret that a ConfigMap names for Kafka, which is in the
     ConfigMap's own namespace; None: there is no ConfigMap, or it names no Secret."""
-    name = "" if config is None else config.data.get(SECRET, "").strip()
+    name = "" if config is None else config.data.get(SECRET_NAME_KEY, "").strip()
     return (config.metadata.namespace, name) if config is not None and name else None
 
 
@@ -262,7 +262,7 @@ def kept_or_new_name(
 def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
     """Return topic settings with which an acknowledged record is on two of three replicas and has
     the log's time; declared settings take precedence."""
-    return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_TIME, **config}
+    return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_APPEND_TIME_CONFIG, **config}
 
 
 def broker_ingress(
@@ -322,6 +322,8 @@ def trigger_egress(
     broker_name = namespace, family.own_name(broker.metadata.name)
 
     def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
+        """Return the settings of a dead-letter topic; `declared` holds the annotations that may set
+        its retention."""
         return dead_letter_topics.dead_letter_topic_settings(
             topic.config,
             # The replication of an external topic isn't known here: -1 is Kafka's default.
@@ -374,6 +376,8 @@ def _without_audience(sink: Sink) -> Sink:
 def _consumer_group(
     trigger: Trigger, broker: Broker, names_of_others: Container[str], naming: Naming
 ) -> str:
+    """Return the name of a Trigger's or Subscription's consumer group. Raises `NameTaken` if
+    another Trigger has it."""
     if family_of(trigger.kind) is CHANNELS:
         name_parts = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
         return names.subscription_group(*name_parts)
@@ -442,17 +446,20 @@ def declared_order(trigger: Trigger) -> str:
 
 
 def _order(trigger: Trigger) -> Order:
+    """Return the declared delivery order. Raises `InvalidDocument` for an unknown one."""
     # KN-CHN-11: upstream's default for channels.
     declared = declared_order(trigger)
-    if declared not in ORDERS:
+    if declared not in ORDERS_BY_ANNOTATION:
         raise InvalidDocument(
             annotation_path(DELIVERY_ORDER),
-            f"invalid value: {declared:.80}: want {', '.join(ORDERS)}",
+            f"invalid value: {declared:.80}: want {', '.join(ORDERS_BY_ANNOTATION)}",
         )
-    return ORDERS[declared]
+    return ORDERS_BY_ANNOTATION[declared]
 
 
 def _max_in_flight(trigger: Trigger) -> int:
+    """Return the most events that may be with the subscriber at once, from the annotation or the
+    default. Raises `InvalidDocument`."""
     declared = trigger.metadata.annotations.get(MAX_IN_FLIGHT)
     if declared is None:
         return MAX_IN_FLIGHT_DEFAULT
@@ -464,6 +471,8 @@ def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: in
 
 
 def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the topic settings among a ConfigMap's data, without their prefix. Raises
+    `InvalidDocument` for a cleanup policy that would lose events."""
     config = {
         key.removeprefix(TOPIC_CONFIG): value.strip()
         for key, value in data.items()
@@ -474,6 +483,8 @@ def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _bootstrap_servers(declared: str) -> str:
+    """Return the comma-separated servers without spaces. Raises `InvalidDocument` if there is
+    none."""
     servers = [server.strip() for server in declared.split(",") if server.strip()]
     if not servers:
         raise InvalidDocument(f"data.{BOOTSTRAP_SERVERS}", "want host:port, comma-separated")

@@ -38,7 +38,7 @@ CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
 TOPIC_PREFIX: Final = f"{KNAFKA_PREFIX}topic."
 """Prefix of a KafkaChannel's annotations that are settings of its topic."""
-LATEST: Final = "latest"
+LATEST_POSITION: Final = "latest"
 AT_LEAST_ONCE: Final = "at-least-once"
 AT_MOST_ONCE: Final = "at-most-once"
 
@@ -154,6 +154,8 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
 
 
 def _with_client_settings(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:
+    """Return a copy of `kafka` whose consumer and producer settings are overridden by the `given`
+    ones."""
     merged = {
         "consumer": {**kafka.consumer, **given["consumer"]},
         "producer": {**kafka.producer, **given["producer"]},
@@ -176,7 +178,7 @@ def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
 def start_position(annotations: Mapping[str, str]) -> Start:
     """Return the position at which a new Trigger's group begins: `latest`, `earliest`, or
     milliseconds since 1970."""
-    declared = annotations.get(START, LATEST)
+    declared = annotations.get(START, LATEST_POSITION)
     if declared == "earliest":
         return "earliest"
     if declared == "latest":
@@ -206,6 +208,6 @@ def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Non
     if GROUP_STATUS in status and new_start not in (None, old_start, status.get(START)):
         raise InvalidDocument(
             annotation_path(START),
-            f"can't be changed: this Trigger began at {status.get(START, LATEST)}: want a new "
-            "Trigger, or its group's offsets set back",
+            f"can't be changed: this Trigger began at {status.get(START, LATEST_POSITION)}: want a "
+            "new Trigger, or its group's offsets set back",
         )

@@ -15,7 +15,7 @@ from typing import Final
 from knafka_operator.decisions.status import NotReady
 
 ANY_SERVER: Final = ("*",)
-_SERVER = re.compile(r"[a-z0-9._:\[\]-]+").fullmatch
+_LEGAL_SERVER = re.compile(r"[a-z0-9._:\[\]-]+").fullmatch
 
 
 def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:
@@ -29,7 +29,9 @@ def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:
         server = address.strip().rpartition("://")[2].lower()
         if not server:
             continue
-        if _SERVER(server) is None or not any(fnmatchcase(server, pattern) for pattern in allowed):
+        if _LEGAL_SERVER(server) is None or not any(
+            fnmatchcase(server, pattern) for pattern in allowed
+        ):
             raise NotReady(
                 "ServersNotAllowed",
                 f"bootstrap.servers: {server:.253} is not among those that this installation allows"

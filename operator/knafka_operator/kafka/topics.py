@@ -23,9 +23,9 @@ from knafka_operator.decisions.steps import Step
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.conditions import Condition, Severity, Status
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
-from knafka_operator.model.topics import REPLICATION, Topic, TopicRefused
+from knafka_operator.model.topics import REPLICATION_KEY, Topic, TopicRefused
 
 TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
 TOPIC_ID: Final = "knafka.dev/topic-id"
@@ -36,7 +36,7 @@ def topic_effects(
     desired_topic: Topic,
     existing: TopicDescription | None,
     annotations: Mapping[str, str],
-    maxima: Maxima = UNLIMITED,
+    maxima: Maxima = UNLIMITED_MAXIMA,
     other_partitions: int = 0,
     *,
     disputed: bool = True,
@@ -197,7 +197,8 @@ def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
             f"{key}: {existing.config.get(key, 'not set')}, declared {value}"
             for key, value in sorted(desired_topic.config.items())
             # Topics from before Knafka set this option may lack it.
-            if existing.config.get(key, value if key in desired.LOG_TIME else None) != value
+            if existing.config.get(key, value if key in desired.LOG_APPEND_TIME_CONFIG else None)
+            != value
         ),
     ]
 
@@ -208,8 +209,8 @@ def topic_annotations(
     """Return the annotations of a Broker's status that record its topic (KN-BRK-19)."""
     return {
         TOPIC_STATUS: topic.name,
-        desired.PARTITIONS: str(found.partitions),
-        REPLICATION: str(found.replication),
+        desired.PARTITIONS_KEY: str(found.partitions),
+        REPLICATION_KEY: str(found.replication),
         desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
         **({} if topic.external else {TOPIC_ID: found.id}),
     }

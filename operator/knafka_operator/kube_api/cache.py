@@ -140,6 +140,7 @@ class CachedCluster:
         self._referrers.clear()
 
     def _watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
+        """Return the cached objects of a selection; creates an empty cache for a new one."""
         watched_of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
         watched = next(
             (candidate for candidate in watched_of_kind if candidate.selection == selection), None
@@ -185,6 +186,8 @@ class CachedCluster:
         self._set_references(key, set())
 
     def _set_references(self, key: Key, new_references: set[Reference]) -> None:
+        """Replace the references of an object; objects to which no reference is left are dropped
+        from the cache unless they are watched."""
         previous_references = self._references.pop(key, set())
         if new_references:
             self._references[key] = new_references
@@ -243,6 +246,7 @@ class CachedCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
+        """List objects from the API server, not from the cache, as `Cluster.list` does."""
         return await self._api.list(api_version, kind, labels, namespace)
 
     async def create(self, manifest: Document) -> bool:

@@ -37,9 +37,9 @@ from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotA
 
 MANAGER: Final = "knafka-operator"
 """The field manager of applied objects."""
-REQUEST_TIMEOUT: Final = 15.0
+API_REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
-THREADS: Final = 32
+API_THREADS: Final = 32
 """Most concurrent requests: twice as many as the work queue has places."""
 MAX_REQUESTS_PER_NAMESPACE: Final = 8
 """Most concurrent requests for objects of one namespace, whose admission webhook may delay all of
@@ -49,13 +49,13 @@ CONNECTIONS: Final = 64
 PAGE_SIZE: Final = 250
 """Objects per page of a list that precedes a watch; decoding a page blocks the event loop for some
 10 ms."""
-CONNECT_TIMEOUT: Final = 5.0
+API_CONNECT_TIMEOUT: Final = 5.0
 
-_METADATA: Final = ";g=meta.k8s.io;v=v1,application/json"
+_METADATA_FORM: Final = ";g=meta.k8s.io;v=v1,application/json"
 """End of an Accept header that requests only metadata of objects."""
 
-_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
-_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
+_LEGAL_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_LEGAL_OBJECT_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class ApiCluster:
 
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
         self.kinds = RestMapper(client)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kubernetes-api")
+        self._threads = ThreadPoolExecutor(API_THREADS, thread_name_prefix="kubernetes-api")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Limits concurrent requests, by namespace."""
 
@@ -117,6 +117,9 @@ class ApiCluster:
         return cls(kubernetes.client.ApiClient(configuration))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """Read an object from the API server; None if the object or its kind doesn't exist. Raises
+        `ClusterError`."""
+
         def ask() -> Document | None:
             if not _is_legal_name(namespace, name):
                 return None
@@ -126,13 +129,13 @@ class ApiCluster:
                         name=name,
                         namespace=namespace,
                         serialize=False,
-                        _request_timeout=REQUEST_TIMEOUT,
+                        _request_timeout=API_REQUEST_TIMEOUT,
                     )
                 )
             except (NotFoundError, ResourceNotFoundError):
                 return None
 
-        return await self._in_thread(namespace, f"get {kind} {namespace}/{name}", ask)
+        return await self._run_in_thread(namespace, f"get {kind} {namespace}/{name}", ask)
 
     async def list(
         self,
@@ -141,42 +144,50 @@ class ApiCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
+        """List the objects of a kind from the API server, by labels and namespace. Raises
+        `ClusterError`."""
         selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
 
         def ask() -> list[Document]:
+            """Send the request and return the listed objects."""
             answer = self._kind(api_version, kind).get(
                 namespace=namespace,
                 label_selector=selector,
                 serialize=False,
-                _request_timeout=REQUEST_TIMEOUT,
+                _request_timeout=API_REQUEST_TIMEOUT,
             )
             items: list[Document] = _decoded_answer(answer)["items"]
             return items
 
-        return await self._in_thread("", f"list {kind}", ask)
+        return await self._run_in_thread("", f"list {kind}", ask)
 
     async def create(self, manifest: Document) -> bool:
+        """Create an object; returns False if it exists already. Raises `ClusterError`."""
         metadata = manifest["metadata"]
 
         def ask() -> bool:
+            """Send the request and return whether the object was created."""
             try:
                 self._kind(manifest["apiVersion"], manifest["kind"]).create(
                     body=manifest,
                     namespace=metadata.get("namespace"),
                     field_manager=MANAGER,
-                    _request_timeout=REQUEST_TIMEOUT,
+                    _request_timeout=API_REQUEST_TIMEOUT,
                 )
             except ConflictError:
                 return False
             return True
 
         action = f"create {manifest['kind']} {metadata['name']}"
-        return await self._in_thread(metadata.get("namespace", ""), action, ask)
+        return await self._run_in_thread(metadata.get("namespace", ""), action, ask)
 
     async def apply(self, manifest: Document) -> Document:
+        """Create or update an object by server-side apply, overriding other field managers, and
+        return it. Raises `ClusterError`."""
         metadata = manifest["metadata"]
 
         def ask() -> Document:
+            """Send the request and return the stored object."""
             return _decoded_answer(
                 self._kind(manifest["apiVersion"], manifest["kind"]).server_side_apply(
                     body=manifest,
@@ -185,12 +196,12 @@ class ApiCluster:
                     field_manager=MANAGER,
                     force_conflicts=True,
                     serialize=False,
-                    _request_timeout=REQUEST_TIMEOUT,
+                    _request_timeout=API_REQUEST_TIMEOUT,
                 )
             )
 
         action = f"apply {manifest['kind']} {metadata['name']}"
-        return await self._in_thread(metadata.get("namespace", ""), action, ask)
+        return await self._run_in_thread(metadata.get("namespace", ""), action, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
         await self.patch_status(document, status)
@@ -203,7 +214,7 @@ class ApiCluster:
             return self._patch(kind.status, document, {"status": status})
 
         namespace = document["metadata"]["namespace"]
-        return await self._in_thread(
+        return await self._run_in_thread(
             namespace, f"write the status of {_object_name(document)}", ask
         )
 
@@ -219,7 +230,7 @@ class ApiCluster:
             return self._patch(kind, document, {"metadata": {**version, **metadata}})
 
         namespace = document["metadata"]["namespace"]
-        return await self._in_thread(
+        return await self._run_in_thread(
             namespace, f"write the metadata of {_object_name(document)}", ask
         )
 
@@ -237,14 +248,20 @@ class ApiCluster:
                     name=manifest["metadata"]["name"],
                     content_type="application/merge-patch+json",
                     field_manager=MANAGER,
-                    _request_timeout=REQUEST_TIMEOUT,
+                    _request_timeout=API_REQUEST_TIMEOUT,
                 )
             except NotFoundError:
-                kind.create(body=manifest, field_manager=MANAGER, _request_timeout=REQUEST_TIMEOUT)
+                kind.create(
+                    body=manifest, field_manager=MANAGER, _request_timeout=API_REQUEST_TIMEOUT
+                )
 
-        await self._in_thread("", f"write {manifest['kind']} {manifest['metadata']['name']}", ask)
+        await self._run_in_thread(
+            "", f"write {manifest['kind']} {manifest['metadata']['name']}", ask
+        )
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object, if it exists; a Job goes only after its pods. Raises `ClusterError`."""
+
         def ask() -> None:
             try:
                 self._kind(api_version, kind).delete(
@@ -252,12 +269,12 @@ class ApiCluster:
                     namespace=namespace,
                     # A Job stays until its last pod has ended; otherwise the pods would go on.
                     propagation_policy="Foreground" if kind == "Job" else None,
-                    _request_timeout=REQUEST_TIMEOUT,
+                    _request_timeout=API_REQUEST_TIMEOUT,
                 )
             except (NotFoundError, ResourceNotFoundError):
                 return
 
-        await self._in_thread(namespace, f"delete {kind} {namespace}/{name}", ask)
+        await self._run_in_thread(namespace, f"delete {kind} {namespace}/{name}", ask)
 
     def list_page(self, selection: WatchSelection, after: str | None) -> Document:
         """Return one page of a list, `PAGE_SIZE` objects; blocks. `after` is the `continue` token
@@ -268,7 +285,7 @@ class ApiCluster:
                 serialize=False,
                 limit=PAGE_SIZE,
                 _continue=after,
-                _request_timeout=REQUEST_TIMEOUT,
+                _request_timeout=API_REQUEST_TIMEOUT,
                 **_selection_options(selection, "PartialObjectMetadataList"),
             )
         )
@@ -287,7 +304,7 @@ class ApiCluster:
             resource_version=version,
             allow_watch_bookmarks=True,
             timeout_seconds=seconds,
-            _request_timeout=(CONNECT_TIMEOUT, silence),
+            _request_timeout=(API_CONNECT_TIMEOUT, silence),
             **_selection_options(selection, "PartialObjectMetadata"),
         )
 
@@ -296,6 +313,7 @@ class ApiCluster:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _patch(self, resource_api: Any, document: Document, body: Document) -> Document | None:
+        """Send a JSON merge patch and return the stored object; None if it doesn't exist."""
         metadata = document["metadata"]
         try:
             return _decoded_answer(
@@ -306,19 +324,24 @@ class ApiCluster:
                     content_type="application/merge-patch+json",
                     field_manager=MANAGER,
                     serialize=False,
-                    _request_timeout=REQUEST_TIMEOUT,
+                    _request_timeout=API_REQUEST_TIMEOUT,
                 )
             )
         except NotFoundError:
             return None
 
     def _kind(self, api_version: str, kind: str) -> Any:
-        resource_api = self.kinds.find(api_version, kind, REQUEST_TIMEOUT)
+        """Return the client's API for a kind. Raises `ResourceNotFoundError` if the API server has
+        none."""
+        resource_api = self.kinds.find(api_version, kind, API_REQUEST_TIMEOUT)
         if resource_api is None:
             raise ResourceNotFoundError(f"there is no kind {kind:.100} in {api_version:.300}")
         return resource_api
 
-    async def _in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
+    async def _run_in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
+        """Run a blocking request in a thread, with a limit for each namespace, and convert its
+        errors: `NotAllowed`, `Rejected`, `Conflict` or any other `ClusterError`. `action` names the
+        request in them."""
         request_limit = self._turns.setdefault(
             namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE)
         )
@@ -338,10 +361,12 @@ class ApiCluster:
 
 
 def _selection_options(selection: WatchSelection, as_: str) -> dict[str, Any]:
+    """Return the request options for a selection; `as_` is the metadata-only form to ask for, of
+    one object or a list."""
     return {
         "label_selector": selection.labels or None,
         "field_selector": selection.fields or None,
-        "header_params": {"Accept": f"application/json;as={as_}{_METADATA}"}
+        "header_params": {"Accept": f"application/json;as={as_}{_METADATA_FORM}"}
         if selection.metadata_only
         else {},
     }
@@ -359,7 +384,7 @@ def _object_name(document: Document) -> str:
 
 def _is_legal_name(namespace: str, name: str) -> bool:
     """Whether namespace and name are legal; the client puts them into a path unescaped."""
-    return _NAMESPACE(namespace) is not None and _NAME(name) is not None
+    return _LEGAL_NAMESPACE(namespace) is not None and _LEGAL_OBJECT_NAME(name) is not None
 
 
 def _server_message(error: DynamicApiError) -> str:

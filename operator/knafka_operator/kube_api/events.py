@@ -18,7 +18,7 @@ from knafka_operator.model.resources import CORE
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "knafka-operator"
-MAX_MESSAGE: Final = 1000
+MAX_EVENT_MESSAGE: Final = 1000
 """Most characters of a message; the API server accepts 1,024."""
 MAX_WAITING: Final = 100
 """Most Events being posted at a time; further ones are dropped."""
@@ -50,6 +50,7 @@ class Events:
             await asyncio.wait(self._posting)
 
     async def _post(self, event: dict[str, object]) -> None:
+        """Create the Event; a refusal by the API server is only logged."""
         event |= {"reportingComponent": COMPONENT, "reportingInstance": self._identity[:128]}
         try:
             await self._cluster.create(event)
@@ -58,6 +59,8 @@ class Events:
 
 
 def _event(subject: Document, type_: str, reason: str, message: str) -> dict[str, object]:
+    """Return the manifest of a new Event about `subject`; `message` is cut to `MAX_EVENT_MESSAGE`
+    characters."""
     metadata = subject["metadata"]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -73,7 +76,7 @@ def _event(subject: Document, type_: str, reason: str, message: str) -> dict[str
         },
         "type": type_,
         "reason": reason,
-        "message": message[:MAX_MESSAGE],
+        "message": message[:MAX_EVENT_MESSAGE],
         "source": {"component": COMPONENT},
         "firstTimestamp": now,
         "lastTimestamp": now,

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-MAX_DEPTH: Final = 100
+MAX_JSON_DEPTH: Final = 100
 """Levels that are kept of a document with more than the decoder's limit of 200. Comparing, copying
 or writing a document takes a few stack frames for each level."""
 
-_PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 def decode_json(text: bytes) -> Any:
@@ -29,18 +29,18 @@ def decode_json(text: bytes) -> Any:
 
 
 def without_deep_levels(text: bytes) -> bytes:
-    """Replace objects and lists deeper than `MAX_DEPTH` by null."""
+    """Replace objects and lists deeper than `MAX_JSON_DEPTH` by null."""
     kept: list[bytes] = []
     depth = begin = 0
-    for part in _PART.finditer(text):
+    for part in _STRING_OR_BRACKET.finditer(text):
         match part[0]:
             case b"{" | b"[":
                 depth += 1
-                if depth == MAX_DEPTH + 1:
+                if depth == MAX_JSON_DEPTH + 1:
                     kept += (text[begin : part.start()], b"null")
             case b"}" | b"]":
                 depth -= 1
-                if depth == MAX_DEPTH:
+                if depth == MAX_JSON_DEPTH:
                     begin = part.end()
     # An unclosed document stays unclosed, so that the decoder refuses it.
-    return b"".join(kept) + (text[begin:] if depth <= MAX_DEPTH else b"")
+    return b"".join(kept) + (text[begin:] if depth <= MAX_JSON_DEPTH else b"")

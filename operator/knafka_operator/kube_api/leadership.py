@@ -33,7 +33,7 @@ from urllib3.exceptions import HTTPError
 
 from knafka_operator.kube_api.lease import (
     DURATION,
-    RENEW_INTERVAL,
+    LEASE_RENEW_INTERVAL,
     RENEW_RETRY_INTERVAL,
     Election,
     Lease,
@@ -43,7 +43,7 @@ from knafka_operator.model.cluster import ClusterError
 log = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "knafka-operator"
-REQUEST_TIMEOUT: Final = (2.0, 3.5)
+LEASE_REQUEST_TIMEOUT: Final = (2.0, 3.5)
 """Seconds to connect, and for one response. An API server may take 3 s for each response; without
 responses, two attempts fit before the Lease is lost."""
 WATCHDOG_INTERVAL: Final = 0.1
@@ -108,7 +108,7 @@ class Leadership:
         renewed, sent = True, self._now()
         while self.leads():
             pause = (
-                max(RENEW_RETRY_INTERVAL, sent + RENEW_INTERVAL - self._now())
+                max(RENEW_RETRY_INTERVAL, sent + LEASE_RENEW_INTERVAL - self._now())
                 if renewed
                 else RENEW_RETRY_INTERVAL
             )
@@ -136,6 +136,8 @@ class Leadership:
             return False
 
     async def _claim(self) -> bool:
+        """Renew the Lease, or take it over if its holder is late; returns whether that succeeded.
+        Raises `ClusterError`."""
         # The leader knows the stored version, unless somebody else wrote it.
         if self.leads() and await self._write(self._election.lease_to_claim()):
             return True
@@ -145,6 +147,7 @@ class Leadership:
         return await self._write(self._election.lease_to_claim())
 
     async def _write(self, lease: Lease) -> bool:
+        """Write the Lease; returns False if somebody else wrote it first. Raises `ClusterError`."""
         sent = self._now()
         stored = await self._leases.write(lease)
         if stored is not None:
@@ -198,6 +201,8 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
+        """Restart the process once it no longer leads; runs in the watchdog's thread, and re-arms
+        the timer in C."""
         armed = time.monotonic()
         while not self._over.wait(WATCHDOG_INTERVAL):
             if not self._leadership.leads():
@@ -254,6 +259,8 @@ class ApiLeaseStore:
         )
 
     async def write(self, lease: Lease) -> Lease | None:
+        """Create the Lease, or replace the version that it was read as; returns the stored one,
+        None after a conflict. Raises `ClusterError`."""
         # Any: the client takes dictionaries, too, whatever its stubs say.
         body: Any = lease_manifest(lease, self._namespace, datetime.now(UTC))
 
@@ -265,9 +272,15 @@ class ApiLeaseStore:
         return await self._ask("write", ask)
 
     async def _ask(self, action: str, call: Callable[..., Any]) -> Lease | None:
+        """Run a request in the thread and return the Lease; None if it doesn't exist or a write
+        conflicts. Raises `ClusterError`."""
+
         def ask() -> Lease | None:
+            """Send the request and return the Lease in its answer."""
             answer = call(
-                namespace=self._namespace, _request_timeout=REQUEST_TIMEOUT, _preload_content=False
+                namespace=self._namespace,
+                _request_timeout=LEASE_REQUEST_TIMEOUT,
+                _preload_content=False,
             )
             return lease_of_document(json.loads(answer.data))
 

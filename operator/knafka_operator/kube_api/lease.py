@@ -21,12 +21,12 @@ from typing import Final
 
 DURATION: Final = 15.0
 """Seconds without a renewal after which others may claim the Lease. `DURATION`, `RENEW_WITHIN` and
-`RENEW_INTERVAL` have the values of Kubernetes' own controllers: API servers under load fail for
-longer than 4.5 s, and each restart of the operator reads everything again."""
+`LEASE_RENEW_INTERVAL` have the values of Kubernetes' own controllers: API servers under load fail
+for longer than 4.5 s, and each restart of the operator reads everything again."""
 RENEW_WITHIN: Final = 10.0
 """Seconds after sending the last renewal at which its holder stops acting: before `DURATION`, with
 a margin for clock drift and for stopping."""
-RENEW_INTERVAL: Final = 2.0
+LEASE_RENEW_INTERVAL: Final = 2.0
 """Seconds between sending two renewals."""
 RENEW_RETRY_INTERVAL: Final = 0.2
 """Seconds between a failed renewal and the next attempt."""

@@ -26,7 +26,7 @@ Key: TypeAlias = tuple[str, str, str, str]
 """apiVersion, kind, namespace and name."""
 Path: TypeAlias = tuple[str, ...]
 
-VERSION: Final = ("metadata", "resourceVersion")
+VERSION_PATH: Final = ("metadata", "resourceVersion")
 CREATED_AT: Final = "2026-01-01T00:00:00Z"
 
 
@@ -81,6 +81,7 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
+        """Return copies of the stored objects of a kind, as `Cluster.list` does."""
         await self._count_request("list", kind, "")
         documents = self._matching(api_version, kind, labels)
         if namespace is not None:
@@ -92,6 +93,7 @@ class MemoryCluster:
         return [_copied(document) for document in documents]
 
     async def create(self, manifest: Document) -> bool:
+        """Store a new object, as `Cluster.create` does; returns False if it exists."""
         await self._count_request("create", manifest["kind"], manifest["metadata"]["name"])
         if _key(manifest) in self.objects:
             return False
@@ -99,12 +101,14 @@ class MemoryCluster:
         return True
 
     async def apply(self, manifest: Document) -> Document:
+        """Merge a manifest into the stored object, as server-side apply does: fields that an
+        earlier manifest had and this one lacks are removed."""
         await self._count_request("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
         merged = _copied(self.objects.get(key, {}))
         self._check_version(manifest, merged)
         leaves = dict(_leaves(manifest))
-        leaves.pop(VERSION, None)
+        leaves.pop(VERSION_PATH, None)
         for path in self._applied.get(key, set()) - leaves.keys():
             _remove_field(merged, path)
         for path, value in leaves.items():
@@ -204,6 +208,7 @@ class MemoryCluster:
         return (document for key, document in self.objects.items() if key[1] == kind)
 
     async def _count_request(self, verb: str, kind: str, name: str) -> None:
+        """Count a request by verb, and raise the error that the test has set for it."""
         self.requests[verb] += 1
         await asyncio.sleep(0)  # let other tasks run, as during a real request
         for refusal in self._refusals:
@@ -218,6 +223,7 @@ class MemoryCluster:
     def _matching(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None
     ) -> Sequence[dict[str, Any]]:
+        """Return the stored objects of a kind that have these labels; not copies."""
         return [
             document
             for key, document in self.objects.items()
@@ -225,6 +231,8 @@ class MemoryCluster:
         ]
 
     def _store(self, document: dict[str, Any]) -> dict[str, Any]:
+        """Store an object with the metadata that an API server sets, notify watches, and return it;
+        unchanged objects keep their version."""
         key = _key(document)
         previous = self.objects.get(key)
         metadata = document["metadata"] = dict(document["metadata"])
@@ -251,6 +259,7 @@ class MemoryCluster:
         """Hook for subclasses: called after a write, before watches are notified."""
 
     def _drop(self, document: Document) -> None:
+        """Delete an object and the objects that it owns, and notify watches."""
         del self.objects[_key(document)]
         self._applied.pop(_key(document), None)
         self._notify_watches("DELETED", document)
@@ -297,6 +306,8 @@ class MemoryServing(MemoryCluster):
             self._serve(document)
 
     def _serve(self, service: dict[str, Any]) -> None:
+        """Act as Knative Serving: create a Revision for a changed template, and set the Service's
+        status."""
         template = (service.get("spec") or {}).get("template")
         if template is None:
             return  # a subscriber's Service, whose status the test sets
@@ -356,6 +367,7 @@ def _copied(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied_value(value: Any) -> Any:
+    """Return a deep copy of a JSON value."""
     # The most frequent types come first: a check for an abstract class takes ten times as long.
     if type(value) in _IMMUTABLE:
         return value
@@ -376,6 +388,7 @@ def _leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, A
 
 
 def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
+    """Set the field at a path; creates missing objects, and replaces other values, on the way."""
     for key in path[:-1]:
         if not isinstance(document.get(key), dict):
             document[key] = {}

@@ -101,6 +101,8 @@ class RestMapper:
                 del self._listed[api_version]
 
     def _list(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
+        """Ask the API server for the resources of a group and version (None: the core group), by
+        kind; empty if it has no such version."""
         prefix = "api" if group is None else "apis"
         path = "/".join(filter(None, (prefix, group, version)))
         try:

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 240
 """Seconds, ±20 %, after which the API server ends a watch, so that not all end at the same time."""
-SILENCE_TIMEOUT: Final = 330.0
+WATCH_SILENCE_TIMEOUT: Final = 330.0
 """Seconds without a byte after which a connection counts as dead; more than any watch lasts."""
-FIRST_PAUSE: Final = 0.5
+FIRST_WATCH_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 30.0
 """Seconds to wait after a failure: the first, doubled each time up to the maximum."""
 REFUSED_PAUSE: Final = 120.0
@@ -42,7 +42,7 @@ REFUSED_PAUSE: Final = 120.0
 
 EXPIRED: Final = 410
 """HTTP status for a resourceVersion that is too old; then everything is listed again."""
-REFUSED: Final = frozenset({403, 405})
+REFUSED_STATUSES: Final = frozenset({403, 405})
 """HTTP statuses for a watch that is forbidden or impossible."""
 
 _FAILURES: Final = (
@@ -116,6 +116,8 @@ class Watch:
                 log.debug("the watch of %s was over", self.selection, exc_info=True)
 
     def _run(self) -> None:
+        """List the objects and follow their changes until `close`; after an error, pause and
+        continue. Runs in the watch's thread."""
         version = ""
         while not self._closed.is_set():
             try:
@@ -138,15 +140,17 @@ class Watch:
         return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
 
     def _pause_after(self, error: Exception) -> None:
+        """Wait after a failed request, twice as long after each in a row; reports the watch as out
+        of sync after the second, or a refused one. An expired version needs no pause."""
         status = getattr(error, "status", None)
         if status == EXPIRED or self._closed.is_set():
             return
-        pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 16), MAX_PAUSE)
+        pause = min(FIRST_WATCH_PAUSE * 2.0 ** min(self._failures, 16), MAX_PAUSE)
         # After the first failure the watch continues a moment later; after more, changes may be
         # missed, so that objects are read from the API server instead.
-        if self._failures > 0 or status in REFUSED:
+        if self._failures > 0 or status in REFUSED_STATUSES:
             self._report_synced(False)
-        if status in REFUSED:
+        if status in REFUSED_STATUSES:
             pause = REFUSED_PAUSE
         self._failures += 1
         level = logging.INFO if self._failures == 1 else logging.WARNING
@@ -173,7 +177,7 @@ class Watch:
         """Report changes until the API server ends the watch; returns the last version."""
         seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
         response = self._open = self._api.open_watch(
-            self.selection, version, seconds, SILENCE_TIMEOUT
+            self.selection, version, seconds, WATCH_SILENCE_TIMEOUT
         )
         self._failures = 0
         try:
@@ -208,12 +212,15 @@ class Watch:
 
     def _report(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         if changed or gone:
-            self._on_loop(self._listener.on_objects, self.selection, changed, gone)
+            self._call_on_loop(self._listener.on_objects, self.selection, changed, gone)
 
     def _report_synced(self, synced: bool) -> None:
-        self._on_loop(self._listener.set_synced, self.selection, synced)
+        self._call_on_loop(self._listener.set_synced, self.selection, synced)
 
-    def _on_loop(self, call: Any, *arguments: Any) -> None:
+    def _call_on_loop(self, call: Any, *arguments: Any) -> None:
+        """Schedule a call on the event loop from the thread; it is skipped once the watch is
+        closed."""
+
         def unless_closed() -> None:
             if not self._closed.is_set():
                 call(*arguments)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
-    PAUSED,
+    PAUSED_ANNOTATION,
     RATE_LIMIT,
     annotation_path,
     whole_number,
@@ -64,7 +64,7 @@ class Autoscaling:
         cls,
         annotations: Mapping[str, str],
         defaults: Autoscaling,
-        maxima: Maxima = UNLIMITED,
+        maxima: Maxima = UNLIMITED_MAXIMA,
     ) -> Autoscaling:
         """Read the autoscaling that a Trigger's annotations declare, with `defaults` for the
         others.
@@ -103,10 +103,10 @@ class Autoscaling:
 
 def _is_paused(annotations: Mapping[str, str]) -> bool:
     """Whether the annotation `knafka.dev/paused` is "true". Raises `InvalidDocument`."""
-    text = annotations.get(PAUSED, "false")
+    text = annotations.get(PAUSED_ANNOTATION, "false")
     if text not in ("true", "false"):
         raise InvalidDocument(
-            annotation_path(PAUSED), f'invalid value: {text:.80}: want "true" or "false"'
+            annotation_path(PAUSED_ANNOTATION), f'invalid value: {text:.80}: want "true" or "false"'
         )
     return text == "true"
 

@@ -50,12 +50,12 @@ entry's UID follows. While the annotation exists, the entry's consumer group kee
 DECLARED: Final = f"{KNAFKA_PREFIX}declared-subscribers"
 """Key of `status.annotations`: UIDs of the entries that Knafka may have written."""
 
-PARTITIONS: Final = 1
-REPLICATION: Final = 1
-RETENTION: Final = "PT168H"
+DEFAULT_CHANNEL_PARTITIONS: Final = 1
+DEFAULT_CHANNEL_REPLICATION: Final = 1
+DEFAULT_CHANNEL_RETENTION: Final = "PT168H"
 """Defaults of a KafkaChannel; events are kept for seven days."""
 
-MAX_RETENTION: Final = 9e15
+MAX_CHANNEL_RETENTION: Final = 9e15
 """Seconds; Kafka counts milliseconds in 63 bits."""
 
 PEERS_CHANNEL_FINALIZER: Final = "kafkachannels.messaging.knative.dev"
@@ -94,20 +94,24 @@ class SubscriberSpec(Declared):
     auth: Auth | None = None
 
     @model_validator(mode="after")
-    def _has_an_address(self) -> Self:
+    def _require_address(self) -> Self:
         if not self.subscriber_uri and not self.reply_uri:
             raise problem("missing field(s)", "replyUri", "subscriberUri")
         return self
 
 
 class KafkaChannelSpec(Declared):
-    num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] = PARTITIONS
-    replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] = REPLICATION
+    num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] = (
+        DEFAULT_CHANNEL_PARTITIONS
+    )
+    replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] = (
+        DEFAULT_CHANNEL_REPLICATION
+    )
     # Empty if the channel is older than this field of upstream's.
     retention_duration: Annotated[
         Duration,
-        Field(ge=0, le=MAX_RETENTION),
-        BeforeValidator(lambda value: RETENTION if value == "" else value),
+        Field(ge=0, le=MAX_CHANNEL_RETENTION),
+        BeforeValidator(lambda value: DEFAULT_CHANNEL_RETENTION if value == "" else value),
     ] = 604_800.0
     """Seconds for which the topic keeps events."""
     delivery: DeliverySpec = DeliverySpec()
@@ -154,6 +158,7 @@ class Subscription(Resource):
 
     @model_validator(mode="after")
     def _check_same_namespace(self) -> Self:
+        """Check that the channel is in the Subscription's namespace. Raises a validation error."""
         if self.spec.channel.namespace not in (None, self.metadata.namespace):
             raise problem(
                 "must not set the field(s): want none, or the Subscription's own namespace",

@@ -19,7 +19,7 @@ READY: Final = "Ready"
 SUCCEEDED: Final = "Succeeded"
 """Type of the summary for objects that run to an end, such as Jobs."""
 
-MAX_MESSAGE: Final = 4_096
+MAX_CONDITION_MESSAGE: Final = 4_096
 """Most characters of a message. A message may quote responses, and the API server refuses a status
 that is too large."""
 
@@ -59,6 +59,8 @@ class Condition:
     severity: Severity = Severity.ERROR
 
     def __post_init__(self) -> None:
+        """Check that type and reason are CamelCase, and that a condition that isn't True has a
+        reason and a message. Raises `ValueError`."""
         if _CAMEL_CASE(self.type) is None:
             raise ValueError(f"the type {self.type!r} is not one CamelCase word")
         if self.reason and _CAMEL_CASE(self.reason) is None:
@@ -128,4 +130,8 @@ def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
 
 
 def _truncated(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
+    return (
+        message
+        if len(message) <= MAX_CONDITION_MESSAGE
+        else f"{message[: MAX_CONDITION_MESSAGE - 1]}…"
+    )

@@ -109,6 +109,8 @@ class Family:
 
 
 def _broker_of_trigger(trigger: Document) -> Identity:
+    """Return the identity of a Trigger's Broker, from `spec.broker` or `spec.brokerRef`; the name
+    is empty if it has neither."""
     spec = trigger.get("spec") or {}
     reference = spec.get("brokerRef")
     name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
@@ -137,6 +139,8 @@ def without_subscribers(channel: Document) -> Document:
 
 
 def _as_broker(document: Document) -> Broker:
+    """Return a KafkaChannel as a Broker, without what its Subscriptions change. Raises
+    `InvalidDocument`."""
     channel = parse(KafkaChannel, without_subscribers(document))
     spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
     # Leave out what Subscriptions change, or each change would reconcile all the others.

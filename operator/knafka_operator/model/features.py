@@ -8,7 +8,7 @@ from typing import Final
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import ConfigMap
 
-EVENT_TYPES: Final = "eventtype-auto-create"
+EVENT_TYPES_FEATURE: Final = "eventtype-auto-create"
 """Feature: EventTypes are created for the events that Brokers and KafkaChannels accept."""
 
 

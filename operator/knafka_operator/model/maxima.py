@@ -59,13 +59,15 @@ class Maxima:
         _refuse_above(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
 
 
-UNLIMITED: Final = Maxima(
+UNLIMITED_MAXIMA: Final = Maxima(
     LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32
 )
 """Maxima for checks outside of an installation."""
 
 
 def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:
+    """Raise `InvalidDocument` if the declared value exceeds the installation's maximum; `setting`
+    is the variable that sets it."""
     if declared > maximum:
         seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(

@@ -38,7 +38,7 @@ FINALIZER: Final = f"{KNAFKA_PREFIX}finalizer"
 """The finalizer that the operator puts on every object it reconciles."""
 MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
 """Annotation of a Trigger: most concurrent attempts in one dispatcher."""
-PAUSED: Final = "knafka.dev/paused"
+PAUSED_ANNOTATION: Final = "knafka.dev/paused"
 """Annotation of a Trigger: `true` stops delivery until it is `false` or removed; events wait in
 Kafka."""
 START: Final = "knafka.dev/start-position"
@@ -50,7 +50,7 @@ RATE_LIMIT: Final = "knafka.dev/rate-limit"
 (BUS-S13)."""
 PAYLOAD: Final = "knafka.dev/payload"
 """Annotation of a Sensor's Trigger: `batch` sends an action's events in batched mode."""
-BATCH: Final = "batch"
+BATCH_PAYLOAD: Final = "batch"
 ISOLATION: Final = "knafka.dev/isolation"
 """Annotation of a Trigger, or of its Broker for Triggers without one: `own`, `shared` or `auto`,
 see `isolation`."""
@@ -69,14 +69,16 @@ two implementations with the same class serves the Broker."""
 BROKER_CLASSES: Final = frozenset({"Kafka", "kafka"})
 """Broker classes that Knafka serves; case matters, as upstream."""
 
-MAX_NAME: Final = 253
+MAX_OBJECT_NAME: Final = 253
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?").fullmatch
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 def _checked_name(name: str) -> str:
-    if _NAME(name) is None or len(name) > MAX_NAME:
-        raise problem(f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_NAME}")
+    if _NAME(name) is None or len(name) > MAX_OBJECT_NAME:
+        raise problem(
+            f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_OBJECT_NAME}"
+        )
     return name
 
 
@@ -173,7 +175,9 @@ class Destination(Declared):
     audience: str | None = None
 
     @model_validator(mode="after")
-    def _names_a_place(self) -> Self:
+    def _check_destination(self) -> Self:
+        """Check that the destination has a `ref`, an absolute `uri`, or a `ref` with a relative
+        `uri`. Raises a validation error."""
         if self.ref is None and not self.uri:
             raise problem("expected at least one, got none", "ref", "uri")
         uri = self.uri or ""
@@ -244,7 +248,9 @@ class TriggerSpec(Declared):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_broker(cls, document: object) -> object:
+    def _merge_broker_reference(cls, document: object) -> object:
+        """Copy the name in `brokerRef` to `broker`; empty fields count as not set. Raises a
+        validation error if both are set."""
         if not isinstance(document, Mapping):
             return document
         set_fields = {name: value for name, value in document.items() if value not in ("", None)}
@@ -261,6 +267,7 @@ class Trigger(Resource):
 
     @model_validator(mode="after")
     def _check_same_namespace(self) -> Self:
+        """Check that the Broker is in the Trigger's namespace. Raises a validation error."""
         reference = self.spec.broker_ref
         if reference and reference.namespace not in (None, self.metadata.namespace):
             raise problem(
@@ -324,7 +331,7 @@ class Service(Resource):
         }
 
 
-KINDS: Final[Mapping[tuple[str, str], type[Broker | Trigger | ConfigMap | Service]]] = {
+RESOURCE_CLASSES: Final[Mapping[tuple[str, str], type[Broker | Trigger | ConfigMap | Service]]] = {
     (EVENTING, "Broker"): Broker,
     (EVENTING, "Trigger"): Trigger,
     (CORE, "ConfigMap"): ConfigMap,
@@ -334,14 +341,15 @@ KINDS: Final[Mapping[tuple[str, str], type[Broker | Trigger | ConfigMap | Servic
 
 
 def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service | None:
-    """Parse one declared document (decoded YAML or JSON); None if its kind isn't in `KINDS`.
+    """Parse one declared document (decoded YAML or JSON); None if its kind isn't in
+    `RESOURCE_CLASSES`.
 
     Raises `InvalidDocument` with the path of the field: `spec.delivery.retry`.
     """
     if not isinstance(document, Mapping):
         raise InvalidDocument("", "a document is an object with apiVersion, kind and metadata")
     document_type = parse(_Type, document)
-    kind = KINDS.get((document_type.api_version, document_type.kind))
+    kind = RESOURCE_CLASSES.get((document_type.api_version, document_type.kind))
     return None if kind is None else parse(kind, document)
 
 

@@ -41,8 +41,16 @@ SENSOR_NAME_KEY: Final = f"{KNAFKA_PREFIX}sensor"
 """Annotation of a Trigger or Subscription that delivers a Sensor's actions: the Sensor's name. Also
 a label of objects created for a Sensor."""
 
-_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_SECONDS_BY_GO_UNIT: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
+_GO_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
 
 TRIGGER: Final = "trigger"
 CHANGELOG: Final = "changelog"
@@ -58,10 +66,10 @@ TOPICS: Final[Mapping[str, tuple[str, str]]] = {
 def go_seconds(text: str) -> float | None:
     """Return the seconds of a duration in Go's form, such as `1m30s`; None if the text isn't
     one."""
-    parts = _PART.findall(text)
+    parts = _GO_DURATION_PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return sum(float(number) * _SECONDS_BY_GO_UNIT[unit] for number, unit in parts)
 
 
 def _duration(text: str) -> str:
@@ -110,7 +118,9 @@ class TriggerOfSensor(SensorTrigger, Declared):
     dlq_trigger: DeadLetterTrigger | None = None
 
     @model_validator(mode="after")
-    def _is_delivery(self) -> Self:
+    def _check_delivery_options(self) -> Self:
+        """Check that `delivery` and Argo's `retryStrategy` and `dlqTrigger` don't contradict each
+        other. Raises a validation error."""
         declared_options = self.delivery.model_fields_set
         if self.retry_strategy and declared_options & {"retry", "backoff_policy", "backoff_delay"}:
             raise problem("say it once: beside it delivery has retries, too", "retryStrategy")
@@ -169,7 +179,9 @@ class SensorSpec(Conditions, Declared):
         return document
 
     @model_validator(mode="after")
-    def _has_one_bus(self) -> Self:
+    def _check_one_bus(self) -> Self:
+        """Check that the Sensor names a Broker or a channel, not both, and that only a channel's
+        triggers have a reply. Raises a validation error."""
         if self.channel is not None and "broker" in self.model_fields_set:
             raise problem("expected exactly one, got both", "broker", "channel")
         replying_triggers = [

@@ -22,7 +22,7 @@ from knafka.core.events.event import CORE, is_attribute_name
 from knafka_operator.model.resources import (
     AUTOSCALING,
     DELIVERY_ORDER,
-    PAUSED,
+    PAUSED_ANNOTATION,
     START,
     Declared,
     DeliverySpec,
@@ -154,6 +154,8 @@ def _checked_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked_group(group: str) -> str:
+    """Return the consumer group's name. Raises a validation error if it is reserved for Knafka's
+    own groups."""
     if group.startswith((names.TRIGGERS, names.OURS)) or _SUBSCRIPTION_GROUP(group):
         raise problem(
             f"invalid value: {group:.253}: want a group that is no Trigger's, Subscription's or "
@@ -194,7 +196,9 @@ class KafkaSource(Resource):
     spec: KafkaSourceSpec
 
     @model_validator(mode="after")
-    def _knows_its_keys(self) -> Self:
+    def _check_key_type(self) -> Self:
+        """Check that the label with the type of the records' keys has a known value. Raises a
+        validation error."""
         if (declared := self.metadata.labels.get(KEY_TYPE, KEY_TYPES[0])) not in KEY_TYPES:
             requirement = f"want {', '.join(KEY_TYPES)}"
             raise problem(
@@ -281,7 +285,7 @@ def source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
     if spec.consumers:
         annotations.setdefault(f"{AUTOSCALING}max-scale", str(spec.consumers))
     elif spec.consumers == 0:
-        annotations[PAUSED] = "true"
+        annotations[PAUSED_ANNOTATION] = "true"
     metadata = source.metadata.model_copy(update={"annotations": annotations})
     resource_fields = {name: getattr(source, name) for name in Resource.model_fields}
     trigger_spec = TriggerSpec(

@@ -8,7 +8,7 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 
-REPLICATION: Final = "default.topic.replication.factor"
+REPLICATION_KEY: Final = "default.topic.replication.factor"
 """Key of a ConfigMap that declares the number of replicas."""
 
 
@@ -23,7 +23,7 @@ class Topic:
     external: bool = False
     """Whether somebody else made the topic. It is used, but never created, changed or deleted, and
     its partitions and replicas aren't known here."""
-    replication_key: str = REPLICATION
+    replication_key: str = REPLICATION_KEY
     """Name of the field that declares the replication, for error messages."""
     fewer: Topic | None = None
     """The same topic with fewer replicas, if Kafka may have too few brokers; None: it must be

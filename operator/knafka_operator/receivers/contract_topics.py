@@ -21,7 +21,7 @@ from knafka_operator.model.topics import Topic
 
 COMPACTED: Final = {CLEANUP: "compact"}
 """Setting of a contract's topic, so that the last record of each entry is kept for ever."""
-ACCEPTED: Final = "knafka.dev/accepted"
+ACCEPTED_ANNOTATION: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the `entry_digest` of the entry that all replicas have read. Kept in
 the status, so that a starting operator needn't ask all replicas again."""
 
@@ -85,6 +85,8 @@ def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
 
 
 def _contract_topic(receiver: Receiver, replication: int, fewer: Topic | None) -> Topic:
+    """Return the compacted topic of a receiver's contract, to create with this replication; `fewer`
+    is the topic to create if Kafka has too few brokers for it."""
     config = dict(COMPACTED)
     if replication >= 3:
         config[MIN_IN_SYNC] = "2"

@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple, TypeGuard
 from knafka.core.events.event import is_legal
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import MAX_NAME
+from knafka_operator.model.resources import MAX_OBJECT_NAME
 
 EVENT_TYPE_VERSION: Final = "eventing.knative.dev/v1beta2"
 """The version that eventing-kafka-broker creates; Knative Eventing also serves newer ones."""
 EVENT_TYPE: Final = "EventType"
-MAX_TEXT: Final = 512
+MAX_TYPE_TEXT: Final = 512
 """Most characters of a type, a source or a schema."""
 DESCRIPTION: Final = "Event Type auto-created by controller"
 
@@ -48,6 +48,7 @@ def reported_types(answer: bytes) -> list[ReportedType]:
 
 
 def _reported_type(entry: object) -> ReportedType | None:
+    """Parse an event type in a receiver's answer; None if it is malformed."""
     if not isinstance(entry, dict):
         return None
     path, type_, source = (entry.get(name) for name in ("path", "type", "source"))
@@ -58,7 +59,7 @@ def _reported_type(entry: object) -> ReportedType | None:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TYPE_TEXT:
         return False
     return value.isprintable() and is_legal(value)
 
@@ -68,7 +69,7 @@ def event_type_name(owner: Identity, reported_type: ReportedType) -> str:
     recognised."""
     text = f"{reported_type.type}{reported_type.source}{owner.namespace}{owner.name}"
     suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-    return f"et-{owner.name}-{suffix}".lower()[:MAX_NAME]
+    return f"et-{owner.name}-{suffix}".lower()[:MAX_OBJECT_NAME]
 
 
 def event_type(owner: Document, reported_type: ReportedType) -> Mapping[str, Any]:

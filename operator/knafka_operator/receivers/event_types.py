@@ -126,6 +126,8 @@ class EventTypes:
         return owner if own_receiver == service else None
 
     async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:
+        """Create the EventTypes that owners lack, at most `MAX_PER_ROUND` in all and
+        `MAX_PER_OWNER` for each; logs errors."""
         remaining, owners = MAX_PER_ROUND, list(new)
         random.shuffle(owners)  # else the same owners would always be last
         for owner in owners:
@@ -151,7 +153,7 @@ class EventTypes:
         document = await self.cluster.get(family.broker_version, family.broker, *owner)
         if document is None or "deletionTimestamp" in document["metadata"]:
             return 0
-        name_hashes = await self._known_name_hashes(owner, document)
+        name_hashes = await self._ensure_name_hashes(owner, document)
         created = 0
         for reported_type in unknown:
             if (name_hash := _name_hash(owner, reported_type)) in name_hashes:
@@ -176,7 +178,7 @@ class EventTypes:
         _, name_hashes = self._known.get(owner, ("", set[int]()))
         return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
-    async def _known_name_hashes(self, owner: Identity, document: Document) -> set[int]:
+    async def _ensure_name_hashes(self, owner: Identity, document: Document) -> set[int]:
         """Hashes of the names of an owner's EventTypes, which are listed once and then kept."""
         uid = str(document["metadata"].get("uid", ""))
         uid_and_hashes = self._known.get(owner)
@@ -205,6 +207,8 @@ class PodEventTypes:
         self._bearers = bearers
 
     async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:
+        """Ask the receiver's pods at these addresses for the event types that they have
+        received."""
         bearers = self._bearers(service.name, service.namespace)
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         async with checked_session(timeout) as session:
@@ -217,6 +221,8 @@ class PodEventTypes:
 async def _ask(
     session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
 ) -> list[ReportedType]:
+    """Return the event types that one pod reports; empty if it doesn't answer or answers something
+    else."""
     try:
         answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
         # None: the pod started before the feature was on.

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 APPLY_RETRY_INTERVAL: Final = 1.0
 """Seconds before a Service that isn't Ready is applied again; all its channels request that."""
-READ_TIMEOUT: Final = 10.0
+CONTRACT_READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to read an entry; after that its object isn't Ready."""
 REPLICA_POLL_INTERVAL: Final = 0.1
 CONTRACT_CHECK_INTERVAL: Final = 30.0
@@ -105,7 +105,7 @@ class ReceiverRecord:
             return False
         annotations = (document.get("status") or {}).get("annotations") or {}
         digest = deciding.entry_digest(self.contract.topic, entry)
-        return bool(annotations.get(deciding.ACCEPTED) == digest)
+        return bool(annotations.get(deciding.ACCEPTED_ANNOTATION) == digest)
 
     def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
         """Return the entry at a path (None: there is none), and whether every replica has read
@@ -207,7 +207,7 @@ class Receivers:
         """
         async with record.lock:
             await record.contract.ensure_created(topic)
-            must_apply = await self._service_is_lost(record) or (
+            must_apply = await self._is_service_lost(record) or (
                 record.revision is None and _now() - record.applied_at >= APPLY_RETRY_INTERVAL
             )
             must_apply = must_apply or self.states.rolls.is_waiting(record.service)
@@ -227,7 +227,7 @@ class Receivers:
             raise record.problem
         return record.revision
 
-    async def _service_is_lost(self, record: ReceiverRecord) -> bool:
+    async def _is_service_lost(self, record: ReceiverRecord) -> bool:
         """Whether a Service that was Ready is gone, or no longer Ready."""
         stored_service = await self.cluster.get(SERVING, "Service", *record.service)
         return record.revision is not None and (
@@ -236,13 +236,13 @@ class Receivers:
 
     async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
         """Wait until every replica has read the last write of `path`. Raises `NotReady` after
-        `READ_TIMEOUT`, `LogError` and `ClusterError`.
+        `CONTRACT_READ_TIMEOUT`, `LogError` and `ClusterError`.
 
         However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
         """
         desired_position = record.written.get(path, record.contract.position)
         try:
-            async with asyncio.timeout(READ_TIMEOUT):
+            async with asyncio.timeout(CONTRACT_READ_TIMEOUT):
                 while record.read < desired_position:
                     async with record.looking:
                         if (
@@ -349,6 +349,8 @@ class PodPositions:
         self._bearers = bearers
 
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
+        """Ask each pod of a receiver's Service how far it has read its contract; None: it doesn't
+        answer. If no pod answers, asks the Service's URL instead."""
         labels = {"serving.knative.dev/service": name}
         urls = {
             pod["metadata"]["name"]: f"http://{url_host(pod['status']['podIP'])}:{self._port}"
@@ -368,6 +370,8 @@ class PodPositions:
 
 
 async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
+    """Return the position in the contract topic that a receiver reports; None if it doesn't answer
+    or answers something else."""
     try:
         answer = await get_answer(session, f"{url}/contract", bearers, POSITION_BYTES)
         return None if answer is None else int(json.loads(answer)["position"])

@@ -159,7 +159,7 @@ class SensorOwnership:
 
     states: States
 
-    async def group_is_foreign(
+    async def is_group_foreign(
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
         """Whether a consumer group of the Sensor's usual name exists that isn't proved to be its
@@ -183,7 +183,7 @@ class SensorOwnership:
             return False
         return await _is_group_proved(kafka, group, status_annotations(record.document))
 
-    async def disputed_topics(
+    async def find_disputed_topics(
         self,
         annotations: Mapping[str, str],
         topics: Mapping[str, Any] | KnafkaError,

@@ -357,6 +357,7 @@ class States:
         return record.scaled
 
     def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:
+        """Remove the Sensor from those of its bus."""
         sensors = self.sensors_by_bus[record.bus]
         sensors.discard(identity)
         if not sensors:
@@ -372,12 +373,14 @@ class States:
         return {each for each in kafka_clusters if each is not None}
 
     def _release_groups(self, record: TriggerRecord) -> None:
+        """Release the Trigger's claims to consumer groups."""
         for group in record.groups:
             if self.groups.get(group) == record.uid:
                 del self.groups[group]
         record.groups.clear()
 
     def _unlist(self, trigger: Identity, record: TriggerRecord) -> None:
+        """Remove the Trigger from those of its Broker, if it has one."""
         if record.broker is None:
             return
         triggers = self.triggers_by_broker[record.broker]

@@ -83,6 +83,8 @@ class _Store:
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
+        """Replace an object's finalizers and keep the answer in the cache; returns the stored
+        object, None if it is gone. Raises `ClusterError`."""
         stored = await self._api.patch_metadata(document, {"finalizers": list(finalizers)})
         if stored is not None:
             self._cluster.keep(stored)
@@ -220,6 +222,7 @@ class ClusterController(Controller):
             self._all_synced.set()
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """Report new, ending and deleted pods to the operator."""
         for pod in changed:
             metadata = pod["metadata"]
             if metadata["uid"] not in self._pods:

@@ -37,7 +37,7 @@ KEYS_SECRET: Final = "knafka-function-keys"
 MIN_KEY_LENGTH: Final = 32
 """Fewest characters of a key; `openssl rand -hex 32` writes 64. A token is only as hard to guess as
 its key."""
-ASK_AGAIN: Final = 1.0
+KEYS_RETRY_INTERVAL: Final = 1.0
 """Seconds before a failed request to the API server is repeated."""
 
 
@@ -60,7 +60,7 @@ class FunctionKeys:
                 return
             except ClusterError as error:
                 log.warning("the keys of functions' tokens: %s", error)
-                await asyncio.sleep(ASK_AGAIN)
+                await asyncio.sleep(KEYS_RETRY_INTERVAL)
 
     def on_secret(self, document: Document) -> None:
         """Note that a Secret has changed or was deleted."""
@@ -119,6 +119,7 @@ def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
+    """Return the manifest of the Secret that holds the functions' keys, by name."""
     return {
         "apiVersion": CORE,
         "kind": "Secret",

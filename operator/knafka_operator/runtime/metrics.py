@@ -31,7 +31,7 @@ from knafka_operator.records.state import Watched
 from knafka_operator.scale.decide import ShardStatus, TriggerStatus
 from knafka_operator.sensors.kind import Sensors
 
-PORT: Final = 9090
+METRICS_PORT: Final = 9090
 HEALTH_PORT: Final = 8080
 CHANNEL_PORT: Final = 8081
 """Where the metrics of eventing-kafka's KafkaChannels are scraped (DSP-15)."""
@@ -161,6 +161,7 @@ def _dead_letter_metrics(
 
 
 def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
+    """Yield lag, open drains and wake-ups of each scaled Sensor."""
     sensor_rows = [
         ({"namespace": identity.namespace, "sensor": identity.name}, status, wakes)
         for identity, (status, wakes) in sensors.scaled_sensors().items()
@@ -283,12 +284,14 @@ class MetricsServer:
         operator: Operator,
         leads: Callable[[], bool],
         is_ready: Callable[[], bool],
-        ports: Sequence[int] = (PORT, HEALTH_PORT, CHANNEL_PORT),
+        ports: Sequence[int] = (METRICS_PORT, HEALTH_PORT, CHANNEL_PORT),
         scrapers: Callers = EVERYBODY,
     ) -> MetricsServer:
         """Start to listen. `scrapers` checks the tokens of requests for metrics."""
 
-        async def answer(request: web.Request) -> web.Response:
+        async def answer_metrics(request: web.Request) -> web.Response:
+            """Answer a scrape with the metrics as text; 401 unless its bearer token is a
+            scraper's."""
             if not scrapers.accept(bearer_of(request.raw_headers)):
                 challenge = {"www-authenticate": "Bearer"}
                 return web.Response(status=401, text=f"{NO_SCRAPER}\n", headers=challenge)
@@ -298,16 +301,16 @@ class MetricsServer:
             text = await asyncio.to_thread(prometheus_text, metrics)
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
-        async def lives(_: web.Request) -> web.Response:
+        async def answer_liveness(_: web.Request) -> web.Response:
             return web.Response(text="ok")
 
-        async def ready(_: web.Request) -> web.Response:
+        async def answer_readiness(_: web.Request) -> web.Response:
             return web.Response(text="ok") if is_ready() else web.Response(status=503)
 
         app = web.Application()
-        app.router.add_get("/metrics", answer)
-        app.router.add_get("/healthz", lives)
-        app.router.add_get("/readyz", ready)
+        app.router.add_get("/metrics", answer_metrics)
+        app.router.add_get("/healthz", answer_liveness)
+        app.router.add_get("/readyz", answer_readiness)
         # Keep no connection open: each has a task that shutdown would wait for.
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
         await runner.setup()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.installation.naming import DEFAULTS, MAX_KNOWN, NameKind, normalized
+from knafka_operator.installation.naming import DEFAULTS, MAX_KNOWN, NameKind, normalized_template
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.identity import Identity
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 TEMPLATES_CONFIG_MAP: Final = "knafka-name-templates"
 """The ConfigMap in the operator's namespace with the current and earlier templates."""
-ASK_AGAIN: Final = 1.0
+NAMING_RETRY_INTERVAL: Final = 1.0
 """Seconds before a failed request to the API server is repeated."""
 WRITE_RETRY_INTERVAL: Final = 30.0
 """Seconds before a failed write of the templates is repeated."""
@@ -60,7 +60,7 @@ class FollowedNaming:
                 break
             except ClusterError as error:
                 log.warning("the templates of names: %s", error)
-                await asyncio.sleep(ASK_AGAIN)
+                await asyncio.sleep(NAMING_RETRY_INTERVAL)
         try:
             await self.apply_config(lambda *_: None)
         except ClusterError as error:
@@ -162,7 +162,7 @@ def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
     """Return the template that a ConfigMap declares for a kind of name, or upstream's default;
     raises `InvalidDocument`."""
     text = data.get(kind.newer_key, data.get(kind.value))
-    return DEFAULTS[kind] if text is None else normalized(kind, str(text))
+    return DEFAULTS[kind] if text is None else normalized_template(kind, str(text))
 
 
 def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
@@ -174,7 +174,7 @@ def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, 
         templates = []
         for line in str(data.get(kind.value) or "").splitlines():
             try:
-                templates.append(normalized(kind, line))
+                templates.append(normalized_template(kind, line))
             except InvalidDocument as error:
                 log.warning("ConfigMap %s: %s", TEMPLATES_CONFIG_MAP, error)
         templates_by_kind[kind] = tuple(templates)

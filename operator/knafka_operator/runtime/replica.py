@@ -58,7 +58,7 @@ MAX_READ_BYTES: Final = 128 * 1024 * 1024
 """Most bytes of a topic that is read into memory as a whole; anyone with access to its Kafka can
 fill it. The contract of ten thousand Triggers has 20 MB, and several times as much before
 compaction."""
-ASK_AGAIN: Final = 1.0
+REPLICA_RETRY_INTERVAL: Final = 1.0
 WEBHOOKS_STOP_TIMEOUT: Final = 5.0
 
 
@@ -87,7 +87,7 @@ async def run(settings: Settings) -> None:
     await keys.start()
     if settings.channels:
         installation_id = await _retry_until_answered(
-            "the installation", lambda: _installation_id(settings, api)
+            "the installation", lambda: _read_installation_id(settings, api)
         )
         settings = replace(settings, installation=installation_id)
         Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
@@ -112,7 +112,7 @@ async def run(settings: Settings) -> None:
         await serving.close()
 
 
-async def _installation_id(settings: Settings, api: ApiCluster) -> str:
+async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
     """Return the UID of the operator's namespace, which tells installations apart; empty if the
     operator may not read it."""
     namespace = settings.namespace
@@ -144,10 +144,14 @@ async def _lead(
     followed: tuple[FunctionKeys, FollowedTracing, FollowedNaming],
     stop: asyncio.Event,
 ) -> None:
+    """Act as the leader until `stop` is set, then close the operator. Raises an error that ends
+    acting."""
     log.info("this replica leads")
     keys, tracing, naming = followed
 
     async def act() -> None:
+        """Load what another leader may have changed, resume deliveries, then reconcile until
+        cancelled."""
         await keys.start()  # another leader may have changed the keys
         await naming.start()
         for task in operator.all_operators:
@@ -190,7 +194,7 @@ async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T
             return await ask()
         except ClusterError as error:
             log.warning("%s: %s", what, error)
-            await asyncio.sleep(ASK_AGAIN)
+            await asyncio.sleep(REPLICA_RETRY_INTERVAL)
 
 
 class Webhooks:
@@ -217,6 +221,8 @@ class Webhooks:
         return self._serves.is_set() and self._registered
 
     async def _register(self) -> None:
+        """Register the webhooks once this replica serves them, and again every `REGISTER_INTERVAL`
+        seconds; does nothing without webhooks."""
         if (registration := self._registration) is None:
             return
         await self._serves.wait()
@@ -272,6 +278,8 @@ async def _start_webhooks(
         serves.set()
 
     def run_kopf(stop: threading.Event) -> None:
+        """Serve the webhooks by kopf in this thread until `stop` is set; logs an error, and calls
+        `ended` at the end."""
         try:
             asyncio.run(
                 kopf.operator(

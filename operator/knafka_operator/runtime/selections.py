@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from knafka_operator.archives import operation_model as operations
-from knafka_operator.archives.manifests import BATCH, COORDINATION
+from knafka_operator.archives.manifests import BATCH_VERSION, COORDINATION
 from knafka_operator.archives.model import ARCHIVE_LABEL
 from knafka_operator.functions import services
 from knafka_operator.kube_api.cluster import WatchSelection
@@ -18,7 +18,7 @@ BROKERS: Final = WatchSelection(EVENTING, "Broker")
 TRIGGERS: Final = WatchSelection(EVENTING, "Trigger")
 SENSORS: Final = WatchSelection(KNAFKA, SENSOR)
 OPERATIONS: Final = tuple(WatchSelection(KNAFKA, each) for each in operations.OPERATIONS)
-JOBS: Final = WatchSelection(BATCH, "Job", labels=ARCHIVE_LABEL)
+JOBS: Final = WatchSelection(BATCH_VERSION, "Job", labels=ARCHIVE_LABEL)
 """Jobs of DeadLetterArchives and operations."""
 FUNCTIONS: Final = WatchSelection(SERVING, "Service", labels=services.ROLE_LABEL)
 """Knative Services of functions."""

@@ -36,10 +36,10 @@ from knafka_operator.records.state import States
 
 log = logging.getLogger(__name__)
 
-CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
+TRACING_CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
 ROLL_OUT_SPACING: Final = 1.0
 """Seconds between the new Revisions of two owners; a thousand Triggers take 17 minutes."""
-ASK_AGAIN: Final = 1.0
+TRACING_RETRY_INTERVAL: Final = 1.0
 """Seconds before a failed request to the API server is repeated."""
 
 Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
@@ -70,7 +70,7 @@ class FollowedTracing:
         try:
             desired = (await self._retry_until_answered(self._read_variables))[0]
         except InvalidDocument as error:
-            desired = await self._retry_until_answered(self._running_variables)
+            desired = await self._retry_until_answered(self._read_running_variables)
             log.warning("%s: functions go on as they were", error)
         tracing.begin_rollout(desired, ())
 
@@ -78,7 +78,7 @@ class FollowedTracing:
         """Note that a ConfigMap has changed or was deleted."""
         metadata = document["metadata"]
         is_own_namespace = metadata["namespace"] == self._settings.namespace
-        if is_own_namespace and metadata["name"] in CONFIG_MAPS:
+        if is_own_namespace and metadata["name"] in TRACING_CONFIG_MAPS:
             self.reread_soon()
 
     def reread_soon(self) -> None:
@@ -94,13 +94,15 @@ class FollowedTracing:
                 await self._apply_config(operator, post)
             except ClusterError as error:
                 log.warning("tracing: %s", error)
-                await asyncio.sleep(ASK_AGAIN)
+                await asyncio.sleep(TRACING_RETRY_INTERVAL)
                 self._changed.set()
             except Exception:  # a bug: go on following
                 log.exception("tracing")
             await self._roll_out(operator, enqueue)
 
     async def _apply_config(self, operator: Owners, post: Post) -> None:
+        """Read the tracing ConfigMaps and begin the roll-out of a change; an invalid one is logged,
+        posted as an Event, and not applied."""
         tracing = self._settings.tracing
         try:
             desired, config = await self._read_variables()
@@ -144,7 +146,7 @@ class FollowedTracing:
     async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
         """Return the tracing variables, and the ConfigMap that declares them; raises
         `InvalidDocument`."""
-        config_maps = {name: await self._get(name) for name in CONFIG_MAPS}
+        config_maps = {name: await self._get(name) for name in TRACING_CONFIG_MAPS}
         data = {
             name: (config_map or {}).get("data") or {} for name, config_map in config_maps.items()
         }
@@ -154,7 +156,7 @@ class FollowedTracing:
         )
         return desired, config_maps[OBSERVABILITY] or config_maps[TRACING]
 
-    async def _running_variables(self) -> Mapping[str, str]:
+    async def _read_running_variables(self) -> Mapping[str, str]:
         """Return the tracing variables of the first Service found; empty if there is none."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
             for service in await self._cluster.list(
@@ -174,7 +176,7 @@ class FollowedTracing:
                 return await ask()
             except ClusterError as error:
                 log.warning("tracing: %s", error)
-                await asyncio.sleep(ASK_AGAIN)
+                await asyncio.sleep(TRACING_RETRY_INTERVAL)
 
 
 def service_owners(states: States) -> list[Owner]:

@@ -55,7 +55,7 @@ async def paced_lines(response: aiohttp.ClientResponse, pace: LinePace) -> Async
         pace.open -= 1
 
 
-async def first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
+async def read_first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
     """Read and return at most `size` bytes of the body."""
     text = b""
     while len(text) < size and (more := await response.content.read(size - len(text))):
@@ -77,7 +77,7 @@ async def get_answer(
             url, headers=authorization(bearer), allow_redirects=False
         ) as response:
             if response.status == 200:
-                return await first_bytes(response, size)
+                return await read_first_bytes(response, size)
             # 401: the function may know only the previous key of a rotation; a later token is
             # signed with that.
             if response.status != 401:

@@ -159,17 +159,18 @@ def filtered_out(lag: int, seconds: float) -> Scale:
     return Scale(0, reason, Cause.FILTERED_OUT)
 
 
-def due_now(scale: Scale) -> Scale:
+def scale_for_due_timeout(scale: Scale) -> Scale:
     """Return a scale of one drain instead of none, for a Sensor with a due timeout."""
     return Scale(1, f"{scale.reason}, but something is due", Cause.DUE)
 
 
-def expecting_event(*, shared: bool) -> Scale:
+def scale_for_expected_event(*, shared: bool) -> Scale:
     """Return a scale of one drain before there is any lag, as an event is on its way."""
     return Scale(1, f"an event is on its way{_dispatcher_suffix(shared)}", Cause.PREWARM)
 
 
 def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
+    """Return the scale of a Trigger on a shared dispatcher, which has at most one replica."""
     replicas = min(max(needed.replicas, autoscaling.min_scale), 1, partitions)
     reason, cause = needed.reason, needed.cause
     if replicas > needed.replicas:

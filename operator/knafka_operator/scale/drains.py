@@ -29,12 +29,12 @@ from knafka_operator.installation.function_tokens import FunctionTokens, authori
 from knafka_operator.installation.settings import SHARD_SIZE
 from knafka_operator.scale.answers import LinePace, paced_lines
 from knafka_operator.scale.http_sessions import checked_session
-from knafka_operator.scale.parsing import LARGE_DOCUMENT, parsed_off_loop
+from knafka_operator.scale.parsing import LARGE_DOCUMENT, parse_off_loop
 from knafka_operator.scale.progress_bounds import bounded_text, within_bounds
 
-SILENCE_TIMEOUT: Final = 120.0
+DRAIN_SILENCE_TIMEOUT: Final = 120.0
 """Seconds without a line of progress after which a request fails: long enough to schedule a pod."""
-CONNECT_TIMEOUT: Final = 10.0
+DRAIN_CONNECT_TIMEOUT: Final = 10.0
 LINE_BYTES: Final = 64 * 1024
 """Most bytes of a line of a Trigger's progress; some hundred bytes and the partition numbers are
 usual."""
@@ -114,11 +114,14 @@ class HttpDrains:
         stop: asyncio.Event,
         limit: int,
     ) -> AsyncIterator[Progress]:
+        """Hold a request to a function open until `stop`, and yield each line of its answer,
+        parsed. A line of more than `limit` bytes, silence and any status but 200 are errors."""
         function_url = self._urls[unit].rstrip("/")
         url, pace = function_url + drain.PATH, self._pace(unit, limit)
         bearers = self._tokens.bearers(function_url) or [""]
 
         async def body() -> AsyncIterator[bytes]:
+            """Yield the request, and, once `stop` is set, the line that ends the drain."""
             yield json.dumps(documents.dump(drain_request)).encode() + b"\n"
             await stop.wait()
             yield drain.STOP
@@ -140,12 +143,14 @@ class HttpDrains:
                     raise DrainRefused(f"{url} answered {response.status}: see its log")
                 lines = paced_lines(response, pace)
                 while (line := await _next_line(lines, url, limit)) is not None:
-                    yield await parsed_off_loop(
+                    yield await parse_off_loop(
                         partial(_parsed_progress, progress_type, line), len(line)
                     )
                 return
 
     def _pace(self, unit: str, limit: int) -> LinePace:
+        """Return the rate limit of a unit's lines; creates it for a new unit, and drops those of
+        removed units."""
         if unit not in self._paces:
             if len(self._paces) > 2 * len(self._urls):
                 for removed_unit in self._paces.keys() - self._urls.keys():
@@ -159,9 +164,10 @@ class HttpDrains:
             await self._session.close()
 
     def _open_session(self) -> aiohttp.ClientSession:
+        """Return the HTTP session for drains; opens it at the first call."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE_TIMEOUT
+                total=None, sock_connect=DRAIN_CONNECT_TIMEOUT, sock_read=DRAIN_SILENCE_TIMEOUT
             )
             self._session = checked_session(timeout, limit=0)
         return self._session

@@ -34,17 +34,17 @@ REQUEST_BUDGET: Final = 60.0
 REQUEST_BUDGETS: Final = (FIRST_BUDGET, REQUEST_BUDGET)
 STOP_DECISION_SECONDS: Final = 5.0
 """Seconds before a budget's end at which the holder decides whether the drain is still needed."""
-STOP_TIMEOUT: Final = 15.0
+DRAIN_STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain to end after its stop; then its request is cancelled."""
 UNHELD_END_SECONDS: Final = 8.0
 """Seconds until a drain without a request, whose Service has a newer Revision, has ended: 3 until
 its dispatcher sends its own request and is refused, 2 for attempts under way (`draining.lease`),
 and 3 more."""
-GRACE: Final = 60.0
+HOLD_GRACE_PERIOD: Final = 60.0
 """Seconds past its budget after which a request is cancelled; covers a cold start and a slow
 end."""
 MIN_BACKOFF: Final = 0.5
-MAX_BACKOFF: Final = 10.0
+MAX_HOLD_BACKOFF: Final = 10.0
 """Seconds between a failed drain and the next: the minimum, doubled each time up to the maximum
 (0.5, 1, 2, 4, 8, 10), so that a subscriber's recovery is noticed soon."""
 
@@ -191,7 +191,7 @@ class Holds(Generic[Line]):
         self._ending |= stopped.keys()
         for hold, stop in stopped.items():
             stop.set()
-            asyncio.get_running_loop().call_later(STOP_TIMEOUT, hold.cancel)
+            asyncio.get_running_loop().call_later(DRAIN_STOP_TIMEOUT, hold.cancel)
         return set(stopped)
 
     async def _hold(self, stop: asyncio.Event, ask: Ask[Line]) -> None:
@@ -209,8 +209,8 @@ class Holds(Generic[Line]):
                         failures = 0
                         pause = max(0.0, MIN_BACKOFF - lasted)
                     else:
-                        failures = failures + 1 if lasted < MAX_BACKOFF else 1
-                        pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
+                        failures = failures + 1 if lasted < MAX_HOLD_BACKOFF else 1
+                        pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_HOLD_BACKOFF)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(pause):
                             await stop.wait()
@@ -259,7 +259,7 @@ class Holds(Generic[Line]):
         """End a drain that has no open request: send another one with `stop` set. Otherwise the
         drain would continue with the old contract, and skip events that only the new one
         accepts."""
-        ended = await self._request(hold, stop, ask, STOP_TIMEOUT, may_fail=True)
+        ended = await self._request(hold, stop, ask, DRAIN_STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
             # A newer Revision has answered. The old dispatcher's own request reaches that one too,
             # is refused, and its drain ends.
@@ -288,7 +288,7 @@ class Holds(Generic[Line]):
         self._unit.on_open(hold)
         lines = ask(request, stop)
         try:
-            async with asyncio.timeout(budget + GRACE):
+            async with asyncio.timeout(budget + HOLD_GRACE_PERIOD):
                 async for line in lines:
                     last = line
                     # Unless a later line reports an end, the drain outlives this request.
@@ -340,23 +340,26 @@ class EndingHolds:
 
     def wait_for(self, id_: str, condition: Callable[[], Awaitable[None]]) -> None:
         """Await `condition` after the ending holds of an id, before these count as ended."""
-        self._add(id_, asyncio.create_task(self._after(set(self._holds.get(id_, ())), condition)))
+        self._add(
+            id_, asyncio.create_task(self._end_after(set(self._holds.get(id_, ())), condition))
+        )
 
-    async def _after(self, ending: set[Hold], condition: Callable[[], Awaitable[None]]) -> None:
+    async def _end_after(self, ending: set[Hold], condition: Callable[[], Awaitable[None]]) -> None:
         if ending:
             await asyncio.wait(ending)
         await condition()
 
     def _add(self, id_: str, hold: Hold) -> None:
         self._holds.setdefault(id_, set()).add(hold)
-        hold.add_done_callback(partial(self._is_over, id_))
+        hold.add_done_callback(partial(self._drop_hold, id_))
 
     async def wait(self, id_: str) -> None:
         """Wait until the ending holds of an id have ended."""
         if holds := self._holds.get(id_):
             await asyncio.wait(set(holds))
 
-    def _is_over(self, id_: str, hold: Hold) -> None:
+    def _drop_hold(self, id_: str, hold: Hold) -> None:
+        """Drop a hold that has ended, and report when the last one of `id_` is gone."""
         holds = self._holds[id_]
         holds.discard(hold)
         if not holds:

@@ -26,7 +26,13 @@ from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import SensorContract
 from knafka.ports.log import GroupSource, Lag
-from knafka_operator.scale.decide import Scale, decide_scale, due_now, filtered_out, keeping_offsets
+from knafka_operator.scale.decide import (
+    Scale,
+    decide_scale,
+    filtered_out,
+    keeping_offsets,
+    scale_for_due_timeout,
+)
 from knafka_operator.scale.holds import EndingHolds, error_text
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 
@@ -119,10 +125,12 @@ class TopicLagCheck(LagCheck):
             await self._ask(asked)
 
     async def _ask(self, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
+        """Read the lags of these Triggers' groups and scale each Trigger that hasn't changed
+        meanwhile; an error is recorded in each."""
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
-                lags = await self._lags([egress.group for _, egress in asked])
+                lags = await self._read_lags([egress.group for _, egress in asked])
         except Exception as error:  # any error: other topics still need their drains
             for trigger, _ in asked:
                 trigger.note_lag_error(error_text(error))
@@ -132,7 +140,9 @@ class TopicLagCheck(LagCheck):
                 trigger.asked_at, trigger.settled_since_request = began, 0
                 self._apply(trigger, lags.get(egress.group))
 
-    async def _lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
+    async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
+        """Return the lag of each group over all topics that are read together. Raises
+        `LogError`."""
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
         lags_by_topic = [await self.kafka.lags(groups, each) for each in self.names]
@@ -143,6 +153,8 @@ class TopicLagCheck(LagCheck):
         }
 
     def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
+        """Record a Trigger's lag, decide its scale, and open drains up to it; None: its group
+        doesn't exist."""
         if lag is None:
             trigger.note_lag_error(f"no group {trigger.egress.group}")
             return
@@ -232,6 +244,8 @@ class SensorLagCheck(LagCheck):
         return not self.over and self.scaled.sensor is sensor
 
     async def _apply(self, bus: Lag, trigger: Lag) -> None:
+        """Record the Sensor's lags on its bus and its trigger topic, decide its scale, and open
+        drains up to it. Raises `LogError`."""
         scaled = self.scaled
         autoscaling, holds, sensor = scaled.autoscaling, scaled.holds, scaled.sensor
         scaled.lag_error = None
@@ -248,10 +262,10 @@ class SensorLagCheck(LagCheck):
         partitions = max(len(bus.by_partition), len(trigger.by_partition))
         scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
         scale = decide_scale(scaled.lag, partitions, autoscaling, len(holds))
-        now, wait = asyncio.get_running_loop().time(), self._until_due()
+        now, wait = asyncio.get_running_loop().time(), self._seconds_until_due()
         if not scale.replicas and not autoscaling.paused:
             if wait <= 0:
-                scale = due_now(scale)
+                scale = scale_for_due_timeout(scale)
             elif now >= scaled.join_due_at:
                 scale = keeping_offsets(scale, partitions, shared=False)
         scaled.scale = scale
@@ -266,7 +280,7 @@ class SensorLagCheck(LagCheck):
     def _is_ending(self) -> bool:
         return self.scaled.id in self.ending or self.scaled.holds.is_ending
 
-    def _until_due(self) -> float:
+    def _seconds_until_due(self) -> float:
         """Return the seconds until the Sensor's next firing without an event; infinite if there is
         none."""
         due = self.scaled.due

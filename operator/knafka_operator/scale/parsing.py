@@ -22,7 +22,7 @@ _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="parser")
 T = TypeVar("T")
 
 
-async def parsed_off_loop(read: Callable[[], T], size: int) -> T:
+async def parse_off_loop(read: Callable[[], T], size: int) -> T:
     """Call `read`, which parses `size` characters or bytes, in the thread if the document is large.
     Returns and raises what `read` does."""
     if size < LARGE_DOCUMENT:

@@ -26,7 +26,7 @@ from knafka_operator.scale.decide import (
     ScalingCounts,
     TriggerStatus,
     decide_scale,
-    expecting_event,
+    scale_for_expected_event,
 )
 from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds, Slots
@@ -228,7 +228,7 @@ class ScaledTrigger(ScaledGroup):
         """Record that the topic has grown by `records` while no drain was open, and scale by
         that."""
         if self.lag is None:
-            self.set_scale(expecting_event(shared=True))
+            self.set_scale(scale_for_expected_event(shared=True))
         else:
             self.lag += records
             # A Trigger that waits for more lag is drained with the shard's other Triggers.

@@ -196,6 +196,8 @@ class ScaledShard:
         return settled
 
     def _groups_of(self, last: ShardProgress, settled: Settled, began: float) -> SettledGroups:
+        """Return the groups that have committed `settled.offsets` according to the request's last
+        line."""
         uncommitted_groups = set(settled.without)
         groups = [
             group
@@ -214,6 +216,8 @@ class ScaledShard:
         self.changed = asyncio.Event()
 
     def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
+        """Add to a member's counts what was settled since the last line, and record or clear its
+        drain's error."""
         group, counts, letters = member.egress.group, progress.counts, progress.dead_letters
         counted_before, known_letters = self._counted.get(group, (Counts(), {}))
         new_counts = counts - counted_before

@@ -36,7 +36,7 @@ from knafka_operator.scale.decide import (
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
-    expecting_event,
+    scale_for_expected_event,
 )
 from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel_holds
 from knafka_operator.scale.lag_checks import LagChecks, SensorLagCheck, TopicLagCheck
@@ -282,7 +282,7 @@ class Scaler:
         if len(idle_holds) <= limit:
             for holds, triggers in idle_holds.items():
                 for trigger in triggers:
-                    trigger.set_scale(expecting_event(shared=trigger.shard is not None))
+                    trigger.set_scale(scale_for_expected_event(shared=trigger.shard is not None))
                     trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
 
@@ -376,6 +376,7 @@ class Scaler:
     def _new_trigger(
         self, trigger_id: str, egress: Egress, autoscaling: Autoscaling
     ) -> ScaledTrigger:
+        """Return a scaled Trigger without open drains, whose lag isn't known yet."""
         trigger = ScaledTrigger(trigger_id, autoscaling, egress)
         trigger.own = Holds(
             trigger,
@@ -391,6 +392,7 @@ class Scaler:
     def _new_sensor(
         self, sensor_id: str, sensor: SensorContract, autoscaling: Autoscaling
     ) -> SensorLagCheck:
+        """Return the lag check of a new Sensor without open drains."""
         scaled = ScaledSensor(sensor_id, autoscaling, sensor)
         check = SensorLagCheck(scaled, self._kafka, self._ending, self._now)
         scaled.holds = Holds(
@@ -405,6 +407,7 @@ class Scaler:
         return check
 
     def _new_shard(self, declared: Shard) -> ScaledShard:
+        """Return a scaled shard without members or open requests."""
         shard = ScaledShard(declared)
         shard.holds = Holds(
             shard,
@@ -417,6 +420,7 @@ class Scaler:
         return shard
 
     def _add_to_check(self, trigger: ScaledTrigger) -> None:
+        """Add a Trigger to the lag check of its topics; starts a check for new topics."""
         name = topics_key(trigger.egress)
         topic = self._topics.get(name)
         if topic is None:
@@ -428,6 +432,7 @@ class Scaler:
         topic.triggers[trigger.id] = trigger
 
     def _remove_from_check(self, trigger: ScaledTrigger) -> None:
+        """Remove a Trigger from the lag check of its topics; ends a check without Triggers."""
         name = topics_key(trigger.egress)
         topic = self._topics[name]
         del topic.triggers[trigger.id]
@@ -459,6 +464,8 @@ class Scaler:
             self._on_shard_request_end(shard)
 
     def _on_shard_request_end(self, shard: ScaledShard) -> None:
+        """Use the commits that the ended request has reported, drop the shard if it is empty, and
+        check its topics soon."""
         shard.notify_waiting()
         if (settled := shard.pop_settled()) is not None:
             # This saves a request for the lag of each of its groups.
@@ -469,6 +476,8 @@ class Scaler:
             self._check_soon(topic)
 
     def _on_drains_ended(self, id_: str) -> None:
+        """Let the successor of a replaced Trigger or Sensor open drains, as its predecessor's have
+        ended."""
         if successor := self._triggers.get(id_):
             self._join(successor)
             self._check_soon(topics_key(successor.egress))

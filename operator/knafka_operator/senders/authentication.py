@@ -24,8 +24,8 @@ from knafka_operator.senders.event_policies import (
 )
 
 OIDC: Final = "authentication-oidc"
-MODE: Final = "default-authorization-mode"
-_MODES: Final[tuple[str, ...]] = get_args(AuthorizationMode)
+AUTHORIZATION_MODE_FEATURE: Final = "default-authorization-mode"
+_AUTHORIZATION_MODES: Final[tuple[str, ...]] = get_args(AuthorizationMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class Authentication:
         its name."""
         if not is_enabled(features, OIDC):
             return NO_AUTHENTICATION
-        mode = feature_value(features, MODE, _MODES, NO_AUTHENTICATION.mode)
+        mode = feature_value(
+            features, AUTHORIZATION_MODE_FEATURE, _AUTHORIZATION_MODES, NO_AUTHENTICATION.mode
+        )
         return cls(True, cast(AuthorizationMode, mode))
 
     def applied_policies_of(self, resource: Resource) -> tuple[AppliedPolicy, ...]:

@@ -74,6 +74,7 @@ def _invalid_secret(where: str, problem: str) -> NotReady:
 
 
 def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
+    """Return the DNS names for which a certificate is valid; empty if it names none."""
     try:
         alternative_names = certificate.extensions.get_extension_for_class(
             x509.SubjectAlternativeName
@@ -90,6 +91,7 @@ def _matches_host(name: str, host: str) -> bool:
 
 
 def _key_problem(certificate: x509.Certificate, key: str) -> str:
+    """Return what is wrong with a certificate's private key in PEM form; empty if it fits."""
     try:
         private = load_pem_private_key(key.encode(), None)
     except (ValueError, TypeError):

@@ -29,12 +29,12 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, ConfigMap, Resource, 
 
 ENCRYPTION: Final = "transport-encryption"
 EncryptionMode: TypeAlias = Literal["disabled", "permissive", "strict"]
-_MODES: Final[tuple[str, ...]] = get_args(EncryptionMode)
+_ENCRYPTION_MODES: Final[tuple[str, ...]] = get_args(EncryptionMode)
 
 TLS_SECRET: Final = f"{KNAFKA_PREFIX}tls-secret"
 """Annotation of a Broker: the Secret of its namespace, in cert-manager's form, with which its
 receiver ends TLS itself."""
-TLS_PORT: Final = 8443
+RECEIVER_TLS_PORT: Final = 8443
 NO_HTTPS: Final = "HttpsNotServed"
 
 
@@ -60,7 +60,9 @@ class Encryption:
     def of(cls, features: ConfigMap | None) -> Encryption:
         """Parse ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` with
         its name."""
-        return cls(cast(EncryptionMode, feature_value(features, ENCRYPTION, _MODES, "disabled")))
+        return cls(
+            cast(EncryptionMode, feature_value(features, ENCRYPTION, _ENCRYPTION_MODES, "disabled"))
+        )
 
     @property
     def is_on(self) -> bool:
@@ -135,5 +137,7 @@ def tls_host(broker: Resource, settings: Settings) -> str:
 def tls_service(broker: Resource) -> Manifest:
     """Return the manifest of the Service that leads to the TLS port of the receiver's pods."""
     return receiver_services.receiver_pods_service(
-        broker, tls_service_name(broker), {"name": "https", "port": 443, "targetPort": TLS_PORT}
+        broker,
+        tls_service_name(broker),
+        {"name": "https", "port": 443, "targetPort": RECEIVER_TLS_PORT},
     )

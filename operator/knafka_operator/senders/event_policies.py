@@ -64,6 +64,8 @@ def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
 
 
 def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy | None:
+    """Return an EventPolicy as it applies to `resource`; None if it doesn't. A policy that is
+    invalid, or whose senders aren't known yet, admits nobody."""
     name = str(document["metadata"]["name"])
     try:
         spec = parse(EventPolicySpec, document.get("spec") or {})
@@ -81,6 +83,7 @@ def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedP
 
 
 def _is_target(target: PolicyTarget, resource: Resource) -> bool:
+    """Return whether an EventPolicy's target means this object, by name or by labels."""
     metadata = resource.metadata
     if (ref := target.ref) is not None and _is_kind(ref.api_version, ref.kind, resource):
         if ref.name.lower() == metadata.name.lower():
@@ -94,10 +97,10 @@ def _is_target(target: PolicyTarget, resource: Resource) -> bool:
 def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
     """Whether a resource has this API group and kind, ignoring case and version."""
 
-    def group(version: str) -> str:
+    def api_group(version: str) -> str:
         return version.rpartition("/")[0].lower()
 
-    is_same_group = group(api_version) == group(resource.api_version)
+    is_same_group = api_group(api_version) == api_group(resource.api_version)
     return is_same_group and kind.lower() == resource.kind.lower()
 
 

@@ -18,7 +18,7 @@ from knafka_operator.decisions.status import EXPECTED, NotReady
 from knafka_operator.functions import receiver_services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, decoded_secret
-from knafka_operator.model.features import EVENT_TYPES, is_enabled
+from knafka_operator.model.features import EVENT_TYPES_FEATURE, is_enabled
 from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap
 from knafka_operator.senders.authentication import Authentication
 from knafka_operator.senders.encryption import TLS_SECRET, Encryption, Https, https_of_service
@@ -47,6 +47,8 @@ async def observe_features(
         return Features(error, error, False)
 
     def authentication() -> Authentication:
+        """Return how requests are authenticated; with the policies of this namespace if that is
+        on."""
         configured = Authentication.of(config)
         return (
             replace(configured, policies=policies.of(namespace)) if configured.is_on else configured
@@ -55,13 +57,13 @@ async def observe_features(
     return Features(
         _value_or_error(authentication),
         _value_or_error(lambda: Encryption.of(config)),
-        is_enabled(config, EVENT_TYPES),
+        is_enabled(config, EVENT_TYPES_FEATURE),
     )
 
 
 async def makes_event_types(cluster: Cluster, settings: Settings) -> bool:
     """Whether EventTypes are created from events. Raises `ClusterError`, `InvalidDocument`."""
-    return is_enabled(await _read_config(cluster, settings), EVENT_TYPES)
+    return is_enabled(await _read_config(cluster, settings), EVENT_TYPES_FEATURE)
 
 
 async def _read_config(cluster: Cluster, settings: Settings) -> ConfigMap | None:
@@ -71,6 +73,7 @@ async def _read_config(cluster: Cluster, settings: Settings) -> ConfigMap | None
 
 
 def _value_or_error(read: Callable[[], T]) -> T | KnafkaError:
+    """Return what `read` returns, or an expected error that it raises."""
     try:
         return read()
     except EXPECTED as error:

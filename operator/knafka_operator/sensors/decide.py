@@ -97,7 +97,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
     disputed: frozenset[str] = frozenset()
     """Topics whose ownership isn't proved: the Sensor's status names them without an id, and they
     have records or are also named by another Sensor's status."""
-    group_is_foreign: bool = False
+    is_group_foreign: bool = False
     """Whether a consumer group of the usual name exists that isn't proved to be the Sensor's."""
     stands: bool = False
     """Whether the Sensor's Knative Service exists."""
@@ -155,22 +155,22 @@ def decide(
         "annotations": annotations,
     }
 
-    def decided() -> SensorDecision:
+    def make_decision() -> SensorDecision:
         return SensorDecision(tuple(needed.effects), conditions, status)
 
     sensor, broker = observed.sensor, observed.broker
     if isinstance(sensor, InvalidDocument):
         conditions.fail(FUNCTION_READY, sensor)
-        return decided()
+        return make_decision()
     with conditions.step(bus_ready):
         check_bus(sensor, observed)
     if broker is None or observed.stopped is not None:
         with conditions.step(FUNCTION_READY):
-            if observed.stands and _bus_is_gone(observed):
+            if observed.stands and _is_bus_gone(observed):
                 needed.run_first(*_delete_function_effects(observed, settings))
             message = f"it has no {family.broker} whose events it could read"
             raise NotReady("Waiting", message, transient=True)
-        return decided()
+        return make_decision()
 
     with conditions.step(TOPICS_READY):
         existing_topics = value_or_raise(observed.topics)
@@ -178,7 +178,7 @@ def decide(
             sensor, broker, annotations, existing_topics, names_of_others
         )
         group = _consumer_group(
-            sensor, annotations, names_of_others, foreign=observed.group_is_foreign
+            sensor, annotations, names_of_others, foreign=observed.is_group_foreign
         )
         if annotations_to_write := sensor_topics.annotations_to_record(
             desired_topics, group, broker, annotations, existing_topics
@@ -209,7 +209,7 @@ def decide(
             )
         annotations.update(ids)
     if not conditions.holds(TOPICS_READY):
-        return decided()
+        return make_decision()
 
     with conditions.step(FUNCTION_READY):
         function = function_contract(sensor, broker, annotations)
@@ -254,7 +254,7 @@ def decide(
             )
         for each in declared:
             check_trigger(observed.triggers[each["metadata"]["name"]])
-    return decided()
+    return make_decision()
 
 
 def _delete_function_effects(observed: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
@@ -300,7 +300,7 @@ def check_trigger(document: Mapping[str, Any]) -> None:
         raise NotReady(f"{kind}NotReady", message, transient=ready.get("status") != "False")
 
 
-def _bus_is_gone(observed: ObservedSensor[K]) -> bool:
+def _is_bus_gone(observed: ObservedSensor[K]) -> bool:
     """Whether the Sensor's bus is gone or may not be read; False while that isn't known yet."""
     stored = observed.stored_broker
     is_being_deleted = stored is None or "deletionTimestamp" in stored["metadata"]

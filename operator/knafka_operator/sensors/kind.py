@@ -41,7 +41,7 @@ from knafka_operator.records.ownership import (
 )
 from knafka_operator.records.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.scale.decide import Cause, TriggerStatus
-from knafka_operator.scale.parsing import parsed_off_loop, spec_size
+from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.sensors import decide as deciding
 from knafka_operator.sensors import manifests as sensor_manifests
 from knafka_operator.sensors.decide import ObservedSensor, SensorDecision, WatchedSensor
@@ -219,7 +219,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """Read the Sensor's bus, topics, function and Triggers."""
         annotations = status_annotations(document)
         try:
-            sensor = await parsed_off_loop(lambda: parse(Sensor, document), spec_size(document))
+            sensor = await parse_off_loop(lambda: parse(Sensor, document), spec_size(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error)
         stored_service = await self.cluster.get(
@@ -237,7 +237,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             return replace(observed, served=False)
         state, stored = bus_record.state if bus_record else None, None
         if state is None:
-            stored = await self._stored_bus(record.bus)
+            stored = await self._read_bus(record.bus)
         observed = replace(
             observed,
             broker=state,
@@ -251,12 +251,14 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         record.kafka = state.kafka
         topics = await self._topics(sensor, annotations, state)
         try:
-            disputed = await self._own.disputed_topics(annotations, topics, state.kafka, record)
-            group_is_foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
+            disputed = await self._own.find_disputed_topics(
+                annotations, topics, state.kafka, record
+            )
+            is_group_foreign = await self._own.is_group_foreign(record, annotations, state.kafka)
         except EXPECTED as error:
             return replace(observed, topics=error)
         return replace(
-            observed, topics=topics, disputed=disputed, group_is_foreign=group_is_foreign
+            observed, topics=topics, disputed=disputed, is_group_foreign=is_group_foreign
         )
 
     async def _topics(
@@ -301,10 +303,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if known_kafka is not None:
             return known_kafka
         brokers = self.buses.get(bus.family)
-        stored = None if brokers is None else await self._stored_bus(bus)
+        stored = None if brokers is None else await self._read_bus(bus)
         # If a channel is gone, the installation's settings are used, for the Kafka servers that the
         # Sensor's status names.
-        kafka = None if brokers is None else await brokers.kafka_without_config(stored or document)
+        kafka = (
+            None if brokers is None else await brokers.connect_without_config(stored or document)
+        )
         if kafka is not None:
             return kafka
         if stored is not None:
@@ -318,7 +322,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         brokers = self.buses.get(bus.family)
         return None if brokers is None else brokers.states.brokers.get(bus.identity)
 
-    async def _stored_bus(self, bus: Bus) -> Document | None:
+    async def _read_bus(self, bus: Bus) -> Document | None:
         family = bus.family
         return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
 
@@ -336,6 +340,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> TriggerStatus | None:
+        """Have the Sensor scaled; returns its scaling status, None if it isn't known."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 

@@ -13,10 +13,10 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_
 
 MAX_HELD_KEYS_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-keys"
 MAX_HELD_BYTES_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-bytes"
-MAX_KEYS: Final = 100_000_000
+MOST_HELD_KEYS: Final = 100_000_000
 MIN_BYTES: Final = MAX_RECORD_BYTES
 """Smallest limit, so that one event of the largest size can be held."""
-MAX_BYTES: Final = 2**33
+MOST_HELD_BYTES: Final = 2**33
 
 ACTION_EVENTS: Final = 16
 """Events of the largest size for which an action topic has room (`topics`)."""
@@ -34,15 +34,17 @@ def held_limits(sensor: Resource) -> HeldLimits:
     `InvalidDocument`."""
     declared = sensor.metadata.annotations
 
-    def number(name: str, default: int, minimum: int, maximum: int) -> int:
+    def read_number(name: str, default: int, minimum: int, maximum: int) -> int:
+        """Return the whole number in an annotation, or the default. Raises `InvalidDocument`
+        outside minimum and maximum."""
         text = declared.get(name)
         return (
             default if text is None else whole_number(text, annotation_path(name), minimum, maximum)
         )
 
     return HeldLimits(
-        keys=number(MAX_HELD_KEYS_ANNOTATION, MAX_HELD_KEYS, 1, MAX_KEYS),
-        bytes=number(MAX_HELD_BYTES_ANNOTATION, MAX_HELD_BYTES, MIN_BYTES, MAX_BYTES),
+        keys=read_number(MAX_HELD_KEYS_ANNOTATION, MAX_HELD_KEYS, 1, MOST_HELD_KEYS),
+        bytes=read_number(MAX_HELD_BYTES_ANNOTATION, MAX_HELD_BYTES, MIN_BYTES, MOST_HELD_BYTES),
     )
 
 

@@ -27,7 +27,7 @@ from knafka_operator.model.family import BROKERS, CHANNELS, Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import (
-    BATCH,
+    BATCH_PAYLOAD,
     DELIVERY_ORDER,
     ISOLATION,
     PAYLOAD,
@@ -39,7 +39,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.sensors import SENSOR_NAME_KEY, Sensor, TriggerOfSensor, delivery_of
 
 SENSOR_ROLE: Final = "sensor"
-ORDERS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
+ORDER_ANNOTATIONS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
 """Values of the annotation `delivery.order` by a trigger's order."""
 
 
@@ -127,16 +127,18 @@ def sensor_label(sensor: Resource) -> str:
 def _trigger_manifest(
     sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, Any]
 ) -> Manifest:
+    """Return the manifest of the Trigger or Subscription that delivers a Sensor trigger's
+    actions."""
     semantics = {} if trigger.at_least_once else {SEMANTICS: AT_MOST_ONCE}  # BUS-5, BUS-S7
     delivery = delivery_of(trigger, declared)
-    payload = {PAYLOAD: BATCH} if trigger.payload == BATCH else {}
+    payload = {PAYLOAD: BATCH_PAYLOAD} if trigger.payload == BATCH_PAYLOAD else {}
     rate = {}
     if (limit := trigger.rate_limit) is not None:
         rate = {RATE_LIMIT: f"{limit.requests_per_unit}/{limit.unit}"}
     family = sensor.bus.family
     order = {}
     if trigger.order is not None:
-        order = {DELIVERY_ORDER: ORDERS[trigger.order]}
+        order = {DELIVERY_ORDER: ORDER_ANNOTATIONS[trigger.order]}
     elif family is not BROKERS:
         order = {DELIVERY_ORDER: "key"}  # as on a Broker
     return {
@@ -168,6 +170,8 @@ def _trigger_manifest(
 
 
 def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
+    """Return the spec fields that name the bus: a channel, or a Broker and a filter by trigger
+    name."""
     family, identity = sensor.bus
     if family is CHANNELS:
         channel_kind = {"apiVersion": family.broker_version, "kind": family.broker}

@@ -13,7 +13,7 @@ from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.records.state import BrokerState
-from knafka_operator.scale.parsing import parsed_off_loop, spec_size
+from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.sensors.actions import actions_for_trigger, sensor_name_of
 
 
@@ -31,7 +31,7 @@ async def observe_actions(
             stored = await cluster.get(*of)
             if stored is not None:
                 declared = stored
-                sensor = await parsed_off_loop(lambda: parse(Sensor, declared), spec_size(declared))
+                sensor = await parse_off_loop(lambda: parse(Sensor, declared), spec_size(declared))
         return actions_for_trigger(document, sensor, broker, enabled=enabled)
     except (NotReady, InvalidDocument) as error:
         return error

@@ -65,6 +65,9 @@ class SensorPublishing:
                 log.warning("%s %s: %s", SENSOR, identity, error)
 
     async def _publish(self, identity: Identity, record: SensorRecord) -> None:
+        """Write a Sensor's scaling to its status, if its state has changed or `LAG_INTERVAL`
+        seconds have passed; enqueues the Sensor if a condition is outdated. Raises
+        `ClusterError`."""
         if record.scaled is None:
             return
         kafka, sensor = record.scaled
@@ -94,6 +97,7 @@ class SensorPublishing:
 
 
 def _is_published(stored_status: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Return whether the stored status has these annotations and these waiting events already."""
     annotations = stored_status.get("annotations") or {}
     return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
         "waiting" not in status or stored_status.get("waiting") == status["waiting"]

@@ -11,7 +11,7 @@ from typing import Final
 from knafka.core.delivery import Reason
 from knafka_operator.decisions.status import DELIVERING
 from knafka_operator.dispatchers.conditions import delivering_condition
-from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS_TYPE
 from knafka_operator.model import resources
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Severity, Status
@@ -20,17 +20,18 @@ from knafka_operator.model.resources import Resource
 from knafka_operator.scale.decide import TriggerStatus
 from knafka_operator.sensors.limits import MAX_HELD_BYTES_ANNOTATION, MAX_HELD_KEYS_ANNOTATION
 
-DEFAULT_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
+DEFAULT_SENSOR_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
 """Autoscaling of a Sensor without annotations. One process handles 10,000 records within seconds,
 and each further process takes over partitions together with all events that are held in them."""
 
 IN_ORDER: Final = "InOrder"
 
-PAUSED: Final = Condition(
+SENSOR_PAUSED: Final = Condition(
     DELIVERING,
     Status.FALSE,
     "Paused",
-    f'its annotation {resources.PAUSED} is "true": nothing fires, and its events wait in Kafka',
+    f'its annotation {resources.PAUSED_ANNOTATION} is "true": nothing fires, and its '
+    "events wait in Kafka",
     Severity.INFO,
 )
 
@@ -39,7 +40,9 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
     """Return the autoscaling that a Sensor's annotations declare, which are the same as a
     Trigger's. Raises `InvalidDocument`.
     """
-    return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING, maxima)
+    return Autoscaling.from_annotations(
+        sensor.metadata.annotations, DEFAULT_SENSOR_AUTOSCALING, maxima
+    )
 
 
 def sensor_delivering_condition(
@@ -47,7 +50,7 @@ def sensor_delivering_condition(
 ) -> Condition | None:
     """Return the condition `Delivering`: whether the Sensor handles events. None: not known yet."""
     if declared.paused:
-        return PAUSED
+        return SENSOR_PAUSED
     return None if scaled is None or scaled.paused else delivering_condition(scaled)
 
 
@@ -81,4 +84,4 @@ def dead_letters_condition(scaled: TriggerStatus | None) -> Condition | None:
             "; it holds as much as it may and let go of its oldest events: declare a window"
             f" (within), or raise {MAX_HELD_KEYS_ANNOTATION} or {MAX_HELD_BYTES_ANNOTATION}"
         )
-    return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)
+    return Condition(DEAD_LETTERS_TYPE, Status.FALSE, reason, message, Severity.WARNING)

@@ -41,7 +41,7 @@ def desired_topics(
     number of partitions that the Broker's topic had at first, since changelog and trigger topic
     must always have equally many.
     """
-    recorded_partitions = annotations.get(desired.PARTITIONS, "")
+    recorded_partitions = annotations.get(desired.PARTITIONS_KEY, "")
     partitions = (
         int(recorded_partitions)
         if recorded_partitions.isdecimal() and int(recorded_partitions)
@@ -102,6 +102,8 @@ def _topic_name(
     found: Mapping[str, TopicDescription | None],
     taken: Container[str],
 ) -> str:
+    """Return the name of a Sensor's topic: the recorded one, else the usual one, else, if that is
+    taken, one with the Sensor's UID."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
@@ -130,7 +132,7 @@ def annotations_to_record(
         if not is_recorded or (found[topic.name] is None and annotations.get(id_)):
             annotations_to_write |= {name: topic.name, id_: ""}
     if annotations_to_write:
-        annotations_to_write[desired.PARTITIONS] = str(wanted[TRIGGER].partitions)
+        annotations_to_write[desired.PARTITIONS_KEY] = str(wanted[TRIGGER].partitions)
         annotations_to_write[desired.BOOTSTRAP_SERVERS] = broker.defaults.kafka.bootstrap_servers
     return annotations_to_write
 

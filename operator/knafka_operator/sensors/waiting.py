@@ -16,7 +16,7 @@ from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.rules import Rule
 from knafka.core.times import kubernetes_timestamp
 
-MAX_TRIGGERS: Final = 20
+MAX_SHOWN_TRIGGERS: Final = 20
 """Most triggers shown, the oldest first."""
 MAX_OLDEST_KEYS: Final = 3
 """Most keys shown of each trigger."""
@@ -35,7 +35,7 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
     statuses = [
         _trigger_status(rules[name], held_events) for name, held_events in held_by_trigger.items()
     ]
-    return sorted(statuses, key=lambda each: (each["since"], each["trigger"]))[:MAX_TRIGGERS]
+    return sorted(statuses, key=lambda each: (each["since"], each["trigger"]))[:MAX_SHOWN_TRIGGERS]
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
@@ -56,6 +56,8 @@ def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 
 
 def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
+    """Return the status entry of a trigger that holds events: how many keys, since when, and the
+    `MAX_OLDEST_KEYS` oldest."""
     oldest = sorted(held, key=lambda each: each.since)[:MAX_OLDEST_KEYS]
     return {
         "trigger": rule.name,
@@ -66,6 +68,8 @@ def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
 
 
 def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
+    """Return the status entry of one key: which dependencies have events, and which the trigger
+    waits for (`!NAME`: that none comes)."""
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # A complete condition waits for the end of the time in which the unwanted events may arrive.

@@ -25,7 +25,7 @@ from knafka_operator.decisions.field_errors import (
 )
 from knafka_operator.functions.receiver_services import check_receiver_scaling
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.sinks.model import DEFAULT_MODE, KafkaSink
 
 IMMUTABLE_SPEC_FIELDS: Final = ("topic", "numPartitions", "replicationFactor")
@@ -42,7 +42,9 @@ def defaulted_sink(document: Document) -> dict[str, Any]:
     return {**document, "spec": spec}
 
 
-def check_sink(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+def check_sink(
+    new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
+) -> None:
     """Refuse an invalid KafkaSink, or a forbidden change. `maxima` are the installation's. Raises
     `InvalidDocument` with all problems, and the path of the first.
     """
@@ -50,6 +52,7 @@ def check_sink(new: Document, old: Document | None = None, maxima: Maxima = UNLI
 
 
 def _sink_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """Yield each problem with a KafkaSink's fields and annotations, for the webhook's answer."""
     yield from schema_problems(KafkaSink, {**document, "status": None})
     annotations = annotations_of(document)
     yield from annotation_problems(lambda: check_receiver_scaling(annotations, maxima))
@@ -57,6 +60,7 @@ def _sink_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 
 def _immutable_sink_changes(old: Document, new: Document) -> Iterator[Problem]:
+    """Yield a problem if an immutable field of a KafkaSink has changed."""
     old_fields, new_fields = (
         {f"spec.{name}": spec[name] for name in IMMUTABLE_SPEC_FIELDS if spec.get(name) is not None}
         for spec in (mapping_at(old, "spec"), mapping_at(new, "spec"))

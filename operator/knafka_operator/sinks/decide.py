@@ -119,7 +119,9 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
     }
     unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
 
-    def decision() -> SinkDecision:
+    def make_decision() -> SinkDecision:
+        """Return the decision with what is known so far; a missing address becomes the reason of
+        `ADDRESSABLE`."""
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise unaddressed
@@ -132,7 +134,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
             value_or_raise(observed.encryption),
         )
     if not conditions.holds(CONFIG_PARSED):
-        return decision()
+        return make_decision()
     assert kafka is not None
     with conditions.step(TOPIC_READY):
         topic = value_or_raise(observed.topic)
@@ -140,7 +142,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
             observed, sink, topic, annotations, settings, needed, conditions
         )
     if not conditions.holds(TOPIC_READY):
-        return decision()
+        return make_decision()
 
     ingress = Ingress(
         namespace=sink.metadata.namespace,
@@ -160,7 +162,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
             )
             needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if observed.revision is None:
-        return decision()
+        return make_decision()
     if isinstance(observed.https, NotReady):
         unaddressed = observed.https
     name, namespace = sink_receiver_name(sink), sink.metadata.namespace
@@ -183,7 +185,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
         if observed.revision not in (annotations.get(PROBED), observed.probed):
             needed.run_first(Probe(url, observed.revision))
         annotations[PROBED] = observed.revision
-    return decision()
+    return make_decision()
 
 
 def _owned_or_external_topic(

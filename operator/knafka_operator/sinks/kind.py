@@ -124,6 +124,8 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         await self.forget(document)
 
     async def _delete_topic(self, document: Document, topic: str, record: SinkRecord) -> None:
+        """Delete the topic of a deleted KafkaSink if Knafka created it and no other KafkaSink names
+        it. Raises `LogError`, and `NotReady` if its Kafka isn't known."""
         try:
             sink = parse(KafkaSink, _declared(document))
         except InvalidDocument:

@@ -18,7 +18,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 
-SINK: Final = f"{KNAFKA_PREFIX}sink"
+SINK_LABEL: Final = f"{KNAFKA_PREFIX}sink"
 """Label of objects that belong to one KafkaSink."""
 MAX_CONTRACT: Final = 100_000
 """Most characters of a contract; Linux accepts 128 KiB for one variable."""
@@ -61,7 +61,7 @@ def sink_receiver_service(
         services.owned_metadata(sink, BROKERS, settings),
         labels={
             services.ROLE_LABEL: services.RECEIVER_ROLE,
-            SINK: names.child(sink.metadata.name, ""),
+            SINK_LABEL: names.child(sink.metadata.name, ""),
         },
         annotations={**scaling, **declared},
         declared={**declared, "contract": contract, "oidc": oidc},

@@ -28,7 +28,7 @@ from knafka_operator.decisions.field_errors import (
 from knafka_operator.kafka.admission import delivery_annotation_problems
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.sources import (
     DEFAULT_OFFSET,
     DEFAULT_ORDER,
@@ -58,7 +58,9 @@ def defaulted_source(
     return {**document, "spec": spec}
 
 
-def check_source(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
+def check_source(
+    new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
+) -> None:
     """Refuse an invalid KafkaSource, or a forbidden change. `maxima` are the installation's. Raises
     `InvalidDocument` with all problems, and the path of the first.
     """
@@ -71,6 +73,7 @@ def _source_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 
 def _immutable_source_changes(old: Document, new: Document) -> Iterator[Problem]:
+    """Yield a problem if the consumer group of a KafkaSource has changed."""
     old_group, new_group = (
         mapping_at(document, "spec").get("consumerGroup") for document in (old, new)
     )

@@ -30,7 +30,7 @@ from knafka_operator.decisions.status import (
     NotReady,
 )
 from knafka_operator.decisions.steps import Step
-from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS_TYPE
 from knafka_operator.functions import services
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
@@ -45,19 +45,19 @@ from knafka_operator.model.sources import (
 from knafka_operator.scale.decide import TriggerStatus
 
 CONNECTION: Final = "ConnectionEstablished"
-SINK: Final = "SinkProvided"
+SINK_PROVIDED: Final = "SinkProvided"
 OFFSETS: Final = "InitialOffsetsCommitted"
 DEPLOYED: Final = "Deployed"
 
-CONDITIONS: Final = (CONNECTION, SINK, DEAD_LETTER_SINK_RESOLVED, OFFSETS, DEPLOYED)
+CONDITIONS: Final = (CONNECTION, SINK_PROVIDED, DEAD_LETTER_SINK_RESOLVED, OFFSETS, DEPLOYED)
 
-_RENAMED: Final = {
+_SOURCE_CONDITIONS: Final = {
     BROKER_READY: CONNECTION,
-    SUBSCRIBER_RESOLVED: SINK,
+    SUBSCRIBER_RESOLVED: SINK_PROVIDED,
     SUBSCRIPTION_READY: DEPLOYED,
 }
-_KEPT: Final = (
-    *(DEAD_LETTER_SINK_RESOLVED, OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS, ROLLED_OUT),
+_KEPT_CONDITIONS: Final = (
+    *(DEAD_LETTER_SINK_RESOLVED, OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS_TYPE, ROLLED_OUT),
 )
 _ADDRESSES: Final = {
     "subscriberUri": "sinkUri",
@@ -102,7 +102,7 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
     """Translate a Trigger's conditions to a KafkaSource's; `failed` are the steps that failed."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(CONDITIONS)
-    for trigger_type, type_ in _RENAMED.items():
+    for trigger_type, type_ in _SOURCE_CONDITIONS.items():
         translated.set(
             replace(
                 trigger_conditions[trigger_type],
@@ -113,7 +113,7 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
     dependency = trigger_conditions[DEPENDENCY_READY]
     if dependency.status is not Status.TRUE and translated.holds(CONNECTION):
         translated.set(replace(dependency, type=DEPLOYED))
-    for type_ in _KEPT:
+    for type_ in _KEPT_CONDITIONS:
         if type_ in trigger_conditions:
             translated.set(trigger_conditions[type_])
     if (error := failed.get(Step.COMMIT_OFFSETS)) is not None:
@@ -141,7 +141,9 @@ def _source_message(condition: Condition) -> str:
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
             "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"
         )
-    return condition.message.replace("SubscriberResolved", SINK).replace(BROKER_READY, CONNECTION)
+    return condition.message.replace("SubscriberResolved", SINK_PROVIDED).replace(
+        BROKER_READY, CONNECTION
+    )
 
 
 def source_status(

@@ -112,7 +112,7 @@ class KafkaSources(Triggers):
             observed = replace(observed, broker=broker)
         return await self.observer.with_destinations(observed, identity)
 
-    def translated_to_kind(
+    def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate a Trigger's conditions and status to a KafkaSource's."""

@@ -33,12 +33,12 @@ from knafka_operator.kafka import kafka_settings
 from knafka_operator.kafka.admission import delivery_annotation_problems
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.maxima import UNLIMITED, Maxima
+from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import Trigger
 
 INJECTION: Final = "eventing.knative.dev/injection"
 """On a Trigger: what made Knative make the Broker `default`; only its form is checked."""
-BROKER_LABEL: Final = "eventing.knative.dev/broker"
+TRIGGER_BROKER_LABEL: Final = "eventing.knative.dev/broker"
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 
@@ -57,7 +57,7 @@ def defaulted_trigger(document: Document) -> dict[str, Any]:
     metadata = mapping_at(document, "metadata")
     # A name that is no label's value is left for the check to refuse: its message is the better.
     if _LABEL_VALUE(broker := _broker_name_of_spec(spec)):
-        metadata["labels"] = {**mapping_at(metadata, "labels"), BROKER_LABEL: broker}
+        metadata["labels"] = {**mapping_at(metadata, "labels"), TRIGGER_BROKER_LABEL: broker}
     return {**document, "metadata": metadata, "spec": spec}
 
 
@@ -65,7 +65,7 @@ def check_trigger(
     new: Document,
     old: Document | None = None,
     autoscaling: Autoscaling | None = None,
-    maxima: Maxima = UNLIMITED,
+    maxima: Maxima = UNLIMITED_MAXIMA,
 ) -> None:
     """Refuse what is wrong with a Trigger, or may not change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
 
@@ -93,6 +93,7 @@ def trigger_warnings(document: Document) -> list[str]:
 def _trigger_problems(
     document: Document, autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
+    """Yield each problem with a Trigger's fields and annotations, for the webhook's answer."""
     yield from schema_problems(Trigger, {**document, "status": None})
     annotations = annotations_of(document)
     yield from delivery_annotation_problems(annotations, autoscaling, maxima)
@@ -105,6 +106,8 @@ def _trigger_problems(
 
 
 def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
+    """Yield a problem with the injection annotation: an unknown value, or another Broker than
+    `default`. The words are upstream's."""
     if injection not in ("enabled", "disabled"):
         message = 'The provided injection annotation value can only be "enabled" or "disabled", not'
         yield Problem(f"{message} {as_json(injection)}", "", annotation_key(INJECTION))
@@ -117,6 +120,7 @@ def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
 
 
 def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:
+    """Yield problems if a Trigger's Broker or its start position has changed."""
     was, is_ = (_broker_name_of_spec(mapping_at(each, "spec")) for each in (old, new))
     # Without a Broker it was never of use, and may be mended.
     if was and (diff := changed_values({"spec.broker": was}, {"spec.broker": is_})):

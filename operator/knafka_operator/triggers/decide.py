@@ -60,9 +60,9 @@ from knafka_operator.model.family import BROKERS, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import (
-    BATCH,
+    BATCH_PAYLOAD,
     GROUP_STATUS,
-    PAUSED,
+    PAUSED_ANNOTATION,
     PAYLOAD,
     SERVING,
     START,
@@ -166,6 +166,8 @@ def decide(
 def _decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
+    """Decide a Trigger's conditions, status and delivery, and the effects to run next. Returns as
+    soon as something is missing without which nothing can be delivered."""
     previous_status = observed.document.get("status") or {}
     conditions = ConditionSet(TRIGGER_CONDITIONS)
     status: dict[str, Any] = {
@@ -184,10 +186,10 @@ def _decide(
         conditions.fail(SUBSCRIPTION_READY, observed.trigger)
         return TriggerDecision((), conditions, status)
     trigger, broker = observed.trigger, observed.broker
-    paused = trigger.metadata.annotations.get(PAUSED) == "true"
+    paused = trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
     effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
-        conditions.set(trigger_conditions.PAUSED)
+        conditions.set(trigger_conditions.DELIVERY_PAUSED)
     with conditions.step(BROKER_READY):
         if observed.unreachable is not None:
             raise observed.unreachable
@@ -269,7 +271,7 @@ def _decide(
             settings.naming,
         )
         if observed.actions is not None:
-            batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
+            batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH_PAYLOAD
             # A Sensor's actions are in an internal topic, whose positions mean nothing to
             # subscribers.
             sensor_fields: dict[str, Any] = {
@@ -485,6 +487,8 @@ def _account_effects(
     observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
+    """Return the effects that create the service account with which a dispatcher sends; none
+    without OIDC."""
     if not broker.oidc:
         return ()
     shared = watched.place is not None
@@ -495,6 +499,7 @@ def _account_effects(
 def _audiences(
     subscriber: Sink, dead_letter_sink: Sink | None, reply: Sink | None
 ) -> dict[str, str | None]:
+    """Return the status fields with the OIDC audiences of a Trigger's destinations."""
     shown = {
         "subscriberAudience": subscriber.audience,
         "deadLetterSinkAudience": None if dead_letter_sink is None else dead_letter_sink.audience,
@@ -549,6 +554,8 @@ def _automatic_isolation(
     contract: SharedContract,
     observed: ObservedTrigger[K],
 ) -> Isolation:
+    """Return the isolation of an `auto` Trigger, shared or own, by its activity and its current
+    dispatcher."""
     annotations = (observed.document.get("status") or {}).get("annotations") or {}
     return shards.automatic_isolation(
         observed.needed,

@@ -168,10 +168,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         namespace = services.function_namespace(family, identity, self.settings)
         dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
         self.states.rolls.add_condition(conditions, dispatcher)
-        conditions, status = self.translated_to_kind(observed, conditions, status)
+        conditions, status = self.translate_to_kind(observed, conditions, status)
         return {**status, "conditions": self.conditions(observed, conditions)}
 
-    def translated_to_kind(
+    def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate conditions and status to the words of a derived kind; here unchanged."""
@@ -213,7 +213,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             kind = family.broker_version, family.broker
             stored = None if kafka else await self.cluster.get(*kind, *broker)
             if stored is not None:
-                kafka = await self.brokers.kafka_without_config(stored)
+                kafka = await self.brokers.connect_without_config(stored)
             if await self.own.is_claimed(identity, group):
                 log.warning("group %s is left: another status names it, too", group)
             elif kafka is not None:

@@ -19,7 +19,7 @@ from knafka_operator.decisions.status import (
 )
 from knafka_operator.decisions.steps import Step
 from knafka_operator.dispatchers.conditions import LOOP_FREE
-from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS
+from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS_TYPE
 from knafka_operator.model.conditions import READY
 from knafka_operator.model.resources import KNAFKA_PREFIX
 
@@ -36,7 +36,7 @@ def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
     if any(key.startswith(KNAFKA_PREFIX) for key in annotations):
         patch["annotations"] = {key: None for key in annotations if key.startswith(KNAFKA_PREFIX)}
     types = {key.get("type") for key in status.get("conditions") or ()}
-    informational = {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
+    informational = {DELIVERING, DEAD_LETTERS_TYPE, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
     types_without_informational = types - informational
     # Knative Eventing's controller writes the same conditions into a Subscription.
     is_subscriptions = (

@@ -27,7 +27,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
 from knafka_operator.records.namespace_totals import min_scale_of_others
 from knafka_operator.records.state import BrokerState, States, broker_of
-from knafka_operator.scale.parsing import parsed_off_loop, spec_size
+from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.triggers.decide import ObservedTrigger
 
 MIN_SCALE_ANNOTATIONS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
@@ -52,7 +52,7 @@ class TriggerObserver:
         identity, broker = Identity.of(document), broker_of(document)
         read_trigger = self.states.family.read_trigger
         try:
-            trigger = await parsed_off_loop(lambda: read_trigger(document), spec_size(document))
+            trigger = await parse_off_loop(lambda: read_trigger(document), spec_size(document))
         except InvalidDocument as error:
             return ObservedTrigger(
                 document, error, watched=self.states.ensure_trigger(document).watched
@@ -91,7 +91,7 @@ class TriggerObserver:
         self._record_references(identity, subscriber, reply, sink)
         return replace(
             observed,
-            dependency=await self._dependency(trigger),
+            dependency=await self._read_dependency(trigger),
             subscriber=await self._sink(subscriber, namespace),
             dead_letter_sink=await self._sink(sink, namespace) if sink else None,
             reply=await self._sink(reply, namespace) if reply else None,
@@ -99,6 +99,8 @@ class TriggerObserver:
         )
 
     def _others_min_scale(self, trigger: Trigger) -> int:
+        """Return the sum of the min-scale of the namespace's other Triggers; 0 if this Trigger
+        declares none."""
         if all(
             annotation not in trigger.metadata.annotations for annotation in MIN_SCALE_ANNOTATIONS
         ):
@@ -108,8 +110,10 @@ class TriggerObserver:
         )
 
     async def _contract(self, broker: Identity) -> SharedContract | KnafkaError | None:
+        """Return the contract of a Broker's shared dispatchers, None if it has none, or the error
+        of reading it."""
         try:
-            contract = await self.shards.loaded_contract(broker)
+            contract = await self.shards.load_contract(broker)
             return None if contract is None else contract.snapshot()
         except (LogError, NotReady) as error:
             return error
@@ -125,7 +129,7 @@ class TriggerObserver:
     async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
-    async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
+    async def _read_dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
         """Return the object that a Trigger depends on (KN-TRG-13); None: the Trigger names none, or
         it doesn't exist."""
         try:

@@ -101,6 +101,8 @@ class Publishing:
         )
 
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations to a Trigger's status; after an error, which is logged, the next round
+        tries again."""
         record = self.states.triggers[identity]
         self._publishing.add(identity.namespace)
         try:

@@ -22,8 +22,8 @@ from knafka_operator.triggers import admission as trigger_admission
 
 log = logging.getLogger(__name__)
 
-BROKERS: Final = ("eventing.knative.dev", "v1", "brokers")
-TRIGGERS: Final = ("eventing.knative.dev", "v1", "triggers")
+BROKER_RESOURCE: Final = ("eventing.knative.dev", "v1", "brokers")
+TRIGGER_RESOURCE: Final = ("eventing.knative.dev", "v1", "triggers")
 
 DOMAIN: Final = "knafka.dev"
 REGISTRY: Final = kopf.OperatorRegistry()
@@ -45,13 +45,13 @@ def kopf_settings() -> kopf.OperatorSettings:
     return settings
 
 
-@kopf.on.event(*BROKERS, registry=REGISTRY)
+@kopf.on.event(*BROKER_RESOURCE, registry=REGISTRY)
 async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
     """Record whether Knafka serves a Broker, for the webhooks of Triggers."""
     memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
-@kopf.on.mutate(*BROKERS, id="default-broker", **WEBHOOK)
+@kopf.on.mutate(*BROKER_RESOURCE, id="default-broker", **WEBHOOK)
 async def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
@@ -60,14 +60,14 @@ async def default_broker(
     filled_in = admission.defaulted_broker(
         dict(body),
         old and dict(old),
-        default_class="" if names_class else await _default_class(dict(body), memo),
+        default_class="" if names_class else await _read_default_class(dict(body), memo),
     )
     # A Broker without a class has got the default class by now.
     if memo.operator.brokers.is_ours(old or filled_in):
         patch.fns.append(lambda raw: replace_document(raw, filled_in))
 
 
-@kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
+@kopf.on.mutate(*TRIGGER_RESOURCE, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
     if memo.operator.may_be_ours(body):
@@ -76,7 +76,7 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
         )
 
 
-@kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
+@kopf.on.validate(*BROKER_RESOURCE, id="check-broker", **WEBHOOK)
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
@@ -88,7 +88,7 @@ def check_broker(
         warnings.extend(admission.class_warnings(dict(body), classes))
 
 
-@kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
+@kopf.on.validate(*TRIGGER_RESOURCE, id="check-trigger", **WEBHOOK)
 def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
@@ -98,7 +98,7 @@ def check_trigger(
         warnings.extend(trigger_admission.trigger_warnings(dict(body)))
 
 
-async def _default_class(broker: Document, memo: kopf.Memo) -> str:
+async def _read_default_class(broker: Document, memo: kopf.Memo) -> str:
     """Return the default class for a new Broker without a class; empty: there is none, or it isn't
     Knafka's. Reads the ConfigMap from the API server, since a replica that doesn't lead has no
     cache.

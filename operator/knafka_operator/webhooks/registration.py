@@ -28,20 +28,20 @@ REGISTER_INTERVAL: Final = 10.0
 version that registers by kopf."""
 
 REGISTRATION: Final = "admissionregistration.k8s.io/v1"
-KINDS: Final[Mapping[str, str]] = {
+CONFIGURATION_KINDS: Final[Mapping[str, str]] = {
     "mutating": "MutatingWebhookConfiguration",
     "validating": "ValidatingWebhookConfiguration",
 }
 """Kind of the configuration object, by kopf's word for a handler's purpose."""
-OPERATOR: Final = {
+OPERATOR_LABELS: Final = {
     "app.kubernetes.io/name": "knafka",
     "app.kubernetes.io/component": "operator",
 }
 """Labels of all replicas' pods."""
-VERSION: Final = "pod-template-hash"
+TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
 """Label of pods whose value Kubernetes sets to a different value for each version of a
 Deployment."""
-TIMEOUT: Final = 30
+WEBHOOK_TIMEOUT: Final = 30
 """Seconds for a webhook's answer: the most that Kubernetes allows."""
 
 
@@ -53,7 +53,9 @@ def declared_webhooks(
     `name` is the suffix of their names; `authority` is the PEM of the CA of the server's
     certificate.
     """
-    webhooks_by_kind: dict[str, list[Document]] = {kind: [] for kind in KINDS.values()}
+    webhooks_by_kind: dict[str, list[Document]] = {
+        kind: [] for kind in CONFIGURATION_KINDS.values()
+    }
     for handler in registry._webhooks.get_all_handlers():
         selector = handler.selector
         assert handler.reason is not None
@@ -66,7 +68,7 @@ def declared_webhooks(
             "scope": "*",
         }
         service = {"name": SERVICE, "namespace": namespace, "port": 443, "path": f"/{handler.id}"}
-        webhooks_by_kind[KINDS[handler.reason.value]].append(
+        webhooks_by_kind[CONFIGURATION_KINDS[handler.reason.value]].append(
             {
                 "name": f"{handler.id}.{name}",
                 "sideEffects": "None",
@@ -77,7 +79,7 @@ def declared_webhooks(
                     "service": service,
                     "caBundle": base64.b64encode(authority.encode()).decode(),
                 },
-                "timeoutSeconds": TIMEOUT,
+                "timeoutSeconds": WEBHOOK_TIMEOUT,
                 "admissionReviewVersions": ["v1"],
             }
         )
@@ -94,7 +96,7 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
     own_version = None
     for pod in pods:
         metadata, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
-        version = (metadata.get("labels") or {}).get(VERSION, "")
+        version = (metadata.get("labels") or {}).get(TEMPLATE_HASH_LABEL, "")
         is_ending = "deletionTimestamp" in metadata or phase in ("Succeeded", "Failed")
         if metadata.get("uid") == uid:
             if is_ending:
@@ -128,7 +130,7 @@ class Registration:
     async def register(self) -> None:
         """Write the configurations, if this replica has the newest version; raises
         `ClusterError`."""
-        pods = await self._cluster.list(CORE, "Pod", OPERATOR, self._namespace)
+        pods = await self._cluster.list(CORE, "Pod", OPERATOR_LABELS, self._namespace)
         if is_newest(self._uid, pods):
             for kind, webhooks in self._webhooks.items():
                 manifest = {

@@ -26,8 +26,8 @@ from knafka_operator.model.cluster import Cluster, decoded_secret
 from knafka_operator.model.resources import CORE
 
 SERVICE: Final = "knafka-webhook"
-SECRET: Final = "knafka-webhook-certificate"
-PORT: Final = 9443
+WEBHOOK_SECRET: Final = "knafka-webhook-certificate"
+WEBHOOK_PORT: Final = 9443
 
 VALID_FOR: Final = timedelta(days=3650)
 RENEW_BEFORE: Final = timedelta(days=90)
@@ -39,7 +39,7 @@ Pem = dict[str, str]
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
     """Return the webhooks' certificate from its Secret; create it if there is none or if it expires
     soon."""
-    stored = await cluster.get(CORE, "Secret", namespace, SECRET)
+    stored = await cluster.get(CORE, "Secret", namespace, WEBHOOK_SECRET)
     if stored is not None:
         pem = dict(decoded_secret(stored))
         if pem.get("tls.crt") and _expiry(pem["tls.crt"]) > now + RENEW_BEFORE:
@@ -48,7 +48,7 @@ async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) ->
     manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": SECRET, "namespace": namespace},
+        "metadata": {"name": WEBHOOK_SECRET, "namespace": namespace},
         "type": "kubernetes.io/tls",
         "data": {key: base64.b64encode(text.encode()).decode() for key, text in pem.items()},
     }
@@ -66,7 +66,9 @@ def make_certificate(host: str, now: datetime) -> Pem:
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
 
-    def builder(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+    def certificate_builder(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+        """Return a certificate to sign that is valid for `VALID_FOR` from now, with an hour's
+        tolerance for clocks."""
         return (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -78,13 +80,13 @@ def make_certificate(host: str, now: datetime) -> Pem:
         )
 
     authority = (
-        builder(issuer, authority_key.public_key())
+        certificate_builder(issuer, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
     signed = (
-        builder(subject, key.public_key())
+        certificate_builder(subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
         .sign(authority_key, hashes.SHA256())
@@ -111,11 +113,13 @@ class ServiceServer:
         self._serves = serves
 
     async def __call__(self, fn: Any) -> AsyncIterator[Any]:
+        """Serve the webhooks as kopf's server protocol wants it; yields the configuration with
+        which they are registered."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in self._pem.items():
                 (Path(folder) / name).write_text(text)
             server = kopf.WebhookServer(
-                port=PORT,
+                port=WEBHOOK_PORT,
                 certfile=f"{folder}/tls.crt",
                 pkeyfile=f"{folder}/tls.key",
                 cafile=f"{folder}/ca.crt",
@@ -129,6 +133,7 @@ class ServiceServer:
 
 
 def _expiry(pem: str) -> datetime:
+    """Return when a certificate in PEM form expires; the earliest `datetime` if it is malformed."""
     try:
         return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
     except ValueError:

@@ -35,7 +35,7 @@ Progress: TypeAlias = Callable[[str], None]
 MIN_TASKS: Final = 16
 """Tasks that sort and fire, at least: with only two, each would hold half of all events and
 firings, and a local job has 1 GiB of memory."""
-ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
+FIRINGS_ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
 """Bytes of firings that a task holds before it writes them; Parquet's default is 128 MiB."""
 TIME_COLUMNS: Final = ("timestamp", "appended")
 """Columns of an archive that may have a record's time: Kafka's, and that of our tables."""
@@ -159,7 +159,7 @@ def backtest(
     """
     spark = records.sparkSession
     partitions = max(MIN_TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-    spark.conf.set("parquet.block.size", str(ROW_GROUP_BYTES))
+    spark.conf.set("parquet.block.size", str(FIRINGS_ROW_GROUP_BYTES))
     outcome_rows = records.transform(backtest_plan.route_events, sensor).transform(
         backtest_plan.compute_firings, sensor, until, partitions
     )

@@ -48,6 +48,7 @@ class FiringModel:
     """
 
     def __init__(self, rule: Rule) -> None:
+        """Begin without events; `rule` decides when events fire."""
         self._rule = rule
         self._counting: dict[_EventKey, ArrivedEvent] = {}
         """Events that count towards the next firing, in the order of time."""

@@ -33,7 +33,7 @@ from knafka_jobs.forget import delete_failures, expired_failures
 from knafka_jobs.io.delta import Tables, explain_spark_errors, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topic_offsets import (
@@ -168,7 +168,7 @@ def fold_all(tables: Tables) -> None:
 
 def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     """Fold a batch, with heads for likely examples only: no other payload is read."""
-    repeated_keys = materialized(
+    repeated_keys = compute_rows(
         records.transform(compact_plan.repeated_keys).limit(compact_plan.MAX_REPEATED + 1)
     )
     repeated = repeated_keys.count()
@@ -179,12 +179,12 @@ def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     else:
         repeated_or_none = repeated_keys if repeated <= compact_plan.MAX_REPEATED else None
         folded = records.transform(compact_plan.failures_of, repeated_or_none, summaries)
-    rows = materialized(folded)
+    rows = compute_rows(folded)
     # Write as few files as the rows need, not one per task.
     counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
     ((count, record_count),) = counts.collect()
     rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
-    examples = materialized(rows.transform(compact_plan.likely_examples))
+    examples = compute_rows(rows.transform(compact_plan.likely_examples))
     example_records = tables.read("records").where(within_bounds(offset_bounds(examples)))
     days = load_known_days(tables, rows)
     rows = assign_days(tables, rows, days, datetime.now(UTC).date())
@@ -199,7 +199,7 @@ def _few_summaries(records: DataFrame) -> DataFrame | None:
     ((errors,),) = records.transform(compact_plan.count_errors).collect()
     if errors > compact_plan.MAX_SUMMARIZED:
         return None
-    return materialized(records.transform(compact_plan.error_summaries))
+    return compute_rows(records.transform(compact_plan.error_summaries))
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from knafka_jobs.failure_days import distinct_days, load_known_days
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 from knafka_jobs.replay_marks import with_marks
 from knafka_jobs.schema import Columns
 from knafka_jobs.topic_offsets import OffsetSpan, Position
@@ -78,7 +78,7 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
     rows = [
         (name, topics[name].id, partition, span.start) for (name, partition), span in ranges.items()
     ]
-    newly_lost = materialized(
+    newly_lost = compute_rows(
         sent.transform(lost_events, marked_records, tables.rows(rows, STARTS))
     )
     for name, partition in ranges:
@@ -108,7 +108,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     first = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
     since = F.timestamp_micros(F.lit(0 if first is None else first[0] or 0))
     records = tables.read("records").where(F.col("appended") >= since)
-    judged = materialized(sent.transform(outcomes_of, records, tables.rows(committed, columns)))
+    judged = compute_rows(sent.transform(outcomes_of, records, tables.rows(committed, columns)))
     marked = judged.transform(resolved_failures)
     days = in_days("failures.day", distinct_days(load_known_days(tables, marked)))
     tables.update(

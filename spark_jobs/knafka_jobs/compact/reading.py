@@ -52,6 +52,7 @@ class BatchReader:
     """Reads the dead letters of batches; `names` has the topic's name of each topic id."""
 
     def __init__(self, tables: Tables, kafka: KafkaClient, names: Mapping[str, str]) -> None:
+        """Create the reader, which reads nothing before `rows`."""
         self.log = KafkaRecords(kafka, names)
         self._tables = tables
         self._kafka = kafka

@@ -55,6 +55,7 @@ class Tables:
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
+        """Store the absolute path or URI `root`; no table is opened yet."""
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else str(Path(root).absolute())
         self._ids: dict[str, str] = {}
@@ -70,7 +71,7 @@ class Tables:
             return self._table(name).toDF().select(*TABLES[name])
 
     def table_id(self, name: str) -> str:
-        """Delta's id of the table: a table that is created anew has another id."""
+        """Return Delta's id of the table: a table that is created anew has another id."""
         if name not in self._ids:
             self._ids[name] = str(self._snapshot(name).metadata().id())
         return self._ids[name]
@@ -326,7 +327,8 @@ class Tables:
         return float(created_time.get()) / 1000 if created_time.isDefined() else 0.0
 
     def _snapshot(self, name: str) -> Any:
-        """Delta's snapshot of the current table; `DeltaTable.detail` would run a query for it."""
+        """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
+        it."""
         self._table(name)
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             delta = self._delta

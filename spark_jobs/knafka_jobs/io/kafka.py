@@ -44,7 +44,7 @@ from knafka_jobs.topic_offsets import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-REQUEST_TIMEOUT: Final = 30.0
+JOB_REQUEST_TIMEOUT: Final = 30.0
 """Seconds for one request to Kafka, including repetitions."""
 CONNECT_CHECK_INTERVAL: Final = 2.0
 """Seconds between two tries while Kafka does not answer."""
@@ -109,6 +109,7 @@ class KafkaClient:
     """Kafka's admin API and consumers for the jobs. Every method raises `JobError`."""
 
     def __init__(self, connection: KafkaConnection) -> None:
+        """Open the admin client, without waiting for Kafka. Raises `JobError`."""
         self.connection = connection
         self._errors = ConnectionErrors()
         self._refusal: str | None = None
@@ -120,8 +121,9 @@ class KafkaClient:
             raise _job_error(error) from error
 
     def connect(self) -> None:
-        """Wait until Kafka answers; after `REQUEST_TIMEOUT` raise `JobError` with the reason."""
-        deadline = time.monotonic() + REQUEST_TIMEOUT
+        """Wait until Kafka answers; after `JOB_REQUEST_TIMEOUT` raise `JobError` with the
+        reason."""
+        deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
         while True:
             try:
                 self._admin.list_topics(timeout=CONNECT_CHECK_INTERVAL)
@@ -146,7 +148,9 @@ class KafkaClient:
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics."""
-        return list(_with_retries(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics)
+        return list(
+            _with_retries(lambda: self._admin.list_topics(timeout=JOB_REQUEST_TIMEOUT)).topics
+        )
 
     def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, TopicState]:
         """Return the existing topics among `names`, by name, with the offsets of their partitions.
@@ -157,7 +161,7 @@ class KafkaClient:
             return {}
         collection = TopicCollection(list(names))
         topics = _results(
-            lambda: self._admin.describe_topics(collection, request_timeout=REQUEST_TIMEOUT),
+            lambda: self._admin.describe_topics(collection, request_timeout=JOB_REQUEST_TIMEOUT),
             leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         partitions = [
@@ -188,7 +192,7 @@ class KafkaClient:
             for name, topic in self.topics(names, committed=False).items()
             for number, span in topic.spans.items()
         }
-        deadline = time.monotonic() + REQUEST_TIMEOUT
+        deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
         while True:
             topics = self.topics(names)
             is_open = [
@@ -201,7 +205,7 @@ class KafkaClient:
             if time.monotonic() > deadline:
                 raise JobError(
                     f"Kafka: a transaction on {is_open[0][0]} did not end within "
-                    f"{REQUEST_TIMEOUT:.0f} s: run the job again"
+                    f"{JOB_REQUEST_TIMEOUT:.0f} s: run the job again"
                 )
             time.sleep(RETRY_INTERVAL)
 
@@ -217,7 +221,7 @@ class KafkaClient:
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
-            answers = _with_retries(lambda: consumer.committed(partitions, REQUEST_TIMEOUT))
+            answers = _with_retries(lambda: consumer.committed(partitions, JOB_REQUEST_TIMEOUT))
         finally:
             consumer.close()
         return {answer.partition: answer.offset for answer in answers if answer.offset >= 0}
@@ -243,10 +247,10 @@ class KafkaClient:
         """Create a topic unless it exists; returns it once every broker of Kafka knows it."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         _results(
-            lambda: self._admin.create_topics([new_topic], request_timeout=REQUEST_TIMEOUT),
+            lambda: self._admin.create_topics([new_topic], request_timeout=JOB_REQUEST_TIMEOUT),
             leaving_out=KafkaError.TOPIC_ALREADY_EXISTS,
         )
-        deadline = time.monotonic() + REQUEST_TIMEOUT
+        deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
         while time.monotonic() < deadline:
             if topics := self.topics([topic]):
                 return topics[topic]
@@ -286,7 +290,7 @@ class KafkaClient:
         """Return the most bytes of a batch that a topic takes; None without the ACL to read it."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         descriptions = _results(
-            lambda: self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT),
+            lambda: self._admin.describe_configs([resource], request_timeout=JOB_REQUEST_TIMEOUT),
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
         return int(descriptions[resource][MAX_MESSAGE_BYTES].value) if descriptions else None
@@ -299,7 +303,7 @@ class KafkaClient:
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
         _results(
             lambda: self._admin.incremental_alter_configs(
-                [resource], request_timeout=REQUEST_TIMEOUT
+                [resource], request_timeout=JOB_REQUEST_TIMEOUT
             ),
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
@@ -310,7 +314,7 @@ class KafkaClient:
             return
         cuts = [TopicPartition(*partition, offset) for partition, offset in end_offsets.items()]
         _results(
-            lambda: self._admin.delete_records(cuts, request_timeout=REQUEST_TIMEOUT),
+            lambda: self._admin.delete_records(cuts, request_timeout=JOB_REQUEST_TIMEOUT),
             # A topic that was deleted meanwhile has nothing left to delete.
             leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
@@ -329,7 +333,7 @@ class KafkaClient:
         """Return the offsets of partitions by a specification such as the earliest."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
-        options["request_timeout"] = REQUEST_TIMEOUT
+        options["request_timeout"] = JOB_REQUEST_TIMEOUT
         results = _results(lambda: self._admin.list_offsets(specs, **options))
         return {
             (partition.topic, partition.partition): result.offset
@@ -384,7 +388,7 @@ def _results(
 
 def _with_retries(ask: Callable[[], T]) -> T:
     """Return the answer of a request, repeated while a coordinator or leader is moving."""
-    deadline = time.monotonic() + REQUEST_TIMEOUT
+    deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
     while True:
         try:
             return ask()

@@ -33,7 +33,7 @@ def _by_templates(namespace: str, name: str) -> list[str]:
     """Return the names by the operator's templates; those with a UID are left out, as a job knows
     none."""
     templates = os.environ.get(names.NAME_TEMPLATES, "").splitlines()
-    rendered_names = (names.rendered(template, namespace, name) for template in templates)
+    rendered_names = (names.render_template(template, namespace, name) for template in templates)
     return [
         rendered_name
         for rendered_name in dict.fromkeys(rendered_names)

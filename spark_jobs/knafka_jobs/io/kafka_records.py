@@ -17,7 +17,7 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import OffsetSpan, Partition, Position, RecordMark
 
-READ_TIMEOUT: Final = 30.0
+NEXT_RECORD_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""
 RECORDS_AT_ONCE: Final = 1000
 """Most records that one call of the consumer returns."""
@@ -145,10 +145,10 @@ def _messages(
     if not starts:
         return
     consumer.assign([TopicPartition(*partition, offset) for partition, offset in starts.items()])
-    deadline = time.monotonic() + READ_TIMEOUT
+    deadline = time.monotonic() + NEXT_RECORD_TIMEOUT
     while True:
         for message in consumer.consume(RECORDS_AT_ONCE, 0.1):
-            deadline = time.monotonic() + READ_TIMEOUT
+            deadline = time.monotonic() + NEXT_RECORD_TIMEOUT
             partition, error = (message.topic(), message.partition()), message.error()
             if error is None:
                 yield partition, message  # type: ignore[misc]
@@ -157,4 +157,6 @@ def _messages(
             elif not error.retriable():
                 raise JobError(f"Kafka: {error.str()}")
         if time.monotonic() > deadline:
-            raise JobError(f"Kafka has sent no records for {READ_TIMEOUT:.0f} s: run the job again")
+            raise JobError(
+                f"Kafka has sent no records for {NEXT_RECORD_TIMEOUT:.0f} s: run the job again"
+            )

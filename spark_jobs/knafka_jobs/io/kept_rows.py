@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from knafka_jobs.io.session import has_executors
 
-FOLDER: Final = "checkpoints/rows"
+KEPT_ROWS_FOLDER: Final = "checkpoints/rows"
 
-MAX_AGE: Final = 86_400.0
+MAX_KEPT_SECONDS: Final = 86_400.0
 """Seconds after which the rows of another application are removed: it was killed."""
 
 
@@ -31,8 +31,8 @@ def use_folder(spark: SparkSession, root: str) -> None:
     context = spark.sparkContext
     if not has_executors(spark) or context.getCheckpointDir() is not None:
         return
-    remove_others(spark, root, MAX_AGE)
-    context.setCheckpointDir(f"{root}/{FOLDER}")
+    remove_others(spark, root, MAX_KEPT_SECONDS)
+    context.setCheckpointDir(f"{root}/{KEPT_ROWS_FOLDER}")
 
 
 def remove_own(spark: SparkSession) -> None:
@@ -48,7 +48,7 @@ def remove_own(spark: SparkSession) -> None:
 def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
     """Remove the rows below the root that other applications kept `age` seconds ago or earlier."""
     own_folder = spark.sparkContext.getCheckpointDir()
-    path, system = _file(spark, f"{root}/{FOLDER}")
+    path, system = _file(spark, f"{root}/{KEPT_ROWS_FOLDER}")
     if not system.exists(path):
         return
     for folder in system.listStatus(path):

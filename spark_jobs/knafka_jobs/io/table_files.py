@@ -45,13 +45,14 @@ class TableFiles:
         settings: Mapping[str, str] | None = None,
         store: Mapping[str, str] | None = None,
     ) -> None:
+        """Store the root and open DataFusion's session; no table is opened yet."""
         self._root = root.rstrip("/")
         self._store = _storage_options(root) if store is None else dict(store)
         self._opened: dict[str, DeltaTable | None] = {}
         self._session = QueryBuilder(None if settings is None else dict(settings))
 
     def path(self, name: str) -> str:
-        """The path or URI of a table."""
+        """Return the path or URI of a table."""
         return f"{self._root}/{name}"
 
     def has_table(self, name: str) -> bool:
@@ -59,7 +60,7 @@ class TableFiles:
         return self._table(name) is not None
 
     def size(self, name: str) -> int:
-        """The bytes of a table's files; 0 if there is no such table."""
+        """Return the bytes of a table's files; 0 if there is no such table."""
         if (table := self._table(name)) is None:
             return 0
         sizes = table.get_add_actions(flatten=True)["size_bytes"]
@@ -100,7 +101,7 @@ class TableFiles:
         return rows
 
     def _read_error(self, error: Exception) -> JobError:
-        """What a query that failed is raised as."""
+        """Return the error to raise for a query that failed."""
         kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
         return kind(f"the tables in {self._root} can't be read: {_error_line(error)}")
 
@@ -146,7 +147,7 @@ class TableFiles:
         )
 
     def _table(self, name: str) -> DeltaTable | None:
-        """A table, registered under its name; None if it doesn't exist."""
+        """Return a table, registered under its name; None if it doesn't exist."""
         if name not in self._opened:
             path = self.path(name)
             try:
@@ -207,5 +208,5 @@ def _storage_options(path: str) -> dict[str, str] | None:
 
 
 def _error_line(error: Exception) -> str:
-    """The whole error on one line, at most 500 characters: the reason comes last."""
+    """Return the whole error on one line, at most 500 characters: the reason comes last."""
     return " ".join(str(error).split())[:500]

@@ -15,11 +15,11 @@ from knafka_jobs.acknowledgements import (
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.schema import ACKNOWLEDGEMENTS
 
-TABLE: Final = "acknowledgements"
+ACKNOWLEDGEMENTS_TABLE: Final = "acknowledgements"
 
 
 def read_acknowledgements(files: TableFiles, now: datetime) -> dict[str, Acknowledgement]:
-    """The acknowledgements that hold at `now`, by the group's id. Raises `JobError`."""
+    """Return the acknowledgements that are valid at `now`, by the group's id. Raises `JobError`."""
     return current_acknowledgements(_rows(files), now)
 
 
@@ -46,11 +46,11 @@ def append_acknowledgements(
         said = {"group_id": group_id, "action": action.value, "at": at, "by": by}
         row = {**group, **said, "until": until, "note": note or None}
         rows.append([row.get(name) for name in ACKNOWLEDGEMENTS])
-    files.append(TABLE, ACKNOWLEDGEMENTS, rows)
+    files.append(ACKNOWLEDGEMENTS_TABLE, ACKNOWLEDGEMENTS, rows)
 
 
 def _rows(files: TableFiles) -> list[dict[str, Any]]:
     """All rows of the table; none if it doesn't exist."""
-    if not files.has_table(TABLE):
+    if not files.has_table(ACKNOWLEDGEMENTS_TABLE):
         return []
-    return files.query(f"SELECT * FROM {TABLE}", TABLE)
+    return files.query(f"SELECT * FROM {ACKNOWLEDGEMENTS_TABLE}", ACKNOWLEDGEMENTS_TABLE)

@@ -10,7 +10,7 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.lookup.lookup_plan import sql_literal
 from knafka_jobs.schema import CANCELLATIONS
 
-TABLE: Final = "cancellations"
+CANCELLATIONS_TABLE: Final = "cancellations"
 
 
 def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> None:
@@ -26,4 +26,4 @@ def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> 
     if rows[0]["finished"] is not None:
         raise JobError(f"the replay {replay_id} is finished and sent {rows[0]['events']} events")
     row = {"replay_id": replay_id, "at": now, "by": by}
-    files.append(TABLE, CANCELLATIONS, [[row[name] for name in CANCELLATIONS]])
+    files.append(CANCELLATIONS_TABLE, CANCELLATIONS, [[row[name] for name in CANCELLATIONS]])

@@ -19,7 +19,7 @@ from knafka_jobs.lookup.lookup_run import headers_of, sendable_rows
 
 SHOWN_EDITS: Final = 5
 """Events that a preview shows before and after."""
-MAX_PROBLEMS: Final = 100
+MAX_COUNTED_PROBLEMS: Final = 100
 """Different problems that are counted, at most."""
 StoredRecord: TypeAlias = tuple[RecordHeaders, bytes | None]
 """Headers and value of a record."""
@@ -67,7 +67,7 @@ def preview_edits(
                 record = edited_record(edits, headers, row["data"])
             except CannotEdit as error:
                 preview.not_editable += 1
-                if len(problems) < MAX_PROBLEMS or str(error) in problems:
+                if len(problems) < MAX_COUNTED_PROBLEMS or str(error) in problems:
                     problems[str(error)] += 1
                 continue
             order = tuple(row[name] for name in SHOWN_ORDER)
@@ -83,6 +83,6 @@ def preview_edits(
 
 
 def _event_document(event: Event) -> dict[str, Any]:
-    """An event's attributes and data as a JSON document."""
+    """Return an event's attributes and data as a JSON document."""
     data = {} if event.data is None else {"data": event.data.decode(errors="replace")}
     return {**event.attributes, **data}

@@ -5,7 +5,7 @@
              attempt, with key, data and headers
 
 In memory are the positions of the group's dead letters (some hundred bytes each) and as many events
-as fit `BATCH_BYTES`. The file appears when it is complete.
+as fit `EXPORT_BATCH_BYTES`. The file appears when it is complete.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.lookup import groups_plan
 from knafka_jobs.lookup.lookup_run import headers_of
 
-BATCH_BYTES: Final = 8 * 1024 * 1024
+EXPORT_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Bytes of data that are read at a time."""
 MAX_BATCH_ROWS: Final = 8_192
 """Rows that are read at a time, at most."""
-ROW_GROUP_BYTES: Final = 8 * BATCH_BYTES
+EXPORT_ROW_GROUP_BYTES: Final = 8 * EXPORT_BATCH_BYTES
 """Bytes of data in a row group of a Parquet file, uncompressed."""
 ROW_OVERHEAD_BYTES: Final = 1_024
 """Bytes of a row beside its data."""
@@ -65,13 +65,13 @@ def export_failures(
     if not found["number"]:
         return ExportResult(0, 0)
     row_bytes = found["bytes"] // found["number"] + ROW_OVERHEAD_BYTES
-    files.set_option("execution.batch_size", _rows_within(BATCH_BYTES, row_bytes))
+    files.set_option("execution.batch_size", _rows_within(EXPORT_BATCH_BYTES, row_bytes))
     files.set_option("execution.target_partitions", 1)
     query = groups_plan.letters_of(fits, found["first"], found["last"])
     tables = ("failures", "records")
     with _complete_file(path) as unfinished:
         if file_format is ExportFormat.PARQUET:
-            row_group = _rows_within(ROW_GROUP_BYTES, row_bytes)
+            row_group = _rows_within(EXPORT_ROW_GROUP_BYTES, row_bytes)
             files.set_option("execution.parquet.max_row_group_size", row_group)
             (copied,) = files.query(groups_plan.copy_to_parquet(query, str(unfinished)), *tables)
             written = int(copied["count"])
@@ -86,7 +86,7 @@ def export_failures(
 
 
 def event_line(row: Mapping[str, Any]) -> bytes | None:
-    """The event of a dead letter as a line of NDJSON; None if it holds no whole event."""
+    """Return the event of a dead letter as a line of NDJSON; None if it holds no whole event."""
     headers = headers_of(row)
     if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
         return None
@@ -99,7 +99,7 @@ def event_line(row: Mapping[str, Any]) -> bytes | None:
 
 
 def _rows_within(size: int, row_bytes: int) -> int:
-    """The number of rows that have about `size` bytes."""
+    """Return the number of rows that have about `size` bytes."""
     return max(1, min(MAX_BATCH_ROWS, size // row_bytes))
 
 

@@ -42,7 +42,7 @@ class FailureGroup:
 def list_groups(
     files: TableFiles, conditions: Sequence[FailureCondition], now: datetime
 ) -> list[FailureGroup]:
-    """The groups of all failures that a report made now would have, the newest first.
+    """Return the groups of all failures that a report made now would have, the newest first.
 
     `conditions` select by Trigger or Broker only, else groups would lack failures. Raises
     `JobError`.
@@ -58,14 +58,15 @@ def list_groups(
 
 
 def find_groups(files: TableFiles, ids: Collection[str], now: datetime) -> dict[str, FailureGroup]:
-    """The groups that have one of these ids, by id. Raises `JobError`."""
+    """Return the groups that have one of these ids, by id. Raises `JobError`."""
     return {group.id: group for group in list_groups(files, (), now) if group.id in ids}
 
 
 def members_predicate(
     files: TableFiles, group: FailureGroup, now: datetime, *, unresolved: bool = False
 ) -> str:
-    """A predicate on `failures`: those of a group, or its unresolved ones. Raises `JobError`."""
+    """Return a predicate on `failures` for all failures of a group, or for its unresolved ones.
+    Raises `JobError`."""
     frequent: Sequence[str] = ()
     if group.key["summary"] == OTHER_SUMMARIES:
         sql = groups_plan.frequent_summaries(group.key, _timeline_start(now))
@@ -74,5 +75,5 @@ def members_predicate(
 
 
 def _timeline_start(now: datetime) -> datetime:
-    """When the timeline of a report begins that is made now with default options."""
+    """Return the beginning of the timeline of a report that is made now with default options."""
     return now - timedelta(days=TIMELINE_DAYS)

@@ -80,7 +80,7 @@ def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
 
 
 def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: bool) -> str:
-    """A predicate: the failures of a group, or its unresolved ones.
+    """Return a predicate for the failures of a group, or for its unresolved ones.
 
     `group` has the columns `GROUP`; `frequent` are the `frequent_summaries` of its kind, which only
     the group of all others needs.
@@ -96,7 +96,7 @@ def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: 
 
 
 def _of_kind(group: Mapping[str, Any]) -> str:
-    """A predicate: the failures with a group's Trigger, destination, reason and code."""
+    """Return a predicate for failures with a group's Trigger, destination, reason and code."""
     return " AND ".join(
         f'"{name}" IS NULL' if group[name] is None else f'"{name}" = {sql_literal(group[name])}'
         for name in KIND
@@ -104,7 +104,7 @@ def _of_kind(group: Mapping[str, Any]) -> str:
 
 
 def _is_reported(since: datetime) -> str:
-    """A predicate: the failures in a report whose timeline begins at `since`."""
+    """Return a predicate for the failures in a report whose timeline begins at `since`."""
     moment = sql_literal(since)
     return f"(resolved IS NULL OR last_failed >= {moment} OR resolved >= {moment})"
 

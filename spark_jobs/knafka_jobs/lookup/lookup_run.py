@@ -34,7 +34,7 @@ def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Previe
 def sendable_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> tuple[str, Sequence[str]]:
-    """The query for the failures that a replay would send, and the tables that it reads.
+    """Return the query for the failures that a replay would send, and the tables that it reads.
 
     Raises `JobError`.
     """
@@ -149,7 +149,7 @@ class TabledRecord:
         return headers_of(self.row)
 
     def timestamp(self) -> tuple[int, int]:
-        """Type and time of the timestamp, as Kafka's clients return it (ms)."""
+        """Return type and time (ms) of the timestamp, as Kafka's clients do."""
         return APPENDED, round(self.row["appended"].timestamp() * 1000)
 
 
@@ -171,7 +171,8 @@ def latest_dead_letters(
 def page_of_dead_letters(
     files: TableFiles, fits: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """As `latest_dead_letters`, for the predicate `fits` and without the latest `skip` failures."""
+    """Return what `latest_dead_letters` does, of failures for which the predicate `fits` holds,
+    without the latest `skip` ones."""
     failures = files.query(lookup_plan.latest_failures(fits, limit, skip), "failures")
     if not failures:
         return []

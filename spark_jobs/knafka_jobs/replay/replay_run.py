@@ -38,7 +38,7 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.io.kafka_names import possible_topics
 from knafka_jobs.job_errors import JobError, worker_error_text
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import offset_bounds, within_bounds
 from knafka_jobs.replay.replay_plan import (
     BROADCAST_ROWS,
@@ -101,13 +101,15 @@ class Cancellation:
     """Asks now and then whether a replay is cancelled."""
 
     def __init__(self, ask: Callable[[], str | None]) -> None:
+        """Begin without an answer; `ask` returns who has cancelled the replay, or None."""
         self._ask = ask
         self._asked = float("-inf")
         self.last: str | None = None
-        """Who has cancelled the replay, when it was asked last; None: nobody."""
+        """The last answer of `ask`: who has cancelled the replay; None: nobody."""
 
     def by(self) -> str | None:
-        """Who has cancelled the replay; at most `CANCEL_CHECK_INTERVAL` old. Raises `JobError`."""
+        """Return who has cancelled the replay, None: nobody; the answer is at most
+        `CANCEL_CHECK_INTERVAL` old. Raises `JobError`."""
         now = time.monotonic()
         if self.last is None and now - self._asked >= CANCEL_CHECK_INTERVAL:
             self.last, self._asked = self._ask(), now
@@ -117,7 +119,7 @@ class Cancellation:
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
     """Preview the events that a replay would send."""
     selected = tables.read("failures").transform(select_failures, selection)
-    sendable = materialized(_sendable_failures(tables, selected))
+    sendable = compute_rows(_sendable_failures(tables, selected))
     triggers = _count_by_trigger(sendable)
     shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
     events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
@@ -154,7 +156,7 @@ def replay(
         )
         # Send each event once, also if its outcome is known by now.
         own_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
-        sendable = materialized(sendable.select(*SENDABLE).join(own_ids, "failure_id", "left_anti"))
+        sendable = compute_rows(sendable.select(*SENDABLE).join(own_ids, "failure_id", "left_anti"))
         counts = _count_by_trigger(sendable)
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
@@ -179,7 +181,7 @@ def replay(
 
 
 def _events_text(count: int) -> str:
-    """A number of events as text."""
+    """Return a number of events as text."""
     return "1 event" if count == 1 else f"{count} events"
 
 

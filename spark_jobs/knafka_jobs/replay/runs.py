@@ -144,7 +144,8 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
 
 
 def cancelled_by(tables: Tables, replay_id: str) -> str | None:
-    """Who has asked a replay to end; None: nobody. Spark never creates the table that says so."""
+    """Return who has cancelled a replay; None: nobody, or the table of cancellations doesn't exist
+    (Spark never creates it)."""
     if not tables.exists("cancellations"):
         return None
     # Read anew each time: somebody else writes it.

@@ -34,7 +34,7 @@ MAX_LANES: Final = 8
 """Most lanes of a replay: a later run fences off all of them."""
 BATCH_EVENTS: Final = 500
 """Most events in one transaction: enough that the 10 ms for a transaction don't matter."""
-BATCH_BYTES: Final = 16 * 1024 * 1024
+REPLAY_BATCH_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of keys and values in one transaction, held in memory; a single event may have
 more."""
 LIBRDKAFKA_MAX_BYTES: Final = 1_000_000_000
@@ -71,7 +71,7 @@ class LaneResult:
     """Why, for one of them."""
 
     def __add__(self, other: LaneResult) -> LaneResult:
-        """The result of two lanes."""
+        """Return the sum of two lanes' results."""
         return LaneResult(
             self.sent + other.sent,
             self.not_editable + other.not_editable,
@@ -116,7 +116,7 @@ class ReplaySender:
         result = LaneResult()
         producer = None
         try:
-            for batch in batches(self._events(rows, result), batch_size, BATCH_BYTES):
+            for batch in batches(self._events(rows, result), batch_size, REPLAY_BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
                     producer = open_producer(self.connection, self.replay_id, lane)
                     sent_hashes = self._hashes_sent_earlier()
@@ -138,9 +138,8 @@ class ReplaySender:
         return result
 
     def _events(self, rows: Iterable[Any], result: LaneResult) -> Iterator[FailedEvent]:
-        """Rows as edited events, with the replay topic of each event's Trigger.
-
-        Those that can't be edited are counted in `result`.
+        """Yield rows as edited events, with the replay topic of each event's Trigger; count events
+        that can't be edited in `result`.
         """
         for row in rows:
             failure_id, namespace, broker, trigger, key, value, headers = row
@@ -159,7 +158,7 @@ class ReplaySender:
             yield FailedEvent(failure_id, topic, _bytes(key), event_data, record_headers)
 
     def _hashes_sent_earlier(self) -> set[int]:
-        """Hashes of the failures whose events were sent since this run began, by any lane.
+        """Return hashes of the failures whose events were sent since this run began, by any lane.
 
         If a lane's task is repeated, these include the events that its first try sent. If all lanes
         begin at once there are few or none.
@@ -301,5 +300,5 @@ def _sent_event(failure_id: str, message: Any) -> SentEvent:
 
 
 def _bytes(value: Any) -> Any:
-    """Spark's bytearray as bytes, None as None."""
+    """Return Spark's bytearray as bytes; None stays None."""
     return None if value is None else bytes(value)

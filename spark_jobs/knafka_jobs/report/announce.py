@@ -27,7 +27,7 @@ ANNOUNCE_ATTEMPTS: Final = 4
 """Most attempts to send the event."""
 ANSWER_TIMEOUT: Final = 15.0
 """Seconds for the answer to one attempt: a Broker's receiver may have to start."""
-FIRST_PAUSE: Final = 2.0
+FIRST_RETRY_PAUSE: Final = 2.0
 """Seconds before the second attempt; before each further one twice as many."""
 
 
@@ -81,7 +81,7 @@ def send_event(broker: str, event: dict[str, Any]) -> None:
     body, problem = json.dumps(event).encode(), ""
     for attempt in range(ANNOUNCE_ATTEMPTS):
         if attempt:
-            time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+            time.sleep(FIRST_RETRY_PAUSE * 2 ** (attempt - 1))
         request = urllib.request.Request(
             broker, body, {"content-type": f"{MEDIA_TYPE}; charset=utf-8"}, method="POST"
         )

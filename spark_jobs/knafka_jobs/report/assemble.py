@@ -267,7 +267,7 @@ def _example(row: ReportRow) -> Example:
 
 
 def _acknowledged(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
-    """A group's acknowledgement as part of the report."""
+    """Return a group's acknowledgement as part of the report."""
     if acknowledgement is None:
         return None
     return Acknowledged(

@@ -35,7 +35,8 @@ _TYPES: Final = {
 
 
 def datafusion_text(value: str) -> str:
-    """A string as a literal of DataFusion's SQL, in the dialect that quotes as Spark does."""
+    """Return a string as a literal of DataFusion's SQL, in the dialect that quotes as Spark
+    does."""
     return "'" + value.replace("'", "''") + "'"
 
 
@@ -103,12 +104,12 @@ class DataFusionEngine:
 
 
 def _literal(value: str | int | None) -> str:
-    """A value as a literal."""
+    """Return a value as a literal."""
     if value is None:
         return "NULL"
     return datafusion_text(value) if isinstance(value, str) else str(value)
 
 
 def _plain(value: Any) -> Any:
-    """A value with the types of `ReportRow`."""
+    """Convert a value to a type of `ReportRow`."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value

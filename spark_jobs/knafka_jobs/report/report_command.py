@@ -70,7 +70,8 @@ def write_report(report: Report, arguments: Namespace, progress: Progress) -> di
 
 
 def _replay_command(arguments: Namespace) -> str:
-    """The beginning of this program's command to replay failures of the tables of a report."""
+    """Return the beginning of this program's command to replay failures of the tables of a
+    report."""
     words = ["python3", "-m", "knafka_jobs", "replay", "--tables", arguments.tables]
     if arguments.bootstrap_servers is not None:
         words += ["--bootstrap-servers", arguments.bootstrap_servers]

@@ -39,7 +39,7 @@ class SqlDialect:
     """A row for each element of an array."""
 
     def moment(self, time: datetime) -> str:
-        """A time as a literal."""
+        """Return a time as a literal."""
         return self.time((time - _EPOCH) // _EPOCH.resolution)
 
 

@@ -38,12 +38,12 @@ _SUMS: Final = ("events", "failures", "unresolved", "resolved", "retries")
 
 
 def columns_of(names: Iterable[str], table: str = "") -> str:
-    """A list of columns, each of `table` if it is given."""
+    """Return a list of columns, each of `table` if it is given."""
     return ", ".join(f"{table}.`{name}`" if table else f"`{name}`" for name in names)
 
 
 def of_broker(broker: BrokerName | None, dialect: SqlDialect) -> str:
-    """A predicate for rows of one Broker; true for None."""
+    """Return a predicate for rows of one Broker; for None it is true."""
     if broker is None:
         return "true"
     return f"namespace = {dialect.text(broker.namespace)} AND broker = {dialect.text(broker.name)}"
@@ -78,7 +78,7 @@ MANY_SUMMARIES: Final = f"SELECT said FROM frequent WHERE place > {MAX_SUMMARIES
 
 
 def counted(*, many_summaries: bool) -> str:
-    """The failures in a report with the summary of their group.
+    """Return the failures in a report with the summary of their group.
 
     With `many_summaries` it is `OTHER_SUMMARIES` where a failure's own is not a frequent one.
     """
@@ -94,7 +94,7 @@ def counted(*, many_summaries: bool) -> str:
 
 
 def _has_same_values(names: Iterable[str], one: str, other: str) -> str:
-    """A predicate: two tables have the same values in these columns of `GROUP`."""
+    """Return a predicate that two tables have the same values in these columns of `GROUP`."""
     return " AND ".join(
         # In brackets: DataFusion would take the rest of the condition for the second operand.
         f"({one}.`code` IS NOT DISTINCT FROM {other}.`code`)"
@@ -125,7 +125,7 @@ def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
     )
 
 
-ACKNOWLEDGEMENTS: Final = "SELECT * FROM acknowledgements"
+ALL_ACKNOWLEDGEMENTS: Final = "SELECT * FROM acknowledgements"
 """All rows of people who acknowledged groups."""
 
 GROUPS: Final = (
@@ -167,7 +167,7 @@ def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: 
 
 
 def top_values(column: str) -> str:
-    """The most frequent types or sources of each group: `GROUP`, `value`, `events`."""
+    """Return the most frequent types or sources of each group: `GROUP`, `value`, `events`."""
     return (
         f"SELECT {columns_of(GROUP)}, `value`, events FROM ("
         f"SELECT {columns_of(GROUP)}, `value`, events, row_number() OVER "
@@ -186,7 +186,7 @@ _RANKED: Final = (
 )
 """Failures with the columns by which examples are chosen: a lower `rank` is shown first."""
 
-SPREAD: Final = 61
+SPREAD_PARTS: Final = 61
 """Parts into which `LIMITS` divides the failures of each group: with more parts, fewer failures are
 sorted to find the examples."""
 
@@ -196,9 +196,9 @@ LIMITS: Final = (
     f"SELECT {columns_of(GROUP)}, `rank`, last_failed, "
     f"row_number() OVER (PARTITION BY {columns_of(GROUP)} ORDER BY `rank`, last_failed DESC) "
     f"AS place, count(*) OVER (PARTITION BY {columns_of(GROUP)}) AS parts FROM ("
-    f"SELECT {columns_of(GROUP)}, `rank`, (`partition` + `offset`) % {SPREAD} AS part, "
+    f"SELECT {columns_of(GROUP)}, `rank`, (`partition` + `offset`) % {SPREAD_PARTS} AS part, "
     f"max(last_failed) AS last_failed FROM ({_RANKED}) GROUP BY {columns_of(GROUP)}, `rank`, "
-    f"(`partition` + `offset`) % {SPREAD})) "
+    f"(`partition` + `offset`) % {SPREAD_PARTS})) "
     f"WHERE place = CASE WHEN parts < {MAX_EXAMPLES} THEN parts ELSE {MAX_EXAMPLES} END"
 )
 """A row of each group after which none of its examples comes: its `rank` and `last_failed`.
@@ -224,7 +224,8 @@ CHOSEN_DAYS: Final = "SELECT DISTINCT `day` FROM chosen"
 
 
 def examples(days: Collection[date | None]) -> str:
-    """The chosen failures as whole rows, in the order of their places; they are kept under `days`.
+    """Return the chosen failures as whole rows, in the order of their places; they are kept under
+    `days`.
 
     Only files of these days are read.
     """
@@ -243,7 +244,7 @@ ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM coun
 
 
 def failed_within(since: datetime, dialect: SqlDialect) -> str:
-    """Number of events by group that failed since then in `spans`: `GROUP`, `events`.
+    """Return the number of events by group that failed since then in `spans`: `GROUP`, `events`.
 
     Events with one position count once.
     """
@@ -276,12 +277,13 @@ def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
 
 
 def last_report(about: str) -> str:
-    """The last report about a Broker: `report_id`, `made`; `about` is the predicate for it."""
+    """Return the last report about a Broker: `report_id`, `made`; `about` is the predicate for
+    it."""
     return f"SELECT report_id, made FROM reports WHERE {about} ORDER BY made DESC LIMIT 1"
 
 
 def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
-    """The figures of the groups of one report: `group_id`, `failures`, `unresolved`."""
+    """Return the figures of the groups of one report: `group_id`, `failures`, `unresolved`."""
     return (
         f"SELECT group_id, failures, unresolved FROM reports WHERE {about} "
         f"AND report_id = {dialect.text(report_id)} AND group_id IS NOT NULL"
@@ -289,12 +291,12 @@ def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
 
 
 def last_made(about: str, limit: int) -> str:
-    """When the last reports about a Broker were made, the latest first."""
+    """Return the times at which the last reports about a Broker were made, the latest first."""
     return f"SELECT DISTINCT made FROM reports WHERE {about} ORDER BY made DESC LIMIT {limit}"
 
 
 def first_reported(about: str) -> str:
-    """When the first report with each group was made: `group_id`, `first`."""
+    """Return the time of the first report with each group: `group_id`, `first`."""
     return (
         f"SELECT group_id, min(made) AS first FROM reports WHERE {about} "
         "AND group_id IS NOT NULL GROUP BY group_id"
@@ -302,7 +304,7 @@ def first_reported(about: str) -> str:
 
 
 def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
-    """The figures of each group in reports made since then, in time order."""
+    """Return the figures of each group in reports made since then, in time order."""
     return (
         f"SELECT group_id, made, failures, unresolved FROM reports WHERE {about} "
         f"AND group_id IS NOT NULL AND made >= {dialect.moment(since)} ORDER BY made"
@@ -310,7 +312,8 @@ def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
 
 
 def replay_counts(limit: int) -> str:
-    """The latest replays, with how many events were `sent`, `resolved`, `failed_again`."""
+    """Return the latest replays, with the numbers of events `sent`, `resolved` and
+    `failed_again`."""
     count = "count(*) FILTER (WHERE outcome = '{}') AS {}".format
     return (
         "SELECT r.replay_id, r.`by`, r.selection, r.started, r.finished, "

@@ -87,7 +87,7 @@ def make_report(
     if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
     known = _known_groups(engine, about, counted_rows)
-    acknowledged = current_acknowledgements(engine.rows(report_plan.ACKNOWLEDGEMENTS), now)
+    acknowledged = current_acknowledgements(engine.rows(report_plan.ALL_ACKNOWLEDGEMENTS), now)
     groups = assemble.build_groups(counted_rows, previous, shares, known, acknowledged, now)
     result = Report(
         id=uuid.uuid4().hex[:12],
@@ -158,7 +158,7 @@ def _shares_of_groups(
 
 
 def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
-    """Rows by group, in their order."""
+    """Return rows by group, in their order."""
     grouped: dict[GroupKey, list[ReportRow]] = defaultdict(list)
     for row in rows:
         grouped[group_key_of(row)].append(row)
@@ -182,7 +182,7 @@ def _known_groups(
 
 
 def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | None:
-    """The last report among rows of `reports` for which `about` holds; None without rows."""
+    """Return the last report among rows of `reports` for which `about` holds; None without rows."""
     last = engine.rows(report_plan.last_report(about))
     if not last:
         return None
@@ -195,7 +195,7 @@ def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | Non
 
 
 def _figures(report: Report) -> list[tuple[Any, ...]]:
-    """The figures of a report's groups, as rows of the table `reports`."""
+    """Return the figures of a report's groups, as rows of the table `reports`."""
     about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
         (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)

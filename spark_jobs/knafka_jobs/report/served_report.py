@@ -34,7 +34,7 @@ REPORTS_TOPIC_CONFIG: Final = {
     "segment.bytes": str(16 * 1024 * 1024),
 }
 """Configuration of the topic of reports."""
-SEND_TIMEOUT: Final = 60.0
+REPORT_SEND_TIMEOUT: Final = 60.0
 """Seconds to wait until Kafka has stored the record."""
 
 
@@ -51,7 +51,7 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
     limit = kafka.record_limit(topic) or MAX_BATCH_BYTES
     value = fit_report(report, min(limit, MAX_BATCH_BYTES) - BATCH_OVERHEAD_BYTES)
     key = names.report_key(report.namespace, archive)
-    kafka.write(topic, key, value, {"content-type": b"application/json"}, SEND_TIMEOUT)
+    kafka.write(topic, key, value, {"content-type": b"application/json"}, REPORT_SEND_TIMEOUT)
 
 
 def fit_report(report: Report, limit: int) -> bytes:

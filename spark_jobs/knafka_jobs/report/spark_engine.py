@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka_jobs.io.delta import Tables, explain_spark_errors
-from knafka_jobs.materialize import materialized
+from knafka_jobs.materialize import compute_rows
 from knafka_jobs.report.report_engine import REPORT_TABLES, ReportRow, SqlDialect
 from knafka_jobs.schema import ACKNOWLEDGEMENTS, REPORTS, Columns
 
 
 def spark_text(value: str) -> str:
-    """A string as a literal of Spark's SQL.
+    """Return a string as a literal of Spark's SQL.
 
     `$` is written as an escape, as Spark replaces `${env:NAME}` in SQL before it is parsed.
     """
@@ -35,6 +35,8 @@ class SparkEngine:
     dialect = DIALECT
 
     def __init__(self, tables: Tables) -> None:
+        """Create a temporary view of each table of a report; a missing table of acknowledgements
+        gets an empty one."""
         self._tables = tables
         for name in REPORT_TABLES:
             # Spark never creates the table of acknowledgements (`lookup.acknowledge` does).
@@ -52,7 +54,7 @@ class SparkEngine:
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
         """Name the rows of a query; they are computed once if they are read repeatedly."""
         rows = self._tables.spark.sql(sql)
-        (materialized(rows) if repeated else rows).createOrReplaceTempView(name)
+        (compute_rows(rows) if repeated else rows).createOrReplaceTempView(name)
 
     def keep(self, name: str, sql: str) -> None:
         """Compute the rows of a query now, and name them."""
@@ -68,7 +70,8 @@ class SparkEngine:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Spark's with the types of `ReportRow`: Spark's times are local, without a zone."""
+    """Convert a value of Spark's to a type of `ReportRow`: Spark's times are local, without a
+    zone."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(value) if isinstance(value, bytearray) else value

@@ -303,8 +303,8 @@ class MemoryReader(MemoryPositions):
                 leaving.result()
 
     def _on_start_anew(self, number: int) -> None:
-        self._assignment.lost([number])
-        self._assignment.assigned({number: None})
+        self._assignment.on_lost([number])
+        self._assignment.on_assigned({number: None})
 
     async def _rebalance(self) -> None:
         async with self._group.rebalancing:
@@ -324,7 +324,7 @@ class MemoryReader(MemoryPositions):
             for number in partitions:
                 del self._next[number]  # first of all: nothing is read while it is being revoked
             self._paused -= partitions
-            self._commit(await self._assignment.revoked(sorted(partitions)))
+            self._commit(await self._assignment.on_revoked(sorted(partitions)))
 
     def _take_over(self, partitions: set[int]) -> None:
         if partitions:
@@ -335,5 +335,5 @@ class MemoryReader(MemoryPositions):
             for number, found in committed.items():
                 self._next[number] = found.offset if found else 0
                 self._told.pop(number, None)
-            self._assignment.assigned(committed)
+            self._assignment.on_assigned(committed)
             self._memory.wake()

@@ -53,13 +53,13 @@ class _Told:
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self.lost = assignment.lost
+        self.on_lost = assignment.on_lost
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        self._assignment.assigned(dict.fromkeys(partitions))
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        self._assignment.on_assigned(dict.fromkeys(partitions))
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
-        await self._assignment.revoked(partitions)
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
+        await self._assignment.on_revoked(partitions)
         return {}
 
 

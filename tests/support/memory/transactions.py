@@ -235,7 +235,7 @@ class MemoryTransactions:
         self._broken = self._broken or LogError("it is closed")
         held, self._next = sorted(self._next), {}
         if held:
-            self._claims.revoked(held)
+            self._claims.on_revoked(held)
         self.expel()
 
     # Within
@@ -289,14 +289,14 @@ class MemoryTransactions:
                 self._next.pop(each, None)
                 self._told.pop(each, None)
                 self._paused.discard(each)
-            self._claims.revoked(sorted(places))
+            self._claims.on_revoked(sorted(places))
 
     def _assign(self, places: Sequence[Partition]) -> None:
         if places:
             self._memory.transactions.await_offsets(self._group_name)
             committed = {each: self._group.committed.get(each) for each in places}
             self._next.update({each: _start_of(found) for each, found in committed.items()})
-            self._claims.assigned(committed)
+            self._claims.on_assigned(committed)
 
     def _start_anew(self) -> None:
         """What has no such offset any more is read from its start, as another partition."""
@@ -304,7 +304,7 @@ class MemoryTransactions:
             if place.topic in self._memory.topics and position > len(self._records(place)):
                 self._revoke({place})
                 self._next[place] = 0
-                self._claims.assigned({place: None})
+                self._claims.on_assigned({place: None})
 
     def _go_back(self) -> None:
         for place in self._next:

@@ -97,6 +97,8 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, pool: Owner, expires_at: float) -> None:
+        """Create a connection of `pool`; no request begins on it after `expires_at` (the event
+        loop's clock)."""
         self.lost: asyncio.Future[None] = pool.loop.create_future()
         self._pool = pool
         self._expires_at = expires_at
@@ -208,6 +210,7 @@ class Connection(asyncio.Protocol):
             self.fail(self._connection_error("wrapped its response in too many bytes"))
 
     def on_message_begin(self) -> None:
+        """Raise an error if the server sends a second response to one request."""
         if self._response is not None:
             raise self._connection_error("sent more than its response")
 
@@ -218,6 +221,7 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:
+        """Store the response's status; a 101 completes the response at once."""
         assert self._parser is not None
         self._status = self._parser.get_status_code()
         if self._status == 101:

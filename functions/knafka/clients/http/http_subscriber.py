@@ -27,7 +27,7 @@ from knafka.ports.subscriber import HttpOrigin, Response, Target
 MAX_RESPONSE_BYTES: Final = 1_048_576 + 65_536
 """Largest response body: no event above 1 MiB fits into Kafka, and JSON needs some room."""
 
-MAX_AGE: Final = 60.0
+MAX_CONNECTION_AGE: Final = 60.0
 """Approximate seconds that a connection is used: a pod that is added behind a plain Service gets
 its share of requests after a minute. The age varies, so that not all connections end at once."""
 
@@ -36,8 +36,8 @@ _JOINED_BYTES: Final = 65_536
 
 
 def random_max_age() -> float:
-    """Return a random maximum age of a connection in seconds, near `MAX_AGE`."""
-    return MAX_AGE * random.uniform(0.75, 1.25)
+    """Return a random maximum age of a connection in seconds, near `MAX_CONNECTION_AGE`."""
+    return MAX_CONNECTION_AGE * random.uniform(0.75, 1.25)
 
 
 class HttpSubscriber:
@@ -59,6 +59,8 @@ class HttpSubscriber:
         refusal: Refusal | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
+        """Create the subscriber without connections; the body of a response is cut at
+        `max_response_bytes`."""
         self._limit = limit
         self._max_response_bytes = max_response_bytes
         self._tls = tls

@@ -3,9 +3,9 @@ origin's own.
 
     folder (a mounted ConfigMap) -> PEM of all its files -> the TLS context of each https origin
 
-The next new connection reads a changed bundle, at most once in `LOOK_INTERVAL`; open connections
-stay until they are too old. So a changed bundle restarts nothing, and no attempt waits for it.
-Connections without TLS read no bundle.
+The next new connection reads a changed bundle, at most once in `FOLDER_CHECK_INTERVAL`; open
+connections stay until they are too old. So a changed bundle restarts nothing, and no attempt waits
+for it. Connections without TLS read no bundle.
 
 Not here: which ConfigMaps those are (`knafka_operator.functions.trust_bundles`).
 """
@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL: Final = 1.0
+FOLDER_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of the folder, over all connections."""
 
 _Seen: TypeAlias = tuple[tuple[str, int, int, int], ...]
@@ -45,7 +45,7 @@ class TrustBundles:
         empty if none does."""
         if self._now() < self._look_at:
             return self._pem
-        self._look_at = self._now() + LOOK_INTERVAL
+        self._look_at = self._now() + FOLDER_CHECK_INTERVAL
         try:
             paths = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
             versions = tuple((path.name, *_file_version(path)) for path in paths)

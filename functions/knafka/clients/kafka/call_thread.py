@@ -28,6 +28,7 @@ class CallThread:
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def resolve(result: Any, error: BaseException | None) -> None:
+            """Give the call's result or error to the future, unless that was cancelled."""
             if answer.done():
                 return
             if error is None:
@@ -36,6 +37,7 @@ class CallThread:
                 answer.set_exception(error)
 
         def call() -> None:
+            """Call `function` on the thread, and pass its result or error to the event loop."""
             result, error = None, None
             try:
                 result = function()

@@ -1,6 +1,7 @@
 """ACLs: adds to a refusal by Kafka which operation it refused, and the ACL that would allow it.
 
-    with needing(topic=("Create", "orders")): ...      LogError "Topic authorization failed."
+    with explain_denials(topic=("Create", "orders")): ...      LogError "Topic authorization
+    failed."
         -> LogError "Create on topic orders is refused (Topic authorization failed.): add the ACL
            `--operation Create --topic orders` for this user"
 
@@ -26,7 +27,7 @@ _CLUSTER: Final = "kafka-cluster"
 
 
 @contextmanager
-def needing(
+def explain_denials(
     *,
     topic: Need | None = None,
     group: Need | None = None,
@@ -38,12 +39,12 @@ def needing(
     try:
         yield
     except LogError as error:
-        raise named(
+        raise name_missing_right(
             error, topic=topic, group=group, transaction=transaction, cluster=cluster
         ) from error
 
 
-def named(
+def name_missing_right(
     error: LogError,
     *,
     topic: Need | None = None,

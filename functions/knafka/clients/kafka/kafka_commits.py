@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.core.numbering import Numbering, partition_of
 from knafka.ports.log import Commits, OffsetAndMetadata
 
-AGAIN: Final = 0.1
+COMMIT_RETRY_INTERVAL: Final = 0.1
 """Seconds before a commit is repeated."""
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds for which the commit of a revoked partition is repeated during a rebalance."""
@@ -49,6 +49,7 @@ class OffsetCommits:
     """Makes the commits of one reader, whose partitions are identified by their numbers."""
 
     def __init__(self, numbering: Numbering) -> None:
+        """Begin without commits; `numbering` converts numbers to topics and partitions."""
         self._numbering = numbering
         self._last: dict[int, OffsetAndMetadata] = {}
         """The last commit of each partition."""
@@ -72,11 +73,12 @@ class OffsetCommits:
                 )
 
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
-        """Make commits again that failed during a rebalance, if `AGAIN` seconds have passed."""
+        """Make commits again that failed during a rebalance, if `COMMIT_RETRY_INTERVAL` seconds
+        have passed."""
         if self._again and time.monotonic() > self._repeat_at:
             self.commit(consumer, self._again, owned)
 
-    def reported(
+    def note_result(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
         """Note the result of a commit made without waiting; if it failed during a rebalance, it is
@@ -93,7 +95,7 @@ class OffsetCommits:
                 and last_commit.offset == entry.offset
             ):
                 self._again[number] = last_commit
-                self._repeat_at = time.monotonic() + AGAIN
+                self._repeat_at = time.monotonic() + COMMIT_RETRY_INTERVAL
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Commit and wait as `commit_and_wait`, and repeat no earlier commits of these partitions.
@@ -123,7 +125,7 @@ class OffsetCommits:
             except KafkaException as error:
                 if error.args[0].code() not in REBALANCING_ERRORS or time.monotonic() > deadline:
                     raise
-                time.sleep(AGAIN)
+                time.sleep(COMMIT_RETRY_INTERVAL)
             else:
                 return
 

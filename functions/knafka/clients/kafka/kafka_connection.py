@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
-from knafka.core.kafka_settings.client_settings import checked
+from knafka.core.kafka_settings.client_settings import check_setting
 from knafka.core.kafka_settings.client_settings import for_librdkafka as settings_for_librdkafka
 from knafka.core.kafka_settings.kafka_secret import for_librdkafka, with_protocol
 
@@ -49,7 +49,10 @@ def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[s
     `InvalidDocument`."""
     declared = kafka.consumer if side == "consumer" else kafka.producer
     return settings_for_librdkafka(
-        {name: checked(side, name, value, f"{side}.{name}") for name, value in declared.items()}
+        {
+            name: check_setting(side, name, value, f"{side}.{name}")
+            for name, value in declared.items()
+        }
     )
 
 

@@ -22,11 +22,11 @@ from knafka.core.errors import LogError
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-SILENCE: Final = 30.0
+MAX_CONSUMER_SILENCE: Final = 30.0
 """Seconds without a record, an end or an answer after which a request is sent."""
 ASK_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to answer; it takes milliseconds."""
-ASK_INTERVAL: Final = 5.0
+LIVENESS_CHECK_INTERVAL: Final = 5.0
 """Seconds between two checks while Kafka answers no client."""
 
 
@@ -36,7 +36,7 @@ class Liveness:
     def __init__(self, connection: Connection, topic: str) -> None:
         self._connection = connection
         self._topic = topic
-        self._ask_at = time.monotonic() + SILENCE
+        self._ask_at = time.monotonic() + MAX_CONSUMER_SILENCE
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
         """Raise `LogError` if Kafka answers other clients but not this one. `heard`: whether Kafka
@@ -44,12 +44,12 @@ class Liveness:
         Kafka doesn't answer."""
         now = time.monotonic()
         if heard:
-            self._ask_at = now + SILENCE
+            self._ask_at = now + MAX_CONSUMER_SILENCE
         elif now >= self._ask_at:
             if self._gets_answer(client):
-                self._ask_at = now + SILENCE
+                self._ask_at = now + MAX_CONSUMER_SILENCE
             elif not self._other_client_gets_answer():
-                self._ask_at = now + ASK_INTERVAL
+                self._ask_at = now + LIVENESS_CHECK_INTERVAL
             elif not self._gets_answer(client):  # Kafka may have come back between the two checks
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 

@@ -25,7 +25,7 @@ from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-ASK_AGAIN: Final = 0.1
+REQUEST_RETRY_INTERVAL: Final = 0.1
 """Seconds before a request is repeated because its coordinator or leader is moving."""
 REPORT_POLL_INTERVAL: Final = 0.2
 """Seconds between two polls for librdkafka's reports while there is no answer."""
@@ -34,7 +34,7 @@ METADATA_REFRESH_INTERVAL: Final = 1.0
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
 NO_TIMEOUT: Final = 3600.0
 """Seconds of the longest timeout of a request that librdkafka accepts."""
-THREADS: Final = 8
+MAX_BLOCKING_CALLS: Final = 8
 """Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
 
 MOVING_ERRORS: Final = frozenset(
@@ -68,9 +68,11 @@ class AdminCalls:
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
+        """Open the admin client and the threads for blocking calls. Raises `LogError` if the client
+        can't be opened."""
         self.timeout = timeout
         self._connection = connection
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-admin")
+        self._threads = ThreadPoolExecutor(MAX_BLOCKING_CALLS, thread_name_prefix="kafka-admin")
         self._errors = ConnectionErrors()
         self._refreshing: Future[None] | None = None
         self._answered_at = time.monotonic()
@@ -116,6 +118,8 @@ class AdminCalls:
         """
 
         async def answers(timeout: float) -> dict[K, T]:
+            """Send the request and return its results by key; replace the client if a request is
+            left without an answer."""
             client_number = self._opened
             futures = ask(NO_TIMEOUT)
             try:
@@ -171,6 +175,9 @@ class AdminCalls:
         """
 
         async def answers(timeout: float) -> dict[K, Any]:
+            """Send the request and return the results that succeeded, by key. Raises
+            `KafkaException` for an error not in `leaving_out`, unless `some` is set and a result
+            succeeded."""
             answer: Future[dict[K, Any]] = Future()
             # librdkafka must be able to set a result even after the caller was cancelled.
             answer.set_running_or_notify_cancel()
@@ -195,6 +202,7 @@ class AdminCalls:
         may take. Retries and raises as `results_by_key`."""
 
         def answer(timeout: float) -> Awaitable[T]:
+            """Run `call` in one of the threads, with this timeout (seconds)."""
             loop = asyncio.get_running_loop()
             return loop.run_in_executor(self._threads, call, timeout)
 
@@ -228,6 +236,7 @@ class AdminCalls:
         """Read all metadata in a thread, unless that is under way."""
 
         def ask() -> None:
+            """Read all metadata with the present client; errors are ignored."""
             with suppress(KafkaException):
                 self.admin.list_topics(timeout=self.timeout)
 
@@ -243,8 +252,8 @@ class AdminCalls:
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                answer = await ask(max(ASK_AGAIN, deadline - time.monotonic()))
-                self._errors.mended()
+                answer = await ask(max(REQUEST_RETRY_INTERVAL, deadline - time.monotonic()))
+                self._errors.forget_all()
                 self._answered_at = time.monotonic()
                 return answer
             except KafkaException as error:
@@ -258,7 +267,7 @@ class AdminCalls:
                     raise no_answer from error
                 if code not in MOVING_ERRORS or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error
-            await asyncio.sleep(ASK_AGAIN)
+            await asyncio.sleep(REQUEST_RETRY_INTERVAL)
 
     def reopen(self) -> None:
         """Replace the client by a new one. Raises `LogError` if none can be created."""
@@ -304,5 +313,5 @@ def read_watermarks(
             except KafkaException as error:
                 if error.args[0].code() not in MOVING_ERRORS or time.monotonic() > deadline:
                     raise
-                time.sleep(ASK_AGAIN)
+                time.sleep(REQUEST_RETRY_INTERVAL)
     return bounds

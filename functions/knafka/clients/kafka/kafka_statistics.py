@@ -126,6 +126,8 @@ class _Samples:
         reports: _Reports,
         samples: Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]],
     ) -> None:
+        """Store the reports and the function `samples`, which computes samples from combined
+        reports."""
         self._reports = reports
         self._samples = samples
 

@@ -21,11 +21,11 @@ from knafka.core.errors import LogError
 
 log = logging.getLogger(__name__)
 
-SILENCE: Final = 2.0
+MAX_ACKNOWLEDGEMENT_SILENCE: Final = 2.0
 """Seconds without an acknowledgement, with records in flight, after which Kafka is doubted."""
-ASK_TIMEOUT: Final = 2.0
+REACHABILITY_CHECK_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to answer; it takes milliseconds."""
-ASK_INTERVAL: Final = 0.2
+REACHABILITY_CHECK_INTERVAL: Final = 0.2
 """Seconds from one request without an answer to the next."""
 MAX_UNANSWERED: Final = 2
 """Requests in a row without an answer after which Kafka counts as away: the first may have gone to
@@ -46,6 +46,8 @@ class Reachability:
     loop."""
 
     def __init__(self, ask: Ask, on_away: Callable[[], None], renew: Callable[[], None]) -> None:
+        """Begin with Kafka's state unknown. `ask` sends one request, `on_away` is called when Kafka
+        becomes away, and `renew` replaces the producers."""
         self.away: LogError | None = None
         """Why Kafka is known to be away; None: it isn't."""
         self._ask = ask
@@ -57,12 +59,14 @@ class Reachability:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, in_flight: Callable[[], int]) -> None:
-        """Doubt Kafka if no record is acknowledged within `SILENCE` while `in_flight` returns more
-        than 0; watch on until it returns 0."""
+        """Doubt Kafka if no record is acknowledged within `MAX_ACKNOWLEDGEMENT_SILENCE` while
+        `in_flight` returns more than 0; watch on until it returns 0."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             count = self._acknowledged
-            self._timer = loop.call_later(SILENCE, self._check_progress, in_flight, count)
+            self._timer = loop.call_later(
+                MAX_ACKNOWLEDGEMENT_SILENCE, self._check_progress, in_flight, count
+            )
 
     def _check_progress(self, in_flight: Callable[[], int], acknowledged: int) -> None:
         """Doubt Kafka if nothing was acknowledged since the count was `acknowledged`; watch on
@@ -73,7 +77,7 @@ class Reachability:
                 self.doubt()
             self.watch(in_flight)
 
-    def acknowledged(self) -> None:
+    def note_acknowledgement(self) -> None:
         """Note that Kafka has stored a record, so it isn't away."""
         self._acknowledged += 1
         self._is_all_down = False
@@ -96,7 +100,7 @@ class Reachability:
         while True:
             acknowledged_before = self._acknowledged
             try:
-                await self._ask(ASK_TIMEOUT)
+                await self._ask(REACHABILITY_CHECK_TIMEOUT)
             except LogError as error:
                 is_unanswered = error.retriable and acknowledged_before == self._acknowledged
                 unanswered = unanswered + 1 if is_unanswered else 0
@@ -106,7 +110,7 @@ class Reachability:
                 if loop.time() >= renew_at:
                     self._renew()
                     renew_at = math.inf
-                await asyncio.sleep(ASK_INTERVAL)
+                await asyncio.sleep(REACHABILITY_CHECK_INTERVAL)
             else:
                 self._is_all_down = False
                 self.away = None

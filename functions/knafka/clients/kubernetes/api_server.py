@@ -22,8 +22,8 @@ from knafka.core.errors import InvalidDocument
 TOKEN: Final = "token"
 CA: Final = "ca.crt"
 """Files of the folder with the pod's own credentials."""
-TIMEOUT: Final = 5.0
-MAX_BYTES: Final = 256 * 1024
+API_SERVER_TIMEOUT: Final = 5.0
+MAX_RESPONSE_BYTES: Final = 256 * 1024
 ACCEPT: Final = "application/json, application/jwk-set+json"
 """`Accept` header of a request; the keys are served only as the second type, and requests that
 don't accept it get 406."""
@@ -40,6 +40,8 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
         raise InvalidDocument("", f"invalid value: {url:.200}: want https://HOST")
 
     def ask(path: str, document: bytes | None) -> bytes:
+        """Send a GET, or a POST with `document`, and return the response's body. Raises `OSError`
+        if the request fails or the body exceeds `MAX_RESPONSE_BYTES`."""
         token = (folder / TOKEN).read_text().strip()
         context = ssl.create_default_context(cafile=str(folder / CA))
         headers = {"authorization": f"Bearer {token}", "accept": ACCEPT}
@@ -52,13 +54,13 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
             _NoRedirection(),
         )
         try:
-            with opener.open(request, timeout=TIMEOUT) as response:
-                body: bytes = response.read(MAX_BYTES + 1)
+            with opener.open(request, timeout=API_SERVER_TIMEOUT) as response:
+                body: bytes = response.read(MAX_RESPONSE_BYTES + 1)
         except urllib.error.HTTPError as error:
             error.close()  # it holds the connection
             raise
-        if len(body) > MAX_BYTES:
-            raise OSError(f"{path} has more than {MAX_BYTES} bytes")
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise OSError(f"{path} has more than {MAX_RESPONSE_BYTES} bytes")
         return body
 
     return ask
@@ -76,7 +78,7 @@ def own_audiences(folder: Path) -> Set[str]:
         raise OSError("this pod's own token names no audience") from None
 
 
-def shown(error: Exception) -> str:
+def describe_request_error(error: Exception) -> str:
     """Return why a request to the API server failed, without any text of its response."""
     if isinstance(error, urllib.error.HTTPError):
         return f"it answered {error.code}"

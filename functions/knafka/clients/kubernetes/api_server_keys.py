@@ -3,9 +3,9 @@
     /.well-known/openid-configuration -> issuer
     /openid/v1/jwks                   -> public keys
 
-The keys are read in the background with the pod's own token and CA: at the start, every `INTERVAL`,
-and when a token names an unknown key, at most once in `PAUSE`. While the API server is away, the
-last keys stay in use.
+The keys are read in the background with the pod's own token and CA: at the start, every
+`KEY_READ_INTERVAL`, and when a token names an unknown key, at most once in `PAUSE`. While the API
+server is away, the last keys stay in use.
 
 Not here: what a token must claim (`core.tokens.auth_tokens`).
 """
@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from jwt import PyJWK
 
-from knafka.clients.kubernetes.api_server import ask_with_credentials, shown
+from knafka.clients.kubernetes.api_server import ask_with_credentials, describe_request_error
 from knafka.core.errors import KnafkaError
 from knafka.core.tokens.auth_tokens import ALGORITHMS, LEEWAY
 from knafka.observability import RateLimitedFilter
@@ -35,11 +35,11 @@ DISCOVERY: Final = "/.well-known/openid-configuration"
 JWKS: Final = "/openid/v1/jwks"
 """Kubernetes' own path. The discovery document's `jwks_uri` is not used: it may lead to another
 server, which would get this pod's token."""
-INTERVAL: Final = 300.0
+KEY_READ_INTERVAL: Final = 300.0
 """Seconds between two reads: a withdrawn key is accepted for so long."""
 PAUSE: Final = 10.0
 """Seconds between two reads for unknown keys, so that invented keys cause no more reads."""
-AGAIN: Final = 2.0
+FAILED_READ_INTERVAL: Final = 2.0
 """Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
@@ -147,18 +147,20 @@ class ApiServerKeys:
             self._wanted.clear()
             try:
                 await self._read()
-                wait = INTERVAL
+                wait = KEY_READ_INTERVAL
             except (OSError, KnafkaError) as error:
-                log.warning("the API server's keys for senders' tokens: %s", shown(error))
-                wait = AGAIN
+                log.warning(
+                    "the API server's keys for senders' tokens: %s", describe_request_error(error)
+                )
+                wait = FAILED_READ_INTERVAL
             self.tried.set()
             try:
                 async with asyncio.timeout(wait):
                     await self._wanted.wait()
             except TimeoutError:
                 continue
-            if wait == AGAIN:
-                await asyncio.sleep(AGAIN)
+            if wait == FAILED_READ_INTERVAL:
+                await asyncio.sleep(FAILED_READ_INTERVAL)
 
     async def _read(self) -> None:
         """Read the issuer and its keys from the API server."""

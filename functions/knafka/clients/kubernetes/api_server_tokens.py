@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from knafka.clients.kubernetes.api_server import Ask, shown
+from knafka.clients.kubernetes.api_server import Ask, describe_request_error
 from knafka.core.tokens.sink_tokens import EXPIRATION, Account, IssuedToken
 from knafka.ports.account_tokens import TokenUnavailable
 
@@ -92,7 +92,7 @@ class ApiServerTokens:
 
 def _failure_text(error: OSError) -> str:
     """Return why the API server issued no token, with a hint where its status has a known cause."""
-    failure = shown(error)
+    failure = describe_request_error(error)
     if isinstance(error, urllib.error.HTTPError) and error.code in _STATUS_HINTS:
         return f"{failure}: {_STATUS_HINTS[error.code]}"
     return failure

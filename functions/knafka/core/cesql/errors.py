@@ -30,6 +30,7 @@ class Failed(Exception):
     """
 
     def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
+        """Create the failure; `message` explains it to the expression's author."""
         super().__init__(message)
         self.error = EvaluationError(kind, message)
         self.value = value

@@ -78,6 +78,8 @@ def _attribute(name: str) -> Evaluate:
     """Compile the value of an attribute."""
 
     def evaluate(attributes: Attributes) -> Value:
+        """Return the attribute's value. Raises `Failed` (missingAttribute) if the event doesn't
+        have it."""
         try:
             return attributes[name]
         except KeyError:
@@ -101,6 +103,8 @@ def _call(call: Call) -> Evaluate:
     ]
 
     def evaluate(attributes: Attributes) -> Value:
+        """Return the function's value for the evaluated arguments. Raises `Failed` with the call as
+        its origin."""
         values = [convert(argument(attributes)) for convert, argument in arguments]
         try:
             return body(*values)
@@ -140,6 +144,7 @@ def _chain(chain: Chain) -> Evaluate:
         return lambda attributes: step(evaluate_first(attributes), attributes)
 
     def evaluate(attributes: Attributes) -> Value:
+        """Evaluate the first operand, apply all operators to it in order, and return the result."""
         value = evaluate_first(attributes)
         for step in steps:
             value = step(value, attributes)
@@ -157,6 +162,7 @@ def _all_true(tests: Sequence[Test]) -> Test:
     """Compile AND: evaluation ends at the first test that is false."""
 
     def evaluate(attributes: Attributes) -> bool:
+        """Return whether all tests are true, evaluated up to the first that is false."""
         for test in tests:
             if not test(attributes):
                 return False
@@ -169,6 +175,7 @@ def _any_true(tests: Sequence[Test]) -> Test:
     """Compile OR: evaluation ends at the first test that is true."""
 
     def evaluate(attributes: Attributes) -> bool:
+        """Return whether any test is true, evaluated up to the first that is."""
         for test in tests:
             if test(attributes):
                 return True
@@ -211,6 +218,8 @@ def _equality(right: Node, *, equal: bool) -> Apply:
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> bool:
+        """Return whether `value`, cast to the right operand's type, is equal to it; for != the
+        opposite."""
         right_value = evaluate(attributes)
         if type(right_value) is str and len(right_value) > FREE_LENGTH:
             spend(len(right_value))
@@ -237,6 +246,8 @@ def _like(pattern: Node, *, expected: bool) -> Apply:
     matches, steps = compile_pattern(as_string(pattern.value))
 
     def apply(value: Value, attributes: Attributes) -> bool:
+        """Return whether `value`, cast to a string, matches the pattern; for NOT LIKE the
+        opposite."""
         text = as_string(value)
         if len(text) * steps > FREE_LENGTH:
             spend(len(text) * steps)
@@ -254,6 +265,8 @@ def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
     evaluates = [compile_node(node) for node in elements]
 
     def apply(value: Value, attributes: Attributes) -> bool:
+        """Return whether an element, cast to the type of `value`, is equal to it; for NOT IN the
+        opposite."""
         convert = CASTS[type(value)]
         length = len(value) if isinstance(value, str) else 0
         for evaluate in evaluates:
@@ -271,6 +284,8 @@ def _literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
     sets = {kind: _castable(literals, kind) for kind in CASTS}
 
     def apply(value: Value, _: Attributes) -> bool:
+        """Return whether `value` is in the list; for NOT IN the opposite. Raises `Failed` (cast) if
+        it isn't found before an element that can't be cast to its type."""
         members, problem = sets[type(value)]
         if value in members:
             return expected

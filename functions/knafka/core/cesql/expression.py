@@ -63,6 +63,8 @@ class Expression:
         evaluate = self._evaluate
 
         def matches(attributes: Attributes) -> bool:
+            """Return whether the value is the Boolean true; report an evaluation that fails to
+            `failed`, and return False."""
             if EFFORT_SPENT:
                 forget_spent()
             try:

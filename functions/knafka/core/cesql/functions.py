@@ -155,6 +155,7 @@ def _is_castable(cast: Cast) -> Callable[[Value], bool]:
     """Return a test whether a value can be cast."""
 
     def check(value: Value) -> bool:
+        """Return whether `cast` accepts the value. Raises `Exhausted`."""
         try:
             cast(value)
         except Exhausted:

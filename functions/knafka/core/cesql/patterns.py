@@ -61,6 +61,8 @@ def _plain_test(segments: list[str]) -> Callable[[str], bool]:
     minimum_length = sum(map(len, segments))
 
     def matches(text: str) -> bool:
+        """Return whether the text begins with `first`, ends with `last`, and holds the segments of
+        `middle` in order between them."""
         if len(text) < minimum_length or not text.startswith(first) or not text.endswith(last):
             return False
         position, end = len(first), len(text) - len(last)

@@ -33,8 +33,8 @@ from knafka.core.events.kafka_binding import (
 from knafka.core.times import rfc3339
 
 EVENT_TYPE: Final = "dev.knative.kafka.event"
-KEY: Final = "key"
-HEADER: Final = "kafkaheader"
+KEY_EXTENSION: Final = "key"
+HEADER_EXTENSION_PREFIX: Final = "kafkaheader"
 """Prefix of the extensions that hold a record's headers."""
 
 _OTHER_CHARACTERS = re.compile("[^a-z0-9]")
@@ -110,7 +110,7 @@ def _attributes(
         attributes["time"] = rfc3339(timestamp / 1000)
     if key:
         # Upstream's two: a Broker that gets the event keeps the record's order by the first.
-        attributes["partitionkey"] = attributes[KEY] = key_text(key, conversion.key_type)
+        attributes["partitionkey"] = attributes[KEY_EXTENSION] = key_text(key, conversion.key_type)
     for name, raw in headers:
         if raw is None:
             continue
@@ -123,7 +123,9 @@ def _attributes(
     return attributes
 
 
-_EXTENSIONS = BoundedCache[str, str](lambda name: HEADER + _OTHER_CHARACTERS.sub("", name.lower()))
+_EXTENSIONS = BoundedCache[str, str](
+    lambda name: HEADER_EXTENSION_PREFIX + _OTHER_CHARACTERS.sub("", name.lower())
+)
 
 
 def key_text(key: bytes, key_type: str) -> str:

@@ -73,10 +73,10 @@ _NEUTRAL_ENCODINGS: Final = {
 }
 """Encodings that leave a body unchanged, by header."""
 
-PARTITION: Final = "knativekafkapartition"
+PARTITION_EXTENSION: Final = "knativekafkapartition"
 OFFSET: Final = "knativekafkaoffset"
 """Attributes of a delivered event: partition and offset of its record."""
-_PARTITION, _OFFSET = b"ce-" + PARTITION.encode(), b"ce-" + OFFSET.encode()
+_PARTITION, _OFFSET = b"ce-" + PARTITION_EXTENSION.encode(), b"ce-" + OFFSET.encode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
@@ -156,11 +156,11 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
         except InvalidEvent as error:
             problems[position] = str(error)
     if problems:
-        raise InvalidBatch(_told(problems, len(documents)))
+        raise InvalidBatch(_batch_error_text(problems, len(documents)))
     return records
 
 
-def _told(problems: Mapping[int, str], count: int) -> str:
+def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
     """Return the error text for a batch: the problems of the first invalid events, and the
     positions of all."""
     shown = list(problems.items())[:MAX_DESCRIBED_EVENTS]
@@ -242,7 +242,7 @@ def located_request_of(
     attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
         return request_of(envelope, mode)
-    has_own = PARTITION in attributes or OFFSET in attributes
+    has_own = PARTITION_EXTENSION in attributes or OFFSET in attributes
     becomes_json = mode == "json" or (mode is None and sent_as_json)
     if document is None and not becomes_json and not has_own:
         head, body = request_of(envelope, mode)
@@ -254,9 +254,9 @@ def located_request_of(
             document = None  # written anew: a member may not be given twice
         else:
             start = document.index(b"{") + 1
-            members = f'"{PARTITION}":"{partition}","{OFFSET}":"{offset}",'.encode()
+            members = f'"{PARTITION_EXTENSION}":"{partition}","{OFFSET}":"{offset}",'.encode()
             document = document[:start] + members + document[start:]
-    located = {**attributes, PARTITION: str(partition), OFFSET: str(offset)}
+    located = {**attributes, PARTITION_EXTENSION: str(partition), OFFSET: str(offset)}
     return request_of(Envelope(located, data, passed, document, sent_as_json), mode)
 
 
@@ -374,6 +374,8 @@ def _structured(body: bytes, beside: RecordHeaders) -> Draft:
 
 
 def _structured_carefully(body: bytes, beside: RecordHeaders) -> Draft:
+    """Return the record of a structured event, read by the careful parser; one with too large
+    attributes for header lines is marked as structured. Raises `InvalidEvent`."""
     event = json_format.read(body)
     draft = to_record(event, beside)
     if _is_large(event.attributes):

@@ -109,6 +109,8 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
         self._weigh = weigh
 
     def __missing__(self, key: Key) -> Value:
+        """Compute the value of a key that isn't cached; cache it if the key's weight is at most 64,
+        emptying a cache of 1,024 values first."""
         value = self._compute(key)
         if self._weigh(key) <= 64:
             if len(self) >= 1024:

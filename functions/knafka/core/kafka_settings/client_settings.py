@@ -29,6 +29,8 @@ def _number(minimum: int, maximum: int) -> _Check:
     """Return the check of a whole number in this range."""
 
     def check(text: str) -> str:
+        """Return the number without leading zeros. Raises ValueError, which says what is
+        allowed."""
         if _DIGITS(text) and minimum <= int(text) <= maximum:
             return str(int(text))
         raise ValueError(f"a whole number from {minimum} to {maximum}")
@@ -40,6 +42,7 @@ def _one_of(*values: str) -> _Check:
     """Return the check of one of these values."""
 
     def check(text: str) -> str:
+        """Return the text if it is one of `values`. Raises ValueError, which lists them."""
         if text in values:
             return text
         raise ValueError(f"one of {', '.join(values)}")
@@ -117,7 +120,7 @@ _LIBRDKAFKA: Final[Mapping[str, str]] = {
 """librdkafka's names of settings whose name there differs from Java's."""
 
 
-def checked(side: str, name: str, value: str, path: str) -> str:
+def check_setting(side: str, name: str, value: str, path: str) -> str:
     """Check a setting; return its value in normal form. Raises `InvalidDocument` with `path`.
     `side` is one of `SIDES`."""
     if (reason := REFUSED.get(name)) is not None:
@@ -138,7 +141,7 @@ def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict
     for key in sorted(document):
         side, _, name = key.removeprefix(prefix).partition(".")
         if key.startswith(prefix) and side in SIDES:
-            settings_by_side[side][name] = checked(side, name, document[key], f"{path}{key}")
+            settings_by_side[side][name] = check_setting(side, name, document[key], f"{path}{key}")
     return settings_by_side
 
 

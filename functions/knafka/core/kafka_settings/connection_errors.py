@@ -72,9 +72,9 @@ class ConnectionErrors:
     def forget(self) -> None:
         """Forget the error, as it may be fixed, except one that librdkafka doesn't repeat."""
         if not self._text.startswith(_NO_TOKEN):
-            self.mended()
+            self.forget_all()
 
-    def mended(self) -> None:
+    def forget_all(self) -> None:
         """Forget every error: Kafka has answered."""
         self._name = self._text = ""
 

@@ -119,7 +119,7 @@ def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
         )
 
 
-def quoted(text: str) -> str:
+def quote_for_jaas(text: str) -> str:
     """Quote a string for Java's login configuration."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
@@ -127,7 +127,11 @@ def quoted(text: str) -> str:
 
 def _jaas_line(module: str, options: Mapping[str, str]) -> str:
     """Return a line of Java's login configuration."""
-    words = [module, "required", *(f"{name}={quoted(value)}" for name, value in options.items())]
+    words = [
+        module,
+        "required",
+        *(f"{name}={quote_for_jaas(value)}" for name, value in options.items()),
+    ]
     return " ".join(words) + ";"
 
 

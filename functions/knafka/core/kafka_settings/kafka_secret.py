@@ -13,7 +13,7 @@ from typing import Final
 
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_settings import kafka_oauth
-from knafka.core.kafka_settings.kafka_oauth import OAUTHBEARER, quoted
+from knafka.core.kafka_settings.kafka_oauth import OAUTHBEARER, quote_for_jaas
 
 PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
@@ -73,7 +73,7 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
             configuration["sasl.mechanism"] = mechanism
             configuration["sasl.jaas.config"] = (
                 f"{_JAVA_MODULES[mechanism]} required "
-                f"username={quoted(user)} password={quoted(password)};"
+                f"username={quote_for_jaas(user)} password={quote_for_jaas(password)};"
             )
     if protocol.endswith("SSL"):
         if authority := secret.get("ca.crt"):

@@ -37,9 +37,12 @@ class Fired(NamedTuple):
 
 
 class Backtest:
-    """Plays past events in the order of time; `held` has the events that triggers then hold."""
+    """Applies past events to a Sensor's triggers in the order of time; `held` has the events that
+    the triggers hold afterwards."""
 
     def __init__(self, sensor: Conditions, count_error: CountError) -> None:
+        """Compile the Sensor's conditions; `count_error` is called for each correlation or filter
+        whose evaluation fails."""
         self._router = Router(sensor, count_error)
         self._rules = {rule.name: rule for rule in sensor.rules()}
         self._held: dict[str, Held] = {}

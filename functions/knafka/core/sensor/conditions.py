@@ -17,9 +17,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from knafka.core.errors import InvalidExpression
 
-MAX_LENGTH: Final = 4096
+MAX_CONDITION_LENGTH: Final = 4096
 """Characters of a condition."""
-MAX_DEPTH: Final = 32
+MAX_CONDITION_DEPTH: Final = 32
 """Deepest nesting of parentheses."""
 MAX_COUNT: Final = 1000
 """Most events of one dependency that a condition may want: all of them are held until it fires."""
@@ -97,8 +97,10 @@ def all_of(names: Sequence[str]) -> TriggerCondition:
 
 def parse(text: str) -> TriggerCondition:
     """Parse a condition. Raises `InvalidExpression`."""
-    if len(text) > MAX_LENGTH:
-        raise InvalidExpression(f"a condition has {MAX_LENGTH} characters at most", MAX_LENGTH)
+    if len(text) > MAX_CONDITION_LENGTH:
+        raise InvalidExpression(
+            f"a condition has {MAX_CONDITION_LENGTH} characters at most", MAX_CONDITION_LENGTH
+        )
     tree = _ConditionParser(list(_tokens(text))).condition()
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
@@ -220,9 +222,10 @@ class _ConditionParser:
         """Parse a dependency, a count of one, or a condition in parentheses."""
         if self._skip_if("("):
             self._depth += 1
-            if self._depth > MAX_DEPTH:
+            if self._depth > MAX_CONDITION_DEPTH:
                 raise InvalidExpression(
-                    f"at most {MAX_DEPTH} parentheses within each other", self._token.position
+                    f"at most {MAX_CONDITION_DEPTH} parentheses within each other",
+                    self._token.position,
                 )
             tree = self._any()
             if not self._skip_if(")"):

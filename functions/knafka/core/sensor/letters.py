@@ -30,7 +30,7 @@ FAILED: Final = "dev.knafka.sensor.failed"
 """The type of the event that names the events with which a trigger could not fire."""
 MAX_NAMED_BYTES: Final = 16_384
 """Most bytes of names of events in a dead letter; further events are only counted."""
-NAME: Final = 256
+MAX_NAMED_EVENT_CHARACTERS: Final = 256
 """Most characters that are kept of an event's source, and of its id."""
 
 
@@ -127,8 +127,8 @@ def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
         source, _, identity = event.identity.partition(" ")
         name = {
             "dependency": event.dependency,
-            "source": source[:NAME],
-            "id": identity[:NAME],
+            "source": source[:MAX_NAMED_EVENT_CHARACTERS],
+            "id": identity[:MAX_NAMED_EVENT_CHARACTERS],
             "time": rfc3339(event.at / 1000),
             "offset": event.offset,
         }

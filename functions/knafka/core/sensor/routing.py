@@ -89,6 +89,8 @@ def _correlate(trigger: SensorTrigger, count_error: CountError) -> Correlate | N
     expression = cesql.compile_expression(trigger.correlation)
 
     def correlate(attributes: Attributes) -> str | None:
+        """Return the event's correlation; None if it is empty, too long, or its evaluation fails,
+        which is counted."""
         value, errors = expression.evaluate(attributes)
         if errors:
             count_error(errors[0].kind)

@@ -34,6 +34,8 @@ class Rule:
     resets: tuple[Reset, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise ValueError for a condition with an unwanted dependency and no time within which it
+        is decided."""
         if self.condition.unwanted and self.within is None:
             raise ValueError("a condition with ! wants a time within which it is decided")
 

@@ -25,8 +25,9 @@ API server goes away just before a renewal, the token can still be sent for abou
 life."""
 RENEWAL_FRACTION: Final = 0.8
 """Fraction of its life after which a token is renewed, as by kubelet. Each is renewed up to
-`SPREAD` of its life earlier, at random, so that tokens issued together aren't renewed together."""
-SPREAD: Final = 0.1
+`RENEWAL_SPREAD` of its life earlier, at random, so that tokens issued together aren't renewed
+together."""
+RENEWAL_SPREAD: Final = 0.1
 MARGIN: Final = 10.0
 """Seconds before its end (or a tenth of its life, if that is less) from which a token isn't sent
 any more: it has to arrive, and clocks differ."""
@@ -93,7 +94,8 @@ class SinkToken:
     )
 
     def __init__(self, jitter: float = 0.0) -> None:
-        """`jitter`: random, 0 to 1; moves the renewal earlier by up to `SPREAD` of a life."""
+        """`jitter`: random, 0 to 1; moves the renewal earlier by up to `RENEWAL_SPREAD` of a
+        life."""
         self._jitter = jitter
         self._value = b""
         self._until = self._renew_at = self._next_request_at = -math.inf
@@ -115,26 +117,26 @@ class SinkToken:
         """Whether another token is to be requested now."""
         return now >= self._renew_at and now >= self._next_request_at
 
-    def issued(self, token: IssuedToken, asked_at: float) -> bool:
+    def store_issued(self, token: IssuedToken, asked_at: float) -> bool:
         """Store a newly issued token. If it can't be used, note the request as failed and return
         False."""
         if not token.is_usable:
-            self.failed(asked_at)
+            self.note_failure(asked_at)
             return False
         life = token.life
         self._value = token.value
         self._until = asked_at + life - min(MARGIN, life / 10)
-        self._renew_at = asked_at + life * (RENEWAL_FRACTION - SPREAD * self._jitter)
+        self._renew_at = asked_at + life * (RENEWAL_FRACTION - RENEWAL_SPREAD * self._jitter)
         self._failures, self._next_request_at, self._is_refused = 0, -math.inf, False
         return True
 
-    def failed(self, failed_at: float) -> None:
+    def note_failure(self, failed_at: float) -> None:
         """Note that a request brought no token."""
         wait = min(FIRST_RETRY_WAIT * 2.0 ** min(self._failures, 30), LAST_RETRY_WAIT)
         self._failures += 1
         self._next_request_at = failed_at + wait
 
-    def refused(self, value: bytes, refused_at: float) -> bool:
+    def note_refusal(self, value: bytes, refused_at: float) -> bool:
         """Note that the destination answered 401 to a request with this token. Returns whether a
         request with another token may end differently; False: the answer stands."""
         if value != self._value or self._is_refused:

@@ -40,6 +40,8 @@ class DeadLetterTopic:
     def __init__(
         self, name: str, settings: TopicSettings, writer: LogWriter, topics: TopicMaker
     ) -> None:
+        """Store the topic's name and settings; `topics` creates it at the first `append` or
+        `ensure`."""
         self.name = name
         self._settings = settings
         self._writer = writer

@@ -24,9 +24,9 @@ from knafka.core.offsets import OffsetRange
 from knafka.core.progress import Progress, decode, encode, policy_of
 from knafka.dispatcher.engine.drain import (
     COMMIT_INTERVAL,
+    DRAIN_REVOKE_TIMEOUT,
     READ_LIMIT,
     READ_TIMEOUT,
-    REVOKE_TIMEOUT,
     Drain,
     OpenReader,
 )
@@ -66,6 +66,9 @@ class ConfirmedReader:
         policy: int,
         limit: int,
     ) -> None:
+        """Open the inner reader, which commits on request. `policy`: checksum for the commit
+        metadata (`core.progress`); `limit`: the most records that may be read and not yet
+        committed. Raises TypeError if that reader can't confirm commits."""
         self.ends: Positions = {}
         self._assignment = assignment
         self._policy = policy
@@ -164,24 +167,24 @@ class ConfirmedReader:
 
     # Assignment
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Note the commits of newly assigned partitions."""
         for number, committed in partitions.items():
             offset, metadata = committed or OffsetAndMetadata(0)
             self._next_offsets[number] = self._committed[number] = offset
             self._settled[number] = decode(offset, metadata, self._policy).settled
-        self._assignment.assigned(partitions)
+        self._assignment.on_assigned(partitions)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Forget partitions; returns no commits, as everything returned is committed."""
         self._drop(partitions)
-        await self._assignment.revoked(partitions)
+        await self._assignment.on_revoked(partitions)
         return {}
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget partitions that belong to another dispatcher."""
         self._drop(partitions)
-        self._assignment.lost(partitions)
+        self._assignment.on_lost(partitions)
 
     def _drop(self, partitions: Iterable[int]) -> None:
         """Forget these partitions and their uncommitted records, which the next owner reads."""
@@ -200,6 +203,8 @@ class AtMostOnceDrain(Drain):
     """
 
     def __init__(self, egress: Egress, open_reader: OpenReader, *args: Any, **kwargs: Any) -> None:
+        """Create the drain as `Drain`, with a `ConfirmedReader` around the reader that
+        `open_reader` opens."""
         super().__init__(egress, self._open_confirmed, *args, **kwargs)
         self._open_inner = open_reader
         self._confirmed: ConfirmedReader | None = None
@@ -218,7 +223,7 @@ class AtMostOnceDrain(Drain):
         )
         return self._confirmed
 
-    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+    def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
         """Ask the drain to stop reading, finish the events that it holds, for `timeout` seconds at
         most, and leave the group. An earlier deadline stays."""
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
@@ -260,7 +265,7 @@ class AtMostOnceDrain(Drain):
         """Finish the held events, until `_stop_at`: they are committed, so no other drain reads
         them."""
         if self._stop_at == math.inf:
-            self._stop_at = self._loop.time() + REVOKE_TIMEOUT
+            self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while self._count_unsettled() and (seconds_left := self._stop_at - self._loop.time()) > 0:
             # Reading keeps the drain in its group; a read commits what it returns, so that is
             # taken, too.
@@ -281,8 +286,9 @@ class AtMostOnceDrain(Drain):
             for partition in self._partitions.values():
                 self._workers.release(partition)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
-        """Finish the events of these partitions, within `REVOKE_TIMEOUT`; returns no commits."""
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
+        """Finish the events of these partitions, within `DRAIN_REVOKE_TIMEOUT`; returns no
+        commits."""
         revoked_partitions = [
             self._partitions[number] for number in partitions if number in self._partitions
         ]
@@ -292,15 +298,15 @@ class AtMostOnceDrain(Drain):
             lambda: not any(partition.tracker.unsettled for partition in revoked_partitions),
             self._revoke_timeout,
         )
-        self.lost(partitions)
+        self.on_lost(partitions)
         return {}
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget partitions, but count their unfinished events as lost later."""
         self._revoked_partitions += [
             self._partitions[number] for number in partitions if number in self._partitions
         ]
-        super().lost(partitions)
+        super().on_lost(partitions)
 
     def _count_lost(self) -> None:
         """Count and log the unfinished events of revoked partitions that have no attempt under

@@ -32,7 +32,7 @@ from knafka.ports.subscriber import Response, Subscriber, Target
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
 
-MAX_TOKENS: Final = 4096
+MAX_SINK_TOKENS: Final = 4096
 """Tokens that are cached, three for each Egress at most; the oldest is removed first."""
 HIDDEN: Final = b"(token)"
 """Text that replaces a token in a response that repeats the token."""
@@ -82,12 +82,12 @@ class SinkTokens:
             return value
         return await self._await_request(cached)
 
-    def refused(self, account: Account, audience: str, value: bytes) -> bool:
-        """Note that the destination refused the token `value`; returns what `SinkToken.refused`
-        returns."""
-        return self._ensure_cached(account, audience).token.refused(value, self._clock())
+    def note_refusal(self, account: Account, audience: str, value: bytes) -> bool:
+        """Note that the destination refused the token `value`; returns what
+        `SinkToken.note_refusal` returns."""
+        return self._ensure_cached(account, audience).token.note_refusal(value, self._clock())
 
-    async def replacement(self, account: Account, audience: str, value: bytes) -> bytes:
+    async def replace_token(self, account: Account, audience: str, value: bytes) -> bytes:
         """Return another token than `value`, which the destination refused. Raises
         `TokenUnavailable`."""
         cached = self._ensure_cached(account, audience)
@@ -108,7 +108,7 @@ class SinkTokens:
         """Return the cache entry of this account and audience, creating it if necessary."""
         cached = self._kept.get((account, audience))
         if cached is None:
-            if len(self._kept) >= MAX_TOKENS:
+            if len(self._kept) >= MAX_SINK_TOKENS:
                 del self._kept[next(iter(self._kept))]
             cached = self._kept[account, audience] = _CachedToken(self._chance())
         return cached
@@ -136,19 +136,21 @@ class SinkTokens:
             if self._issuer is None:
                 raise TokenUnavailable("this function has nobody to ask for one (KNAFKA_OIDC_URL)")
             token = await self._issuer.issue(account, audience)
-            if not cached.token.issued(token, requested_at):
+            if not cached.token.store_issued(token, requested_at):
                 raise TokenUnavailable("what was given can't be used")
             cached.problem = ""
         except TokenUnavailable as error:
-            self._failed(cached, account, audience, str(error))
+            self._store_failure(cached, account, audience, str(error))
         except Exception as error:  # a bug of ours; its text may contain the token
-            self._failed(cached, account, audience, type(error).__name__)
+            self._store_failure(cached, account, audience, type(error).__name__)
         finally:
             cached.request = None
 
-    def _failed(self, cached: _CachedToken, account: Account, audience: str, problem: str) -> None:
+    def _store_failure(
+        self, cached: _CachedToken, account: Account, audience: str, problem: str
+    ) -> None:
         """Store and log why no token was issued."""
-        cached.token.failed(self._clock())
+        cached.token.note_failure(self._clock())
         cached.problem = f"no token of {account} for {audience:.200}: {problem}"
         log.warning("%s", cached.problem)
 
@@ -179,10 +181,10 @@ class AuthorizedSubscriber:
             async with asyncio.timeout_at(deadline):
                 token = await self._tokens.token(account, audience)
             response = await self._send(target, token, head, body, deadline - loop.time())
-            if response.status != 401 or not self._tokens.refused(account, audience, token):
+            if response.status != 401 or not self._tokens.note_refusal(account, audience, token):
                 return response
             async with asyncio.timeout_at(deadline):
-                new_token = await self._tokens.replacement(account, audience, token)
+                new_token = await self._tokens.replace_token(account, audience, token)
             return await self._send(target, new_token, head, body, deadline - loop.time())
         except TokenUnavailable as error:
             raise _no_token_error(str(error)) from None

@@ -48,6 +48,7 @@ class CongestionControl:
     """Decides how many attempts one drain may have under way at its subscriber."""
 
     def __init__(self, max_in_flight: int, rate_limit: RateLimit | None = None) -> None:
+        """Begin without congestion: `max_in_flight` attempts may be under way at once."""
         self.rate = None if rate_limit is None else AttemptRate(rate_limit)
         """The declared rate limit, which attempts wait for too; None: there is no limit."""
         self.is_open = False

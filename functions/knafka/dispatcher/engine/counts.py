@@ -47,6 +47,8 @@ class DrainCounts:
     0."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
+        """Return the sums of all counts, except the lengths of chains (`…_in_a_row`), of which the
+        higher one is kept."""
         return DrainCounts(
             self.events + other.events,
             self.failures + other.failures,

@@ -83,10 +83,10 @@ first, which takes a session's 45 s (docs/decisions/0013)."""
 FIRST_READ_PATIENCE: Final = 1.0
 """Seconds without work after which a drain ends at the earliest: a reader may take so long from its
 assignment to its first record."""
-REVOKE_TIMEOUT: Final = 2.0
+DRAIN_REVOKE_TIMEOUT: Final = 2.0
 """Seconds that attempts under way may still take when a partition is revoked; slower ones are
 repeated by the next owner."""
-CLOSE_TIMEOUT: Final = 5.0
+DRAIN_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the last commit and for leaving the group, besides the time for attempts under
 way."""
 
@@ -111,6 +111,9 @@ class Drain:
         tracing: EgressTracing | None = None,
         broker_dead_letters: BrokerDeadLetters | None = None,
     ) -> None:
+        """Compile the filter and create sender and workers; nothing is read before `run`.
+        `held_bytes` returns the most bytes that may be held, `pace` limits attempts on an event
+        loop that many drains share."""
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
         self.idle: float | None = None
@@ -157,16 +160,16 @@ class Drain:
         self._stop_at = math.inf
         """Time until which attempts may be under way once the drain ends, on the event loop's
         clock."""
-        self._revoke_timeout = REVOKE_TIMEOUT
+        self._revoke_timeout = DRAIN_REVOKE_TIMEOUT
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
-    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+    def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
         """End the drain: finish the attempts under way, commit and leave the group.
 
         Attempts get `timeout` seconds, or fewer if another call set an earlier deadline: a deleted
         Trigger must not use up its pod's grace period. Attempts that take longer than
-        `REVOKE_TIMEOUT` don't hold up the others: new attempts go on beside them until `2 *
+        `DRAIN_REVOKE_TIMEOUT` don't hold up the others: new attempts go on beside them until `2 *
         REVOKE_TIMEOUT` before the end.
         """
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
@@ -198,7 +201,7 @@ class Drain:
             error=error,
         )
 
-    def request_ended(self) -> None:
+    def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
         self.catch_up()
         self._reported = self.counts.snapshot()
@@ -225,9 +228,9 @@ class Drain:
             committing.cancel()
             try:
                 # Closing the reader revokes every partition, with a last commit.
-                await reader.close(CLOSE_TIMEOUT)
+                await reader.close(DRAIN_CLOSE_TIMEOUT)
             finally:
-                self.lost(list(self._partitions))
+                self.on_lost(list(self._partitions))
                 await self._workers.close()
                 await asyncio.gather(committing, return_exceptions=True)
                 self.is_over = True
@@ -264,19 +267,19 @@ class Drain:
     async def _finish_attempts(self, reader: LogReader) -> None:
         """Wait until no attempt is under way, at most until `_stop_at`; see `stop`."""
         if self._stop_at == math.inf:
-            self._stop_at = self._loop.time() + REVOKE_TIMEOUT
+            self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while True:
             self._workers.stop()
             seconds_left = self._stop_at - self._loop.time()
-            is_last_time = seconds_left <= 2 * REVOKE_TIMEOUT
-            timeout = seconds_left if is_last_time else REVOKE_TIMEOUT
+            is_last_time = seconds_left <= 2 * DRAIN_REVOKE_TIMEOUT
+            timeout = seconds_left if is_last_time else DRAIN_REVOKE_TIMEOUT
             if await self._wait_until(self._has_no_attempts, timeout) or is_last_time:
                 break
             slow_events = self._workers.under_way
             self._workers.resume()
             while (
                 slow_events & self._workers.under_way
-                and self._stop_at - self._loop.time() > 2 * REVOKE_TIMEOUT
+                and self._stop_at - self._loop.time() > 2 * DRAIN_REVOKE_TIMEOUT
             ):
                 await self._read(reader, READ_TIMEOUT)
         self._revoke_timeout = 0.0  # attempts have used up their time
@@ -382,7 +385,7 @@ class Drain:
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
                 if trace is not None:
-                    trace.filtered(passes=event is not None)
+                    trace.end_filter_span(passes=event is not None)
                     if event is not None:
                         event.trace = trace
             except Exception as error:  # only this record fails; the others go on
@@ -541,7 +544,7 @@ class Drain:
                 seconds_left = (commit_phase - self._loop.time()) % COMMIT_INTERVAL
                 await asyncio.sleep(seconds_left or COMMIT_INTERVAL)
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Start reading these partitions from their commits; None: nothing was committed."""
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
@@ -552,9 +555,9 @@ class Drain:
                 progress = decode(offset, committed.metadata, self._policy)
             self._partitions[number] = AssignedPartition(number, progress, offset)
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
-        """Finish the attempts of these partitions, within `REVOKE_TIMEOUT`; returns their last
-        commits."""
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
+        """Finish the attempts of these partitions, within `DRAIN_REVOKE_TIMEOUT`; returns their
+        last commits."""
         revoked_partitions = [
             self._partitions[number] for number in partitions if number in self._partitions
         ]
@@ -566,14 +569,14 @@ class Drain:
             lambda: not any(partition.in_flight for partition in revoked_partitions),
             self._revoke_timeout,
         )
-        self.lost(partitions)
+        self.on_lost(partitions)
         commits = (
             (partition.number, partition.to_commit(self._policy))
             for partition in revoked_partitions
         )
         return {number: commit for number, commit in commits if commit is not None}
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget partitions that belong to another dispatcher: nothing may be committed."""
         for number in partitions:
             if partition := self._partitions.pop(number, None):

@@ -42,6 +42,7 @@ class OwnParser:
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
+        """Encode the request, as `Parser.request` says, anew at each call."""
         head, body = encode_request(record, envelope, format_, located)
         return prefix + head, body
 

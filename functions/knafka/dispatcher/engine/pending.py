@@ -130,6 +130,7 @@ class PendingReply:
     __slots__ = ("body", "draft", "size", "status")
 
     def __init__(self, draft: Draft, status: int, body: bytes) -> None:
+        """Keep a reply with the response (`status`, `body`) that held it."""
         self.draft = draft
         self.status = status
         """Status of the subscriber's response that held the reply."""
@@ -172,6 +173,7 @@ class PendingEvent:
         partition: AssignedPartition,
         lane: Lane,
     ) -> None:
+        """Begin a delivery without attempts, to the subscriber first."""
         self.record = record
         self.headers = headers
         """The record's headers; None if they can't be read. They are read only once: after it has

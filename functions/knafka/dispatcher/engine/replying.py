@@ -72,6 +72,8 @@ class _RetriedReplies(ABC):
         self._counts = counts
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Store or send the reply, if the response holds one; keep it in the event if another
+        attempt may succeed. Returns the outcome, and the body that explains a failure."""
         if response.cut and claims_event(response.headers):
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
@@ -99,6 +101,8 @@ class _RetriedReplies(ABC):
         return Outcome(response.status), response.body
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Store or send the event's kept reply again. Returns the outcome, and the body of the
+        response that held the reply."""
         assert event.reply is not None
         if (failure := await self._forward(event.reply, event.trace)) is not None:
             return failure
@@ -137,6 +141,8 @@ class StoredReplies(_RetriedReplies):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
+        """Append the reply to the Broker's topic. Returns None once Kafka has stored it, else the
+        failure and the body of the subscriber's response."""
         if trace is None:
             problem = await append(self._writer, self._topic, reply.draft)
         else:
@@ -164,6 +170,8 @@ class SentReplies(_RetriedReplies):
         subscriber: Subscriber,
         now: Callable[[], float],
     ) -> None:
+        """Parse the reply destination's URL; replies are posted by `subscriber`. Raises
+        `InvalidDocument`."""
         super().__init__(egress, counts)
         self._target = Target.parse(destination.url, destination.ca_certs, destination.audience)
         self._delivery: Delivery = egress.delivery
@@ -174,6 +182,8 @@ class SentReplies(_RetriedReplies):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
+        """Send the reply once to its destination, in a span if the event is traced; returns as
+        `_send`."""
         if trace is None:
             return await self._send(reply.draft)
         return await trace.send(self._target, self._send, reply.draft)

@@ -36,7 +36,7 @@ MEMORY_SECONDS: Final = 30.0
 """Seconds of history that the usual duration is computed from, at least; twice as many at most."""
 MAX_DELAY: Final = 0.1
 """Seconds between two attempts at most, as long as a place is left."""
-CHECK_INTERVAL: Final = 0.005
+RESERVE_CHECK_INTERVAL: Final = 0.005
 """Seconds between two checks of the attempts under way, while too few of them are slow."""
 
 
@@ -57,7 +57,7 @@ class Reserve:
         """Whether an attempt may begin without a check of those under way; `oldest` is when the
         first of them began."""
         seconds_left = self._unchecked_until - now
-        return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= CHECK_INTERVAL
+        return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 
     def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:
         """Return the seconds that the next attempt must wait; 0: it may begin, and is counted as
@@ -82,12 +82,12 @@ class Reserve:
         # time.
         share = (ended_slow + slow_count) / (ended + slow_count)
         delay_before_attempt = min(2 * share * oldest / max(1, places - slow_count), MAX_DELAY)
-        self._next_at = max(self._next_at, now - CHECK_INTERVAL) + delay_before_attempt
+        self._next_at = max(self._next_at, now - RESERVE_CHECK_INTERVAL) + delay_before_attempt
         return 0.0
 
     def _skip_checks(self, now: float) -> float:
-        """Let attempts begin without a check for `CHECK_INTERVAL`; returns no delay."""
-        self._unchecked_until = now + CHECK_INTERVAL
+        """Let attempts begin without a check for `RESERVE_CHECK_INTERVAL`; returns no delay."""
+        self._unchecked_until = now + RESERVE_CHECK_INTERVAL
         return 0.0
 
     def _recent_durations(self, now: float) -> tuple[float, int, int] | None:

@@ -84,6 +84,8 @@ class Sender:
         parser: Parser,
         broker_dead_letters: BrokerDeadLetters | None = None,
     ) -> None:
+        """Parse the destinations' URLs; nothing is sent yet. `congestion` gets the results of
+        attempts, and `counts` counts them. Raises `InvalidDocument`."""
         self._parser = parser
         self._egress = egress
         self._delivery = egress.delivery

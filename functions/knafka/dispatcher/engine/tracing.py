@@ -83,6 +83,8 @@ class DeliveryTrace:
     def __init__(
         self, egress: EgressTracing, parent: SpanContext, header_value: bytes, id_: str
     ) -> None:
+        """Start the event's filter span under `parent`, whose `traceparent` the request's head has
+        as `header_value`; `id_` is the event's id."""
         self._egress = egress
         self._original_header = _HEADER % header_value
         self._id = id_
@@ -100,7 +102,7 @@ class DeliveryTrace:
             "messaging.message_id": self._id,
         }
 
-    def filtered(self, *, passes: bool) -> None:
+    def end_filter_span(self, *, passes: bool) -> None:
         """End the filter's span; `passes`: whether the event passed the filter."""
         self._filter.attributes["knafka.filter.passes"] = passes
         self._egress.tracer.end(self._filter)

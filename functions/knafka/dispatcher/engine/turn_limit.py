@@ -16,6 +16,7 @@ class TurnLimit:
     """Lets `limit` attempts begin in one turn of the event loop; the others wait in order."""
 
     def __init__(self, limit: int) -> None:
+        """Begin the first turn, on the running event loop."""
         self._limit = self._left = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()

@@ -48,6 +48,8 @@ class Workers:
         turn_limit: TurnLimit | None = None,
         reserve: Reserve | None = None,
     ) -> None:
+        """Create the queues; workers start as events are added, at most `limit` at once. `settle`
+        is called for each event whose delivery has ended."""
         self.crash: BaseException | None = None
         """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
         self.on_crash: Callable[[], None] = lambda: None
@@ -103,6 +105,7 @@ class Workers:
             return
 
         def add() -> None:
+            """Queue the event now, and forget the timer."""
             partition.backoffs.discard(timer)
             self.add(event)
 
@@ -178,10 +181,10 @@ class Workers:
             self._idle_workers.pop().set_result(None)
         elif len(self._tasks) < self._limit:
             task = asyncio.create_task(self._work())
-            task.add_done_callback(self._worker_ended)
+            task.add_done_callback(self._on_worker_ended)
             self._tasks.append(task)
 
-    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_worker_ended(self, task: asyncio.Task[None]) -> None:
         """End the drain if a worker ended otherwise than by cancellation, which is a bug."""
         if not task.cancelled():
             self.crash = task.exception()

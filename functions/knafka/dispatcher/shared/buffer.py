@@ -59,6 +59,8 @@ class Cursor:
                  "pending", "reported")  # fmt: skip
 
     def __init__(self, number: int, offset: int, owner: CursorOwner) -> None:
+        """Begin at this offset of the partition `number`, outside any buffer; `owner` is notified
+        of records."""
         self.owner = owner
         self.number = number
         self.offset = offset
@@ -122,6 +124,7 @@ class PartitionBuffer:
     )  # fmt: skip
 
     def __init__(self, number: int, start: int) -> None:
+        """Begin empty: the first record to read has the offset `start`, or a higher one."""
         self.number = number
         self.start = start
         self.end = start

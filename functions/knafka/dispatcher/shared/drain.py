@@ -26,7 +26,7 @@ from knafka.core.drain import DrainProgress, Ended, Settled, ShardProgress
 from knafka.core.restarts import LAST_RESTART, restart_after
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.engine.counts import ReportedCounts
-from knafka.dispatcher.engine.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
+from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, JOIN_PATIENCE, Drain, OpenReader
 from knafka.dispatcher.served import ServedEgress
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, LogReader, Positions
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FORGET_FAILURES_AFTER: Final = LAST_RESTART
 """Seconds that a drain must have run before its earlier failures are forgotten."""
 
-LOOK_INTERVAL: Final = 1.0
+IDLE_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks whether all drains are idle, at most."""
 
 Connect = Callable[[Egress], Clients]
@@ -53,6 +53,8 @@ class EgressDrains:
         connect: Connect,
         previous_drains: asyncio.Task[None] | None,
     ) -> None:
+        """Start the task that drains, once `previous_drains` has ended; `connect` returns the
+        clients of one drain."""
         self.egress = egress
         self.served = served
         self.error: str | None = None
@@ -158,6 +160,8 @@ class ShardDrain:
         connect: Connect,
         news: asyncio.Event,
     ) -> None:
+        """Create the drain, which starts nothing before `run`; `connect` returns the clients of one
+        Egress's drain."""
         self._follower = follower
         self._contract = follower.contract
         self._ensure_served = served_egress
@@ -203,14 +207,14 @@ class ShardDrain:
         """Whether the drain was told to stop."""
         return self._stopping
 
-    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+    def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
         """Stop all drains within `timeout` seconds."""
         self._stopping = True
         for drains in self._drains.values():
             drains.stop(timeout)
         self._moved.set()
 
-    def request_ended(self) -> None:
+    def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
         self._reported = {
             group: drains.served.totals().snapshot() for group, drains in self._drains.items()
@@ -245,7 +249,7 @@ class ShardDrain:
                 timeout = (
                     None
                     if seconds_until_idle == math.inf
-                    else min(seconds_until_idle, LOOK_INTERVAL)
+                    else min(seconds_until_idle, IDLE_CHECK_INTERVAL)
                 )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
@@ -295,7 +299,7 @@ class ShardDrain:
         for group, drains in list(self._drains.items()):
             if desired.get(group) != drains.egress:
                 self._leaving[drains.task] = earlier_position
-                drains.stop(REVOKE_TIMEOUT)
+                drains.stop(DRAIN_REVOKE_TIMEOUT)
                 del self._drains[group]
             else:
                 drains.apply_share()
@@ -316,6 +320,8 @@ class ShardDrain:
         self._reported.setdefault(group, served.totals().snapshot())
 
         def on_ended(task: asyncio.Task[None]) -> None:
+            """Forget the task of an Egress's drains; if the drains were stopped, also have the
+            contract's position reported again."""
             if self._last.get(group) is task:
                 del self._last[group]
             if self._leaving.pop(task, None) is not None:

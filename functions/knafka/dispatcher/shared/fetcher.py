@@ -23,15 +23,15 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 
 log = logging.getLogger(__name__)
 
-READ_LIMIT: Final = 100
+FETCHER_READ_LIMIT: Final = 100
 """Records of one read at most: fewer than a drain of its own reads, as all groups wait
 meanwhile."""
 RECORDS_PER_TURN: Final = 50
 """Records handed to all groups together in one turn of the event loop, in which they are filtered
 and encoded; they are sent in the next one."""
-READ_TIMEOUT: Final = 0.5
+FETCHER_READ_TIMEOUT: Final = 0.5
 """Seconds a read waits for a first record; also how soon a newly added partition is read."""
-CLOSE_TIMEOUT: Final = 5.0
+FETCHER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds to close the consumer."""
 
 
@@ -71,7 +71,7 @@ class Placement(Protocol):
         """Fail the readers of a fetcher that stopped with this error."""
         ...
 
-    def ended(self, fetcher: Fetcher) -> None:
+    def forget_fetcher(self, fetcher: Fetcher) -> None:
         """Forget a fetcher that has ended."""
         ...
 
@@ -80,6 +80,8 @@ class Fetcher:
     """Reads partitions for many groups; `run` lasts until it has no partitions left."""
 
     def __init__(self, source: PositionedReader, placement: Placement, limits: FetchLimits) -> None:
+        """Begin without partitions; records come from `source`, and `placement` moves groups to
+        other fetchers."""
         self.buffers: dict[int, PartitionBuffer] = {}
         self.moved = asyncio.Event()
         """Set when a group has taken records, joined or left."""
@@ -120,14 +122,14 @@ class Fetcher:
                 if self.buffers:
                     # A buffer that was created during the read gets no records of it.
                     reading = dict(self.buffers)
-                    records = await self._source.read(READ_LIMIT, READ_TIMEOUT)
+                    records = await self._source.read(FETCHER_READ_LIMIT, FETCHER_READ_TIMEOUT)
                     await self._hand_out(self._store(records, reading))
                     self._placement.merge(self)
         except LogError as error:
             self._placement.fail(self, error)
         finally:
-            self._placement.ended(self)
-            await self._source.close(CLOSE_TIMEOUT)
+            self._placement.forget_fetcher(self)
+            await self._source.close(FETCHER_CLOSE_TIMEOUT)
 
     def _change_assignment(self) -> None:
         """Make the consumer read the added partitions, and no longer the dropped ones."""

@@ -57,7 +57,7 @@ class ReaderTopic(Protocol):
         """Remove a cursor from its buffer."""
         ...
 
-    def taken(self, cursor: Cursor) -> None:
+    def note_taken(self, cursor: Cursor) -> None:
         """Note that a cursor has taken records."""
         ...
 
@@ -74,6 +74,8 @@ class GroupReader:
     def __init__(
         self, topic: ReaderTopic, group: str, assignment: Assignment, offsets: GroupOffsets
     ) -> None:
+        """Begin without partitions; `assignment` is the group's drain, which is notified of
+        partitions, and `offsets` reads and makes commits."""
         self.group = group
         self.ends: Positions = {}
         self.cursors: dict[int, Cursor] = {}
@@ -176,7 +178,7 @@ class GroupReader:
                 self.ends = {**self.ends, number: end}
             if not cursor.is_selective:
                 buffer.make_selective(cursor)
-            self._topic.taken(cursor)
+            self._topic.note_taken(cursor)
         return records
 
     def notify(self, number: int, is_record: bool) -> int:
@@ -260,7 +262,7 @@ class GroupReader:
             self.cursors[number] = Cursor(number, offset, self)
             if commit is not None:
                 self.committed[number] = commit.offset
-        self._assignment.assigned(
+        self._assignment.on_assigned(
             {number: commit and commit.value for number, commit in committed.items()}
         )
 
@@ -284,8 +286,8 @@ class GroupReader:
         self._epochs.pop(number, None)
         self.committed.pop(number, None)
         self._restarted.add(number)
-        self._assignment.lost([number])
-        self._assignment.assigned({number: None})
+        self._assignment.on_lost([number])
+        self._assignment.on_assigned({number: None})
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
         """Release partitions that go to another process: finish their attempts, then commit."""
@@ -296,7 +298,7 @@ class GroupReader:
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
         if self._last_commits is None:
-            commits = await self._assignment.revoked(owned)
+            commits = await self._assignment.on_revoked(owned)
         else:
             commits = await asyncio.shield(self._last_commits)
         stored_commits = {
@@ -326,7 +328,7 @@ class GroupReader:
             self._to_commit.pop(number, None)
             self.committed.pop(number, None)
         if owned and not self.is_closing:
-            self._assignment.lost(owned)
+            self._assignment.on_lost(owned)
 
     def fail(self, error: LogError) -> None:
         """Make every read raise this error; events delivered since the last commit will be
@@ -419,7 +421,7 @@ class GroupReader:
                 if self.cursors:
                     for cursor in self.cursors.values():
                         self._topic.leave(cursor)
-                    revoking = self._assignment.revoked(sorted(self.cursors))
+                    revoking = self._assignment.on_revoked(sorted(self.cursors))
                     self._last_commits = asyncio.ensure_future(revoking)
                     self.commit(await self._last_commits)
                 while self._failure is None and (self._to_commit or self._committing is not None):

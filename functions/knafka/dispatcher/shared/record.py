@@ -17,6 +17,8 @@ class SharedRecord:
                  "is_for_all", "parsed", "requests")  # fmt: skip
 
     def __init__(self, record: Record) -> None:
+        """Read the record's fields once; an error of its headers is kept, and raised by
+        `headers`."""
         self._record = record
         self._partition = record.partition()
         self._offset = record.offset()
@@ -86,6 +88,8 @@ class SharedParser:
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
+        """Return the record's request, which is encoded once for each format, prefix and value of
+        `located`."""
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, located))
         if encoded is None:

@@ -13,7 +13,7 @@ from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import Clients, ShardClients
-from knafka.dispatcher.served import STOP_TIMEOUT, ServedEgress, egress_metrics
+from knafka.dispatcher.served import EGRESS_STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.dispatcher.shared.drain import ShardDrain
 from knafka.dispatcher.shared.entries import ShardEntries
 from knafka.draining.lease import DrainLease
@@ -35,6 +35,8 @@ class ServedShard:
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
+        """Create the follower of the contract and the lease of the drains; nothing starts before
+        `start`."""
         self._tracer = tracer
         self._writer = clients.writer
         self._shard = shard
@@ -122,9 +124,9 @@ class ServedShard:
         """Answer a request for a drain with lines of progress; see `streaming.stream`."""
         await stream(self._lease, request, caller, send, line_maker(), self._news)
 
-    def refused(self) -> None:
+    def note_refusal(self) -> None:
         """Note that another process has refused the shard's own request."""
-        self._lease.refused()
+        self._lease.note_refusal()
 
     def detach(self) -> None:
         """Let the drain go on after its request's connection has ended."""
@@ -138,19 +140,19 @@ class ServedShard:
             self._following.cancel()
         self._lease.stop(timeout)
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until the drain has ended."""
         await self._lease.wait()
 
     async def close(self) -> None:
         """After `stop`: wait until the drain and the follower of the contract have ended, then
         close the clients."""
-        await self.drained()
+        await self.wait_until_drained()
         if self._following is not None:
             with suppress(asyncio.CancelledError):
                 await self._following
         await self._clients.close()
-        await self._writer.close(STOP_TIMEOUT)
+        await self._writer.close(EGRESS_STOP_TIMEOUT)
 
 
 def line_maker() -> Callable[[ShardProgress], ShardProgress]:
@@ -159,6 +161,8 @@ def line_maker() -> Callable[[ShardProgress], ShardProgress]:
     last_egresses: dict[str, DrainProgress] = {}
 
     def line_of(progress: ShardProgress) -> ShardProgress:
+        """Return the progress with only those Egresses that differ from the previous one; a drain's
+        last progress stays whole."""
         nonlocal last_egresses
         previous_egresses, last_egresses = last_egresses, progress.egresses
         if progress.ended is not None:

@@ -34,10 +34,10 @@ groups at once would delay all groups' events by tens of milliseconds."""
 CONFIRMATION_VALID_SECONDS: Final = 2.0
 """Seconds for which a confirmed membership counts: less than any session timeout. A process that
 stood still for longer has it confirmed again before it commits."""
-COMMITTED_TIMEOUT: Final = 2.0
+GROUP_COMMITS_TIMEOUT: Final = 2.0
 """Seconds to wait for all groups' committed offsets, so that groups near each other start in one
 buffer; a group that answers later starts later."""
-CLOSE_TIMEOUT: Final = 5.0
+TOPIC_CLOSE_TIMEOUT: Final = 5.0
 """Seconds to leave the consumer group."""
 
 
@@ -53,6 +53,8 @@ class SharedTopic:
         offsets: GroupOffsets,
         limits: FetchLimits | None = None,
     ) -> None:
+        """Store how to open the group's member and a reader; the process joins the group with the
+        first reader that is opened."""
         self.name = name
         self.fetchers: list[Fetcher] = []
         self._open_member = open_member
@@ -115,7 +117,7 @@ class SharedTopic:
                 self.detach(reader)
         finally:
             if member is not None:
-                await member.close(CLOSE_TIMEOUT)
+                await member.close(TOPIC_CLOSE_TIMEOUT)
             self._owned.clear()
 
     async def _commit_round(self, member: GroupMember) -> None:
@@ -140,12 +142,12 @@ class SharedTopic:
         finally:
             serving.cancel()
 
-    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+    def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Start to read these partitions for all groups."""
         self._owned.update(partitions)
         self._start_task(self._assign_readers(list(self._readers), sorted(partitions)))
 
-    async def revoked(self, partitions: Sequence[int]) -> Commits:
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Make all readers finish their attempts of these partitions and commit; returns no commits
         of its own."""
         self._owned.difference_update(partitions)
@@ -155,7 +157,7 @@ class SharedTopic:
                 log.error("partitions were not given up in order", exc_info=error)
         return {}
 
-    def lost(self, partitions: Sequence[int]) -> None:
+    def on_lost(self, partitions: Sequence[int]) -> None:
         """Make all readers forget these partitions."""
         self._owned.difference_update(partitions)
         for reader in self._readers:
@@ -177,7 +179,7 @@ class SharedTopic:
         while pending_tasks:
             done, pending_tasks = await asyncio.wait(
                 pending_tasks,
-                timeout=COMMITTED_TIMEOUT,
+                timeout=GROUP_COMMITS_TIMEOUT,
                 return_when=asyncio.ALL_COMPLETED,
             )
             starts: list[tuple[int, int, GroupReader, Commit | None]] = []
@@ -249,7 +251,7 @@ class SharedTopic:
                     fetcher.drop(cursor.number)
                 fetcher.moved.set()
 
-    def taken(self, cursor: Cursor) -> None:
+    def note_taken(self, cursor: Cursor) -> None:
         """Wake the fetcher of the cursor, which has taken records."""
         for fetcher in self.fetchers:
             if fetcher.buffers.get(cursor.number) is cursor.buffer:
@@ -291,7 +293,7 @@ class SharedTopic:
         for owner in {cursor.owner for cursor in cursors}:
             owner.fail(error)
 
-    def ended(self, fetcher: Fetcher) -> None:
+    def forget_fetcher(self, fetcher: Fetcher) -> None:
         """Forget a fetcher that has ended."""
         if fetcher in self.fetchers:
             self.fetchers.remove(fetcher)

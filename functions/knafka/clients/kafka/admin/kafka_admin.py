@@ -20,19 +20,19 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from knafka.clients.kafka.admin.kafka_groups import KafkaGroups
-from knafka.clients.kafka.admin.kafka_lag import beyond_end, limited_to_ends
+from knafka.clients.kafka.admin.kafka_lag import limit_to_ends, partitions_beyond_end
 from knafka.clients.kafka.admin.kafka_ranges import (
     EARLIEST,
     GONE,
     LATEST,
     KafkaRanges,
-    at_offset,
     listed,
+    with_offset,
 )
 from knafka.clients.kafka.consumers.kafka_whole_topic import UNUSED_GROUP, read_whole
-from knafka.clients.kafka.kafka_acls import needing
+from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import Connection
-from knafka.clients.kafka.kafka_requests import ASK_AGAIN, AdminCalls
+from knafka.clients.kafka.kafka_requests import REQUEST_RETRY_INTERVAL, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
@@ -45,7 +45,7 @@ from knafka.ports.log import (
     lag_of,
 )
 
-REQUEST_TIMEOUT: Final = 15.0
+ADMIN_REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: more than Kafka needs to elect another leader."""
 PARTITIONS_CACHE_SECONDS: Final = 30.0
 """Seconds for which `end_offsets_of_all` caches a topic's partitions."""
@@ -90,7 +90,7 @@ class KafkaAdmin:
         self,
         connection: Connection,
         *,
-        request_timeout: float = REQUEST_TIMEOUT,
+        request_timeout: float = ADMIN_REQUEST_TIMEOUT,
         max_read_bytes: int | None = None,
     ) -> None:
         """`max_read_bytes`: limit of `read_all`, as in `read_whole`."""
@@ -112,6 +112,7 @@ class KafkaAdmin:
         return self._calls.admin
 
     async def cluster_id(self) -> str:
+        """Return the Kafka cluster's id. Raises `LogError`."""
         described: DescribeClusterResult = await self._calls.result(
             lambda timeout: self._admin.describe_cluster(request_timeout=timeout)
         )
@@ -123,7 +124,7 @@ class KafkaAdmin:
         """Create the topic unless it exists, and wait until Kafka knows it; returns whether it was
         created."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
-        with needing(topic=("Create", topic), cluster="Create"):
+        with explain_denials(topic=("Create", topic), cluster="Create"):
             was_created = await self._did_unless_done(
                 KafkaError.TOPIC_ALREADY_EXISTS,
                 lambda timeout: self._admin.create_topics([new_topic], request_timeout=timeout)[
@@ -136,7 +137,7 @@ class KafkaAdmin:
         while was_created:
             if topic in await self._describe([topic]) or time.monotonic() > deadline:
                 break
-            await asyncio.sleep(ASK_AGAIN)
+            await asyncio.sleep(REQUEST_RETRY_INTERVAL)
         return was_created
 
     async def describe_topic(self, topic: str) -> TopicDescription | None:
@@ -145,7 +146,7 @@ class KafkaAdmin:
         if description is None:
             return None
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        with needing(topic=("DescribeConfigs", topic)):
+        with explain_denials(topic=("DescribeConfigs", topic)):
             entries = await self._calls.results_by_key(
                 lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
                 leaving_out=GONE,
@@ -163,15 +164,18 @@ class KafkaAdmin:
         )
 
     async def delete_topic(self, topic: str) -> None:
+        """Delete the topic and all that is cached of it; do nothing if it doesn't exist. Raises
+        `LogError`."""
         for cache in (self._cached_partitions, self._cached_ends, self._cached_ranges):
             cast(dict[str, object], cache).pop(topic, None)
-        with needing(topic=("Delete", topic)):
+        with explain_denials(topic=("Delete", topic)):
             await self._did_unless_done(
                 KafkaError.UNKNOWN_TOPIC_OR_PART,
                 lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
             )
 
     async def topics(self) -> Mapping[str, int]:
+        """Return the number of partitions of every topic, by name. Raises `LogError`."""
         metadata = await self._calls.in_thread(
             lambda timeout: self._admin.list_topics(timeout=timeout)
         )
@@ -197,7 +201,7 @@ class KafkaAdmin:
             described = {}  # the ends of cached topics can still be read
         for topic, description in described.items():
             self._cached_partitions[topic] = _CachedPartitions(
-                now, description.id, at_offset(description.partitions, LATEST)
+                now, description.id, with_offset(description.partitions, LATEST)
             )
         partitions = [
             partition
@@ -236,7 +240,7 @@ class KafkaAdmin:
         if await self._groups.committed(group, partitions):
             return
         starts = await self._starts(partitions, start)
-        with needing(topic=("Read", topic)):
+        with explain_denials(topic=("Read", topic)):
             await self._groups.commit(
                 group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
             )
@@ -283,12 +287,12 @@ class KafkaAdmin:
                     number: lag_of(commits.get(number), start, end)
                     for number, (start, end) in ranges.items()
                 },
-                beyond_end(commits, ranges),
+                partitions_beyond_end(commits, ranges),
                 {number: end for number, (_, end) in ranges.items()},
                 _metadata_of(commits),
             )
             for group, commits in (
-                (group, limited_to_ends(commits, ranges, fresh))
+                (group, limit_to_ends(commits, ranges, fresh))
                 for group, commits in committed.items()
             )
         }
@@ -313,7 +317,7 @@ class KafkaAdmin:
                 partition.partition: offset
                 for partition, offset in (
                     await self._offsets_of_partitions(
-                        at_offset(description.partitions, which), some=True
+                        with_offset(description.partitions, which), some=True
                     )
                 ).items()
             }
@@ -332,6 +336,8 @@ class KafkaAdmin:
         return await self._groups.exists(group)
 
     async def has_committed(self, group: str, topic: str) -> bool:
+        """Whether the group has an offset on any partition of the topic; False if the topic doesn't
+        exist. Raises `LogError`."""
         description = (await self._describe([topic])).get(topic)
         return description is not None and bool(
             await self._groups.committed(group, description.partitions)
@@ -358,7 +364,7 @@ class KafkaAdmin:
         """Return the last `limit` records of a topic, oldest first."""
         await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
-        with needing(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
+        with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
             return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
@@ -380,7 +386,7 @@ class KafkaAdmin:
         if not topics:
             return {}
         names = TopicCollection(list(topics))
-        with needing(topic=("Describe", _any_of(topics))):
+        with explain_denials(topic=("Describe", _any_of(topics))):
             described = await self._calls.results_by_key(
                 lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
                 leaving_out=GONE,
@@ -407,7 +413,7 @@ class KafkaAdmin:
         time, only of partitions with a later record. Raises `LogError` for a partition without a
         leader."""
         listed = await self._offsets_of_partitions(
-            at_offset(partitions, which), least=-1 if which >= 0 else 0
+            with_offset(partitions, which), least=-1 if which >= 0 else 0
         )
         for partition in partitions:
             if partition not in listed:
@@ -425,7 +431,9 @@ class KafkaAdmin:
         With `some`, partitions that can't be read now are left out; raises `LogError` if none can.
         `least` is -1 if Kafka may answer that there is no record since that time.
         """
-        with needing(topic=("Describe", _any_of({partition.topic for partition in partitions}))):
+        with explain_denials(
+            topic=("Describe", _any_of({partition.topic for partition in partitions}))
+        ):
             results = await listed(self._calls, partitions, some=some)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {

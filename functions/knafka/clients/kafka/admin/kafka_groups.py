@@ -4,7 +4,7 @@ A group's offsets are requested by a consumer of that group that never joins it:
 client crashes the process while a coordinator is loading or has moved, which is common (2.16.1:
 `rd_kafka_handle_OffsetFetch` without a group). Such a consumer costs 4 ms of CPU, so a group's
 commits are cached. Offsets only grow, so a group that was at its topic's end still is while the end
-doesn't move. Offsets that somebody resets by hand are noticed after `remembered` seconds at the
+doesn't move. Offsets that somebody resets by hand are noticed after `cache_seconds` seconds at the
 latest, or by `forget`. Why not one request for many groups: docs/decisions/0015-operator-caches.md.
 
 Not here: topics. See `kafka_admin`.
@@ -29,27 +29,27 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.kafka_acls import needing
+from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import ASKING, Connection, open_client
-from knafka.clients.kafka.kafka_requests import THREADS, AdminCalls
+from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
 if TYPE_CHECKING:  # clients that only read and write don't import it
     from confluent_kafka.admin._group import ConsumerGroupDescription
 
-REMEMBERED: Final = 1.5
+CACHE_SECONDS_PER_GROUP: Final = 1.5
 """Seconds per cached group for which a group at the end of its topic stays cached: 150 s with 100
 groups. So the requests take a quarter of a percent of a core, however many groups there are.
 """
 MIN_CACHE_SECONDS: Final = 15.0
 MAX_CACHE_SECONDS: Final = 1800.0
-"""Bounds, in seconds, of the time that `remembered` returns."""
+"""Bounds, in seconds, of the time that `cache_seconds` returns."""
 MAX_REPORTED_SECONDS: Final = 24 * 3600.0
 """Seconds; `note` ignores reports of drains that have committed for longer."""
 
 
-COPY: Final = ".detaching"
+DETACHING_SUFFIX: Final = ".detaching"
 """Suffix of the group that holds a group's offsets while `detach` creates the group anew."""
 _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
@@ -69,10 +69,10 @@ class _CachedCommits:
         return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 
-def remembered(groups: int) -> float:
+def cache_seconds(groups: int) -> float:
     """Return the seconds for which a group at the end of its topic stays cached at most, while
     `groups` groups are cached."""
-    return min(max(REMEMBERED * groups, MIN_CACHE_SECONDS), MAX_CACHE_SECONDS)
+    return min(max(CACHE_SECONDS_PER_GROUP * groups, MIN_CACHE_SECONDS), MAX_CACHE_SECONDS)
 
 
 def needs_detaching(group: ConsumerGroupDescription) -> bool:
@@ -104,6 +104,8 @@ class KafkaGroups:
     same topic."""
 
     def __init__(self, connection: Connection, calls: AdminCalls) -> None:
+        """Create the cache, empty; `calls` sends the requests, and `connection` opens a consumer
+        where a request needs one."""
         self._connection = connection
         self._calls = calls
         self._known: dict[str, dict[str, _CachedCommits]] = {}
@@ -111,8 +113,8 @@ class KafkaGroups:
         self._forgotten: dict[str, float] = {}
         """When `forget` was last called for a group (`time.monotonic`)."""
         self._clean_up_at = 0.0
-        """When `_known` and `_forgotten` are replace_forbidden up next (`time.monotonic`); only
-        this removes deleted groups."""
+        """When `_known` and `_forgotten` are cleaned up next (`time.monotonic`); only this removes
+        deleted groups."""
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
         """Return the group's commits by partition, read from Kafka now. Raises `LogError`."""
@@ -129,7 +131,7 @@ class KafkaGroups:
         """Return the group's committed offsets as confluent-kafka does, with leader epochs. Raises
         `LogError`."""
         requested = list(partitions)
-        with needing(group=("Describe", group), topic=("Describe", _topic_of(requested))):
+        with explain_denials(group=("Describe", group), topic=("Describe", _topic_of(requested))):
             answers = await self._call_as_group(
                 group, lambda consumer, timeout: consumer.committed(requested, timeout=timeout)
             )
@@ -138,7 +140,7 @@ class KafkaGroups:
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
         requested = list(offsets)
-        with needing(group=("Read", group), topic=("Read", _topic_of(requested))):
+        with explain_denials(group=("Read", group), topic=("Read", _topic_of(requested))):
             await self._call_as_group(
                 group, lambda consumer, _: consumer.commit(offsets=requested, asynchronous=False)
             )
@@ -146,7 +148,7 @@ class KafkaGroups:
 
     async def delete(self, group: str) -> None:
         """Delete the group, if it exists."""
-        with needing(group=("Delete", group)):
+        with explain_denials(group=("Delete", group)):
             await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.delete_consumer_groups(
                     [group], request_timeout=timeout
@@ -166,7 +168,7 @@ class KafkaGroups:
         the consumer protocol. So the group is deleted and created again, from a copy in another
         group: if the process dies in between, the next call finishes the work.
         """
-        copy = f"{group}{COPY}"
+        copy = f"{group}{DETACHING_SUFFIX}"
         described = await self._describe(group, copy)
         present_group, copied_group = described.get(group), described.get(copy)
         if present_group is not None and present_group.members:
@@ -220,17 +222,19 @@ class KafkaGroups:
         remaining_groups = iter(uncached_groups)
 
         async def ask() -> None:
+            """Read the commits of the remaining groups from Kafka, and add them to `committed` and
+            to the cache."""
             for group in remaining_groups:
                 commits = committed[group] = await self.committed(group, partitions)
                 positions = {partition.partition: 0 for partition in partitions}
                 positions |= {number: commit.offset for number, commit in commits.items()}
                 # Entries expire at random times, so that they aren't all requested again at once.
-                expires_at = now + remembered(len(self._known)) * random.uniform(0.5, 1)
+                expires_at = now + cache_seconds(len(self._known)) * random.uniform(0.5, 1)
                 self._known.setdefault(group, {})[topic_id] = _CachedCommits(
                     commits, positions, expires_at
                 )
 
-        tasks = [asyncio.create_task(ask()) for _ in uncached_groups[:THREADS]]
+        tasks = [asyncio.create_task(ask()) for _ in uncached_groups[:MAX_BLOCKING_CALLS]]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -259,7 +263,7 @@ class KafkaGroups:
         for group in groups:
             forgotten_at = self._forgotten.get(group, -math.inf)
             if since < MAX_REPORTED_SECONDS and forgotten_at < now - since:
-                expires_at = now + remembered(len(self._known)) * random.uniform(0.5, 1)
+                expires_at = now + cache_seconds(len(self._known)) * random.uniform(0.5, 1)
                 self._known.setdefault(group, {})[topic_id] = _CachedCommits(
                     committed, positions, expires_at
                 )
@@ -276,7 +280,7 @@ class KafkaGroups:
 
     async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
         """Return Kafka's descriptions of these groups by name; unknown groups may be missing."""
-        with needing(group=("Describe", group)):
+        with explain_denials(group=("Describe", group)):
             return await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group, *more], request_timeout=timeout
@@ -296,6 +300,8 @@ class KafkaGroups:
         partitions. Raises `LogError`."""
 
         def call_in_thread(timeout: float) -> list[TopicPartition]:
+            """Open the group's consumer, pass it to `call` and close it; returns the answers of
+            `call`. Raises `KafkaException`, also for the first answer that holds an error."""
             # A commit has no timeout parameter.
             request_timeout = {"socket.timeout.ms": int(timeout * 1000)}
             settings = {**self._connection, **ASKING, **request_timeout}

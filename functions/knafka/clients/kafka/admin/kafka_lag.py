@@ -10,7 +10,9 @@ from collections.abc import Collection, Mapping
 from knafka.ports.log import Commits
 
 
-def beyond_end(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def partitions_beyond_end(
+    commits: Commits, ranges: Mapping[int, tuple[int, int]]
+) -> frozenset[int]:
     """Return the partitions whose committed offset is higher than their end."""
     return frozenset(
         number
@@ -19,12 +21,12 @@ def beyond_end(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> froze
     )
 
 
-def limited_to_ends(
+def limit_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
     """Return the commits, where an offset beyond an outdated end is lowered to that end: without a
     leader the real end is unknown. `fresh`: the partitions whose ends were read now."""
-    beyond_old_end = beyond_end(commits, ranges) - set(fresh)
+    beyond_old_end = partitions_beyond_end(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in beyond_old_end else commit
         for number, commit in commits.items()

@@ -16,11 +16,11 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicParti
 
 from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, needs_detaching
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
-from knafka.clients.kafka.kafka_commits import AGAIN, REBALANCING_ERRORS, epoch_of
+from knafka.clients.kafka.kafka_commits import COMMIT_RETRY_INTERVAL, REBALANCING_ERRORS, epoch_of
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
-TIMEOUT: Final = 10.0
+COMMIT_REQUEST_TIMEOUT: Final = 10.0
 """Seconds for a commit, enough for a coordinator to move meanwhile."""
 REOPEN_INTERVAL: Final = 1.0
 """Seconds between two replacements of the admin client, at least."""
@@ -39,7 +39,7 @@ class KafkaOffsets:
     """Reads and commits the offsets of groups without members; used on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
-        self._calls = AdminCalls(connection, TIMEOUT)
+        self._calls = AdminCalls(connection, COMMIT_REQUEST_TIMEOUT)
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
 
@@ -89,7 +89,7 @@ class KafkaOffsets:
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
         """Make all these commits, by partition, and wait for Kafka. Raises `GroupHasMembers` and
         `LogError`."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + COMMIT_REQUEST_TIMEOUT
         offsets = [
             TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
             for number, commit in commits.items()
@@ -101,7 +101,7 @@ class KafkaOffsets:
                 raise log_error_of(error)
             if error.code() == KafkaError.NOT_COORDINATOR:
                 self._replace_client()
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(COMMIT_RETRY_INTERVAL)
 
     async def _commit_once(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
         """Commit once; returns Kafka's error, or None."""

@@ -16,7 +16,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import _AdminClientImpl
 
-from knafka.clients.kafka.kafka_acls import needing
+from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.log import Range
 
@@ -28,11 +28,11 @@ FIRST_RECORD_TIME: Final = 0
 GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 ANOTHER: Final = GONE | {KafkaError._UNKNOWN_PARTITION}
 """Errors that say that the topic was deleted meanwhile, or created anew with fewer partitions."""
-REMEMBERED: Final = 300.0
+PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
 
 
-def at_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
+def with_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     """Return the partitions with `which` as their offset: `EARLIEST`, `LATEST` or a timestamp."""
     return [TopicPartition(partition.topic, partition.partition, which) for partition in partitions]
 
@@ -70,13 +70,12 @@ class KafkaRanges:
         self._known: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return start and end offsets, as Return start and end offsets, as
-        `LogAdmin.ranges_of_all`."""
+        """Return the start and end offsets of the topics, as `LogAdmin.ranges_of_all` says."""
         partitions = await self._existing_partitions(topics)
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
         starts, ends = [
-            await listed(self._calls, at_offset(partitions, which), some=True)
+            await listed(self._calls, with_offset(partitions, which), some=True)
             for which in (EARLIEST, LATEST)
         ]
         starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
@@ -94,9 +93,9 @@ class KafkaRanges:
         return {topic: Range(*topic_offsets) for topic, topic_offsets in starts_and_ends.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the Unix time of each topic's first record, as Return the Unix time of each
-        topic's first record, as `LogAdmin.first_timestamps`."""
-        partitions = at_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
+        """Return the Unix time of each topic's first record, as `LogAdmin.first_timestamps`
+        says."""
+        partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
         timestamps: dict[str, float] = {}
         for partition, record in (await listed(self._calls, partitions, some=True)).items():
             if record.offset >= 0 and record.timestamp >= 0:
@@ -105,14 +104,13 @@ class KafkaRanges:
         return timestamps
 
     async def set_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """Set these configs of a topic, as Set these configs of a topic, as
-        `LogAdmin.set_topic_config`."""
+        """Set these configs of a topic, as `LogAdmin.set_topic_config` says."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in config.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        with needing(topic=("AlterConfigs", topic)):
+        with explain_denials(topic=("AlterConfigs", topic)):
             await self._calls.result(
                 lambda timeout: self._calls.admin.incremental_alter_configs(
                     [resource], request_timeout=timeout
@@ -120,10 +118,13 @@ class KafkaRanges:
             )
 
     async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Return the partitions of the topics that exist, cached for `REMEMBERED` seconds."""
+        """Return the partitions of the topics that exist, cached for `PARTITIONS_CACHE_SECONDS`
+        seconds."""
         now = time.monotonic()
         self._known = {
-            topic: entry for topic, entry in self._known.items() if now - entry[0] < REMEMBERED
+            topic: entry
+            for topic, entry in self._known.items()
+            if now - entry[0] < PARTITIONS_CACHE_SECONDS
         }
         if missing := set(topics) - self._known.keys():
             for topic, partitions in (await self._partitions(missing)).items():

@@ -28,7 +28,7 @@ from knafka.clients.kafka.kafka_client import (
     open_admin,
     open_client,
 )
-from knafka.clients.kafka.kafka_requests import ASK_AGAIN, MOVING_ERRORS, NO_ANSWER
+from knafka.clients.kafka.kafka_requests import MOVING_ERRORS, NO_ANSWER, REQUEST_RETRY_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
@@ -36,9 +36,9 @@ from knafka.ports.log import OffsetAndMetadata, Positions, Record
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-REQUEST_TIMEOUT: Final = 15.0
+BOUNDED_READ_REQUEST_TIMEOUT: Final = 15.0
 """Seconds for a request with all its tries, enough for a leader to move meanwhile."""
-STALLED_AFTER: Final = 60.0
+STALLED_READ_TIMEOUT: Final = 60.0
 """Seconds without progress after which reading fails: longer than the transaction of a producer
 that is gone stays open."""
 SINGLE_REQUEST_TIMEOUT: Final = 5.0
@@ -47,7 +47,7 @@ PARTITIONS_VALID_SECONDS: Final = 10.0
 """Seconds for which a topic's partitions are cached."""
 QUICK_REQUEST_TIMEOUT: Final = 1.0
 """Seconds for a request that is soon made again."""
-BATCH: Final = 5_000
+READ_BATCH_RECORDS: Final = 5_000
 """Records that `read_all` yields at a time, at most."""
 
 _READING: Final = {
@@ -78,6 +78,8 @@ class BoundedReader:
     opened when needed and kept."""
 
     def __init__(self, connection: Connection, group: str) -> None:
+        """Store the connection; clients are opened at their first use. `group`: the consumer group
+        whose committed offsets are read."""
         self._connection = connection
         self._group = group
         self._errors = ConnectionErrors()
@@ -120,19 +122,19 @@ class BoundedReader:
         # a request of its own. If offset 0 is gone from the log, it requests the beginning at once.
         self._consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, 0)])
         next_offset = 0
-        give_up_at = time.monotonic() + STALLED_AFTER
+        give_up_at = time.monotonic() + STALLED_READ_TIMEOUT
         try:
             while next_offset < end:
                 records, new_next_offset = self._batch(next_offset)
                 if records:
                     yield records
                 if new_next_offset > next_offset:
-                    give_up_at = time.monotonic() + STALLED_AFTER
+                    give_up_at = time.monotonic() + STALLED_READ_TIMEOUT
                 elif time.monotonic() > give_up_at:
                     raise LogError(
                         f"partition {topic_partition.partition} of "
                         f"{topic_partition.topic} can't be read beyond offset "
-                        f"{next_offset} of {end}: no progress in {STALLED_AFTER:g} s"
+                        f"{next_offset} of {end}: no progress in {STALLED_READ_TIMEOUT:g} s"
                     )
                 next_offset = new_next_offset
         finally:
@@ -143,7 +145,9 @@ class BoundedReader:
         # consume() alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
-            [] if first_message is None else [first_message, *self._consumer.consume(BATCH - 1, 0)]
+            []
+            if first_message is None
+            else [first_message, *self._consumer.consume(READ_BATCH_RECORDS - 1, 0)]
         )
         records: list[Record] = []
         for message in messages:
@@ -268,7 +272,7 @@ class BoundedReader:
             self._opened_uncommitted_consumer = open_client(Consumer, settings)
         partitions = list(self._cached_topic_partitions(topic).known)
         topic_partitions = committed_of(
-            self._opened_uncommitted_consumer, partitions, REQUEST_TIMEOUT
+            self._opened_uncommitted_consumer, partitions, BOUNDED_READ_REQUEST_TIMEOUT
         )
         return {
             partition.partition: OffsetAndMetadata(partition.offset, partition.metadata or "")
@@ -284,6 +288,8 @@ class BoundedReader:
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(partitions, latest)
 
         def ask(timeout: float) -> Positions:
+            """Request all end offsets at once and return them by partition number. Raises
+            `KafkaException` for a partition's error."""
             futures = self._admin.list_offsets(
                 specs,
                 isolation_level=IsolationLevel.READ_UNCOMMITTED,
@@ -298,10 +304,15 @@ class BoundedReader:
     def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
         """Call `ask` with a timeout (seconds), repeatedly while a leader moves, and return its
         result. Raises `LogError`."""
-        deadline = time.monotonic() + REQUEST_TIMEOUT
+        deadline = time.monotonic() + BOUNDED_READ_REQUEST_TIMEOUT
         while True:
             try:
-                return ask(max(ASK_AGAIN, min(SINGLE_REQUEST_TIMEOUT, deadline - time.monotonic())))
+                return ask(
+                    max(
+                        REQUEST_RETRY_INTERVAL,
+                        min(SINGLE_REQUEST_TIMEOUT, deadline - time.monotonic()),
+                    )
+                )
             except KafkaException as error:
                 reason = error.args[0]
                 if refusal := self._errors.refusal:
@@ -311,10 +322,10 @@ class BoundedReader:
                 if time.monotonic() > deadline:
                     report = f": {self._errors}" if str(self._errors) else ""
                     raise LogError(
-                        f"Kafka did not answer within {REQUEST_TIMEOUT:g} s{report}"
+                        f"Kafka did not answer within {BOUNDED_READ_REQUEST_TIMEOUT:g} s{report}"
                     ) from error
             self._admin.poll(0)
-            time.sleep(ASK_AGAIN)
+            time.sleep(REQUEST_RETRY_INTERVAL)
 
     def close(self) -> None:
         """Close the consumers; this may block while Kafka is frozen."""

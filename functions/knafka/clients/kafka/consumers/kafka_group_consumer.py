@@ -31,7 +31,7 @@ from knafka.clients.kafka.kafka_client import (
     log_error_of,
     open_client,
 )
-from knafka.clients.kafka.kafka_commits import AGAIN, epoch_of
+from knafka.clients.kafka.kafka_commits import COMMIT_RETRY_INTERVAL, epoch_of
 from knafka.clients.kafka.kafka_liveness import Liveness
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
@@ -100,6 +100,8 @@ class GroupConsumer(ABC):
         protocol: GroupProtocol,
         callbacks: Mapping[str, Any] | None = None,
     ) -> None:
+        """Open the consumer and subscribe it to the topics; `callbacks` are added to librdkafka's
+        configuration. Raises `LogError`."""
         self._connection = connection
         self._group = group
         self._topics = list(topics)
@@ -186,7 +188,7 @@ class GroupConsumer(ABC):
         if not problem and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
             problem = str(self._errors)
         if problem:
-            self._errors.mended()  # the cause may be mended: the next read tries again
+            self._errors.forget_all()  # the cause may be mended: the next read tries again
             raise LogError(problem)
 
 
@@ -205,7 +207,7 @@ def committed_of(
         except KafkaException as error:
             if time.monotonic() > deadline:
                 raise log_error_of(error.args[0]) from error
-            time.sleep(AGAIN)
+            time.sleep(COMMIT_RETRY_INTERVAL)
         else:
             return answers
 

@@ -22,6 +22,8 @@ class KafkaMember(KafkaReader):
         assignment: Assignment,
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
     ) -> None:
+        """Join the group on one topic; `assignment` is notified of assigned and revoked
+        partitions."""
         super().__init__(connection, group, topic, assignment, protocol, reads=False)
 
     async def serve(self, timeout: float) -> None:

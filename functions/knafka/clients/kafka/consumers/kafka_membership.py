@@ -49,8 +49,8 @@ from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 
 log = logging.getLogger(__name__)
 
-REVOKE_TIMEOUT: Final = 30.0
-"""Seconds that a rebalance waits for the event loop at most; `Assignment.revoked` has a limit of
+REBALANCE_TIMEOUT: Final = 30.0
+"""Seconds that a rebalance waits for the event loop at most; `Assignment.on_revoked` has a limit of
 its own."""
 FINISHING_POLL_TIMEOUT: Final = 0.05
 """Seconds of a poll while the last attempts finish."""
@@ -69,6 +69,8 @@ class Membership(GroupConsumer):
         protocol: GroupProtocol,
         reads: bool = True,
     ) -> None:
+        """Join the group on the topics of `numbering`; called on the event loop, on which
+        `assignment` is called too."""
         self._numbering = numbering
         self._assignment = assignment
         self._reads = reads
@@ -102,8 +104,8 @@ class Membership(GroupConsumer):
         self.consumer.resume([topic_partition])
         self._forget_owned([topic_partition])
         self.owned[number] = NO_EPOCH
-        self._loop.call_soon_threadsafe(self._assignment.lost, [number])
-        self._loop.call_soon_threadsafe(self._assignment.assigned, {number: None})
+        self._loop.call_soon_threadsafe(self._assignment.on_lost, [number])
+        self._loop.call_soon_threadsafe(self._assignment.on_assigned, {number: None})
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
         """Return confluent-kafka's objects of these partitions."""
@@ -148,7 +150,7 @@ class Membership(GroupConsumer):
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Pass the result of a commit on to `OffsetCommits`."""
-        self._commits.reported(error, partitions, self.owned)
+        self._commits.note_result(error, partitions, self.owned)
 
     # Leaving
 
@@ -167,11 +169,11 @@ class Membership(GroupConsumer):
         )
 
     async def _request_last_commits(self, numbers: Sequence[int], timeout: float) -> Commits:
-        """Return the last commits of these partitions from `Assignment.revoked`; none if that takes
-        longer than `timeout` seconds."""
+        """Return the last commits of these partitions from `Assignment.on_revoked`; none if that
+        takes longer than `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._assignment.revoked(numbers)
+                return await self._assignment.on_revoked(numbers)
         except TimeoutError:
             log.warning("the last attempts of %s take longer than there is time", self._group)
             return {}
@@ -222,7 +224,7 @@ class Membership(GroupConsumer):
             assign_paused(consumer, partitions)
             without_commits = dict.fromkeys(map(self.number_of, partitions))
             self.owned.update(dict.fromkeys(without_commits, NO_EPOCH))
-            self._loop.call_soon_threadsafe(self._assignment.assigned, without_commits)
+            self._loop.call_soon_threadsafe(self._assignment.on_assigned, without_commits)
             return
         try:
             # librdkafka would read the commits too, but not return their metadata.
@@ -244,7 +246,7 @@ class Membership(GroupConsumer):
             commits[number] = (
                 OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
             )
-        self._loop.call_soon_threadsafe(self._assignment.assigned, commits)
+        self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Make the last commits of revoked partitions."""
@@ -265,10 +267,12 @@ class Membership(GroupConsumer):
         """Return the last commits of revoked partitions, once their attempts have finished."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
-            revoked: Any = self._assignment.revoked(numbers)
-            commits |= asyncio.run_coroutine_threadsafe(revoked, self._loop).result(REVOKE_TIMEOUT)
+            revoked: Any = self._assignment.on_revoked(numbers)
+            commits |= asyncio.run_coroutine_threadsafe(revoked, self._loop).result(
+                REBALANCE_TIMEOUT
+            )
         if finishing:
-            last_commits = self.last_commits.result(REVOKE_TIMEOUT)
+            last_commits = self.last_commits.result(REBALANCE_TIMEOUT)
             commits |= {
                 number: commit for number, commit in last_commits.items() if number in finishing
             }
@@ -278,7 +282,7 @@ class Membership(GroupConsumer):
         """Forget partitions that belong to another member."""
         for entry in partitions:
             self._finishing.pop(self.number_of(entry), None)
-        self._loop.call_soon_threadsafe(self._assignment.lost, self._forget_owned(partitions))
+        self._loop.call_soon_threadsafe(self._assignment.on_lost, self._forget_owned(partitions))
         consumer.incremental_unassign(partitions)
 
     def _forget_owned(self, partitions: list[TopicPartition]) -> list[int]:

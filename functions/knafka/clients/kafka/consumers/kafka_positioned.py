@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_reader import LOST_OFFSET_ERRORS
-from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
     READING,
     TRANSIENT_ERRORS,
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 _librdkafka = logging.getLogger("librdkafka.positioned")
 _librdkafka.addFilter(RateLimitedFilter())
 
-GROUP: Final = "knafka-positioned-reader"
+POSITIONED_GROUP_PREFIX: Final = "knafka-positioned-reader"
 """Prefix of the group id that librdkafka requires; Kafka never sees it, as nothing subscribes or
 commits."""
 
@@ -52,6 +52,7 @@ class KafkaPositionedReader:
     (docs/decisions/0004)."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
+        """Open the consumer and its thread; nothing is read until `begin`. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
@@ -64,7 +65,7 @@ class KafkaPositionedReader:
                 "logger": _librdkafka,
                 **READING,
                 **connection,
-                "group.id": f"{GROUP}-{uuid.uuid4().hex[:8]}",
+                "group.id": f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}",
             },
         )
         self._begun: set[int] = set()
@@ -169,7 +170,7 @@ class KafkaPositionedReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
             elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
-                self._failure = named(log_error_of(error), topic=("Read", self._topic))
+                self._failure = name_missing_right(log_error_of(error), topic=("Read", self._topic))
         self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
         for number, message in last_messages.items():
             epoch = message.leader_epoch()

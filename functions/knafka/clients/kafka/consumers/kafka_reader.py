@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_membership import Membership
-from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import TRANSIENT_ERRORS, Connection, log_error_of
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
@@ -54,6 +54,8 @@ class KafkaReader:
         *,
         reads: bool = True,
     ) -> None:
+        """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
+        group without reading. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
@@ -132,7 +134,7 @@ class KafkaReader:
                 self._membership.fall_back_to_classic(error)
         elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
             topic, group = ("Read", self._topic), ("Read", self._group)
-            self._failure = named(log_error_of(error), topic=topic, group=group)
+            self._failure = name_missing_right(log_error_of(error), topic=topic, group=group)
 
     def _restart_partition(self, message: Message) -> int:
         """Read a partition from its start, as its log has no such offset; returns its number."""

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.clients.kafka.call_thread import CallThread
-from knafka.clients.kafka.kafka_acls import needing
+from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import (
     READING,
     TRANSIENT_ERRORS,
@@ -28,14 +28,14 @@ from knafka.clients.kafka.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 
-GROUP: Final = "knafka-topic-tail"
+TAIL_GROUP_PREFIX: Final = "knafka-topic-tail"
 """Prefix of the group id that librdkafka requires; Kafka never sees it, as nothing subscribes or
 commits."""
-REQUEST_TIMEOUT: Final = 10.0
+TAIL_REQUEST_TIMEOUT: Final = 10.0
 """Seconds for each request, and without progress while records are fetched."""
 
 POLL: Final = 0.1
-"""Seconds of one poll, after which `REQUEST_TIMEOUT` is checked."""
+"""Seconds of one poll, after which `TAIL_REQUEST_TIMEOUT` is checked."""
 
 _READING: Final[Mapping[str, Any]] = {
     **READING,
@@ -53,6 +53,8 @@ class KafkaTail:
     thread."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
+        """Store the connection; the thread starts at the first call, the consumer opens at the
+        first read."""
         self._connection = connection
         self._topic = topic
         self._thread: CallThread | None = None
@@ -96,7 +98,7 @@ class KafkaTail:
     def _read_on(self, limit: int) -> list[Record]:
         """Return the next records, on the consumer's thread."""
         try:
-            with needing(topic=("Read", self._topic)):
+            with explain_denials(topic=("Read", self._topic)):
                 ends = self._ends()
                 behind = {number for number, end in ends.items() if self._next[number] < end}
                 return self._fetch(ends, behind, limit) if behind else []
@@ -107,7 +109,7 @@ class KafkaTail:
     def _consumer(self) -> Consumer:
         """Return the consumer, opened at its first use."""
         if self._opened is None:
-            group = f"{GROUP}-{uuid.uuid4().hex[:8]}"
+            group = f"{TAIL_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
             self._opened = open_client(
                 Consumer, {**_READING, **self._connection, "group.id": group}
             )
@@ -116,15 +118,17 @@ class KafkaTail:
     def _ends(self) -> dict[int, int]:
         """Return the current end of each partition, after giving new ones a position."""
         consumer = self._consumer
-        described = consumer.list_topics(self._topic, timeout=REQUEST_TIMEOUT).topics[self._topic]
+        described = consumer.list_topics(self._topic, timeout=TAIL_REQUEST_TIMEOUT).topics[
+            self._topic
+        ]
         if described.error is not None:
             error = log_error_of(described.error)
             if error.unknown_topic:
                 self._next.clear()  # a topic that is created later is read anew
                 return {}
-            with needing(topic=("Describe", self._topic)):
+            with explain_denials(topic=("Describe", self._topic)):
                 raise error
-        bounds = read_watermarks(consumer, self._topic, described.partitions, REQUEST_TIMEOUT)
+        bounds = read_watermarks(consumer, self._topic, described.partitions, TAIL_REQUEST_TIMEOUT)
         # A topic that was created anew under this name ends before the position in the deleted one.
         new_partitions = {
             number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
@@ -133,7 +137,9 @@ class KafkaTail:
             start_times = [
                 TopicPartition(self._topic, number, self._since) for number in new_partitions
             ]
-            for found_offset in consumer.offsets_for_times(start_times, timeout=REQUEST_TIMEOUT):
+            for found_offset in consumer.offsets_for_times(
+                start_times, timeout=TAIL_REQUEST_TIMEOUT
+            ):
                 if found_offset.error is not None:
                     raise log_error_of(found_offset.error)
                 # Without a record since then, reading starts at the end.
@@ -153,7 +159,7 @@ class KafkaTail:
             [TopicPartition(self._topic, number, self._next[number]) for number in sorted(behind)]
         )
         try:
-            give_up_at = time.monotonic() + REQUEST_TIMEOUT
+            give_up_at = time.monotonic() + TAIL_REQUEST_TIMEOUT
             while behind and not records:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")

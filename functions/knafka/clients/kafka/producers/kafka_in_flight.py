@@ -53,6 +53,7 @@ class Together:
     __slots__ = ("_error", "_overtaken", "_refused_keys", "_report", "left")
 
     def __init__(self, left: int, reported: Reported) -> None:
+        """Begin a group of `left` records; `reported` gets its one report."""
         self.left = left
         """Records that Kafka hasn't reported on."""
         self._report = reported

@@ -43,6 +43,8 @@ class ReplaceableProducer:
         linger_ms: float,
         on_error: Callable[[KafkaError], None],
     ) -> None:
+        """Open the producer; `on_error` is called on the polling thread with errors of librdkafka.
+        Raises `LogError`."""
         self._connection = connection
         self._linger_ms = linger_ms
         self._on_error = on_error

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of, open_client
-from knafka.clients.kafka.kafka_commits import AGAIN
+from knafka.clients.kafka.kafka_commits import COMMIT_RETRY_INTERVAL
 from knafka.clients.kafka.producers.kafka_producer import BUFFER_BYTES, BUFFER_RECORDS
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
@@ -63,6 +63,7 @@ class TransactionalProducer:
     than `TransactionAborted`."""
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
+        """Open the producer; `fence` must succeed before the first `commit`. Raises `LogError`."""
         self._connection = connection
         self._transactional_id = transactional_id
         self._errors = ConnectionErrors()
@@ -129,7 +130,7 @@ class TransactionalProducer:
                 raise LogError(refusal) from error
             if not reason.retriable():
                 needed = "Write", self._transactional_id
-                raise named(log_error_of(reason), transaction=needed) from error
+                raise name_missing_right(log_error_of(reason), transaction=needed) from error
             if time.monotonic() - self._fencing_began_at > FENCE_TIMEOUT:
                 raise LogError(f"no transactional id: {self.trouble}") from error
             return False
@@ -186,7 +187,7 @@ class TransactionalProducer:
             except BufferError as error:
                 if self._failed or time.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from error
-                self._producer.poll(AGAIN)
+                self._producer.poll(COMMIT_RETRY_INTERVAL)
             except KafkaException as error:
                 self._failed.append(_UnstoredRecord(error.args[0], output.topic, None, output.key))
                 raise
@@ -214,7 +215,7 @@ class TransactionalProducer:
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise
-                time.sleep(AGAIN)
+                time.sleep(COMMIT_RETRY_INTERVAL)
             else:
                 return
 
@@ -246,7 +247,7 @@ class TransactionalProducer:
         ]
         if not too_large:
             first_error = log_error_of(failed_records[0].error if failed_records else reason)
-            first_error = named(
+            first_error = name_missing_right(
                 first_error,
                 topic=("Write", failed_records[0].topic) if failed_records else None,
                 transaction=("Write", self._transactional_id),

@@ -82,6 +82,8 @@ class KafkaTransactions:
         writing: Connection | None = None,
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
     ) -> None:
+        """Open the producer and join the group on the topics; `claims` is notified of partitions.
+        Raises `LogError`."""
         self.reached = {}
         self._claims = claims
         self._producer = TransactionalProducer(writing or connection, transactional_id)
@@ -137,12 +139,16 @@ class KafkaTransactions:
             raise LogError(str(self._broken))
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
+        """Fence off earlier transactions of this id, then return an iterator over all records of a
+        partition, in batches. Raises `LogError`."""
         self._ready()
         return self._bounded.read_all(topic, partition)
 
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
+        """Create the topic unless it exists, as `TransactionalLog.ensure_topic` says. Raises
+        `LogError`, also if an earlier error has ended this log."""
         self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
@@ -150,6 +156,8 @@ class KafkaTransactions:
         return self._bounded.ends(topic)
 
     def committed(self, topic: str) -> Positions:
+        """Fence off earlier transactions of this id, then return the offsets that the group has
+        committed. Raises `LogError`."""
         self._ready()
         return self._bounded.committed(topic, STABLE_TIMEOUT)
 
@@ -166,7 +174,7 @@ class KafkaTransactions:
         """Leave the group and close all clients, within `timeout` seconds."""
         self._broken = self._broken or LogError("it is closed")
         if owned := self._member.forget_owned(self._member.owned):
-            self._claims.revoked(owned)
+            self._claims.on_revoked(owned)
         self._member.is_closing = True
         # Closing hangs while Kafka is frozen, and must not keep the process alive.
         closing = Thread(target=self._close, name="kafka-transactions-close", daemon=True)
@@ -194,6 +202,8 @@ class _Member(GroupConsumer):
         claims: Claims,
         protocol: GroupProtocol,
     ) -> None:
+        """Open the consumer and join the group on the topics; `claims` is notified of partitions.
+        Raises `LogError`."""
         self._claims = claims
         self.owned: dict[Partition, OffsetAndMetadata | None] = {}
         """The group's commits, by owned partition."""
@@ -309,9 +319,9 @@ class _Member(GroupConsumer):
         self.consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
         self.consumer.incremental_assign([partition])
-        self._call_claims(self._claims.revoked, self.forget_owned([place]))
+        self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
         self.owned[place] = None
-        self._call_claims(self._claims.assigned, {place: None})
+        self._call_claims(self._claims.on_assigned, {place: None})
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
         """Pause or resume owned partitions, and remember which are paused."""
@@ -412,7 +422,7 @@ class _Member(GroupConsumer):
             )
         self.owned.update(commits)
         if commits:
-            self._call_claims(self._claims.assigned, commits)
+            self._call_claims(self._claims.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget revoked partitions, and report them to `Claims`."""
@@ -420,7 +430,7 @@ class _Member(GroupConsumer):
             [Partition(entry.topic, entry.partition) for entry in partitions]
         )
         if disowned:
-            self._call_claims(self._claims.revoked, disowned)
+            self._call_claims(self._claims.on_revoked, disowned)
         consumer.incremental_unassign(partitions)
 
     _on_lost = _on_revoke

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from knafka.clients.kafka.kafka_acls import named
+from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of
 from knafka.clients.kafka.producers.kafka_in_flight import KeysInFlight, Together
 from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
@@ -51,7 +51,7 @@ POLL_BUSY: Final = 0.001
 """Seconds between polls for reports of gathered records; a poll costs a microsecond."""
 POLL_IDLE: Final = 1.0
 """Seconds that the thread waits for a report at most."""
-ALONE: Final = {"batch.num.messages": 1}
+SINGLE_RECORD_BATCHES: Final = {"batch.num.messages": 1}
 """Configuration that makes a producer send each record in its own batch."""
 PURGE_TIMEOUT: Final = 0.5
 """Seconds to wait for the reports of records that are purged at the end, which librdkafka's threads
@@ -70,6 +70,8 @@ class KafkaWriter:
     needed."""
 
     def __init__(self, connection: Connection) -> None:
+        """Open the prompt producer and start its polling thread; called on the event loop. Raises
+        `LogError`."""
         self._connection = connection
         self._linger_ms = float(connection.get("linger.ms", LINGER_MS))
         self._loop = asyncio.get_running_loop()
@@ -112,6 +114,7 @@ class KafkaWriter:
 
     @property
     def stored(self) -> Mapping[tuple[str, int], int]:
+        """Number of records that Kafka has stored, by topic and partition."""
         return {
             (topic, partition): count
             for topic, counts in self._stored.items()
@@ -120,6 +123,7 @@ class KafkaWriter:
 
     @property
     def failure(self) -> LogError | None:
+        """The error for which a producer can send no more records; None: all producers work."""
         failures = (
             producer.failure for producer in self._producers() if producer.failure is not None
         )
@@ -153,6 +157,8 @@ class KafkaWriter:
             counts: _Counts = counts,
             add: Callable[[_Report], None] = self._reports.append,
         ) -> None:
+            """Queue the result of the record, with its callback, for `_report` on the event
+            loop."""
             # Called on the polling thread. The reported message has no headers any more.
             add((reported, error, message, headers, key, counts))
 
@@ -179,6 +185,8 @@ class KafkaWriter:
         group = Together(len(records), reported)
 
         def on_report(record: Draft, error: KafkaError | None, message: Message) -> None:
+            """Note in the group whether the record was stored or refused as too large, and queue
+            its result for `_report`."""
             # On whichever thread polls.
             if error is None:
                 group.store(record.key)
@@ -188,6 +196,8 @@ class KafkaWriter:
             self._reports.append(report)
 
         def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
+            """Count a record that the gathering producer has stored, and queue its group after the
+            last one; pass an error on to `on_report`."""
             # Always called on the loop, so most reports are handled at once.
             if error is not None:
                 on_report(record, error, message)
@@ -255,7 +265,7 @@ class KafkaWriter:
         """Return the producer that sends each record in its own batch, opening it at its first
         use."""
         if self._alone is None:
-            self._alone = self._open(0, **ALONE)
+            self._alone = self._open(0, **SINGLE_RECORD_BATCHES)
         self._poll_soon()
         return self._alone
 
@@ -328,7 +338,7 @@ class KafkaWriter:
         finally:
             if self._has_stored:
                 self._has_stored = False
-                self._reachability.acknowledged()
+                self._reachability.note_acknowledgement()
             if reports or settled:  # a callback raised: the remaining reports follow
                 self._loop.call_soon(self._report)
 
@@ -348,6 +358,8 @@ class KafkaWriter:
         """
 
         def on_delivery(error: KafkaError | None, sent_message: Message) -> None:
+            """Report the result of the record that was sent alone; if Kafka has stored it, remember
+            that its topic refuses large batches."""
             self._release(key)
             if error is None:
                 counts[sent_message.partition()] += 1
@@ -415,7 +427,7 @@ class KafkaWriter:
             may_pass = errors.refusal is None if self._answered else errors.is_unreachable
             raise LogError(problem, retriable=may_pass) from error
         self._answered = True
-        self._errors.mended()
+        self._errors.forget_all()
 
     async def close(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for the records in flight, then report the rest as
@@ -441,4 +453,4 @@ class KafkaWriter:
 
 def _refused(error: KafkaError, message: Message) -> LogError:
     """Return the error of a record that was not stored."""
-    return named(log_error_of(error), topic=("Write", message.topic() or ""))
+    return name_missing_right(log_error_of(error), topic=("Write", message.topic() or ""))
