@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from support.drains import TOPIC, World, accept, until
+from support.drains import TOPIC, Request, World, accept, response, until
 from support.memory.shared import MemoryPositionedReader
 from support.shards import Shard
 
-from knafka.core.contract import Exact
+from knafka.core.contract import Exact, Order
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
 from knafka.dispatcher.shared.reader import MAX_QUIET_COMMITS_PER_SECOND, GroupReader
 from knafka.ports.log import Record
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -47,13 +48,13 @@ async def test_an_event_touches_only_those_that_it_is_for(
 ) -> None:
     await drain(shard)
     touched: Counter[str] = Counter()
-    take = GroupReader._take
+    give = GroupReader._give
 
-    def counted(self: GroupReader, limit: int) -> list[Record]:
-        touched[self.group] += 1
-        return take(self, limit)
+    def counted(self: GroupReader, drain: Selective, records: Sequence[Record]) -> int:
+        touched[self.group] += len(records)
+        return give(self, drain, records)
 
-    monkeypatch.setattr(GroupReader, "_take", counted)
+    monkeypatch.setattr(GroupReader, "_give", counted)
     for number in range(100):
         shard.world.send(str(number), type="t3" if number % 2 else "none")
     await until(lambda: len(shard.subscribers[3].answered) == 50)
@@ -76,6 +77,36 @@ async def test_an_event_touches_only_those_that_it_is_for(
         assert [float(line.rpartition(" ")[2]) for line in lines] == [count]
 
 
+async def test_a_paused_partition_is_handed_no_records() -> None:
+    """In the order of the partition a drain holds 500 records, and looks again after each 50."""
+    shard = Shard(World())
+    may_answer = asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        await may_answer.wait()
+        return response()
+
+    shard.add(0, answer, filters=(Exact(exact={"type": "t0"}),), order=Order.PARTITION)
+    await shard.start()
+    shard.world.send("first", type="none")
+    shard.drain(idle="PT1H", budget="PT10M")
+    await until(lambda: shard.committed(0) == 1)
+    for number in range(900):
+        shard.world.send(str(number), type="t0")
+        await asyncio.sleep(0.01)
+    metrics = (await shard.ask("GET", "/metrics")).body.decode()
+    (read,) = [
+        float(line.rpartition(" ")[2])
+        for line in metrics.splitlines()
+        if line.startswith("knafka_dispatcher_events_total") and 'outcome="read"' in line
+    ]
+    assert 500 <= read <= 600
+    may_answer.set()
+    await until(lambda: len(shard.subscribers[0].answered) == 900)
+    assert shard.subscribers[0].answered == [str(number) for number in range(900)]
+    await shard.dispatcher.stop()
+
+
 async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +114,7 @@ async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
     await drain(shard)
     await asyncio.sleep(1)
     turn, given = 0, Counter[int]()
-    give, read = GroupReader._hand_over, MemoryPositionedReader.read
+    give, read = GroupReader._give, MemoryPositionedReader.read
 
     async def read_in_thread(
         self: MemoryPositionedReader, limit: int, timeout: float
@@ -95,14 +126,14 @@ async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
         nonlocal turn
         turn += 1
 
-    def counted(self: GroupReader, drain: Selective) -> int:
+    def counted(self: GroupReader, drain: Selective, records: Sequence[Record]) -> int:
         if not given[turn]:
             asyncio.get_running_loop().call_soon(next_turn)
-        given[turn] += (count := give(self, drain))
+        given[turn] += (count := give(self, drain, records))
         return count
 
     monkeypatch.setattr(MemoryPositionedReader, "read", read_in_thread)
-    monkeypatch.setattr(GroupReader, "_hand_over", counted)
+    monkeypatch.setattr(GroupReader, "_give", counted)
     for number in range(20 * TRIGGERS):
         shard.world.send(str(number), type=f"t{number % TRIGGERS}")
     await until(lambda: all(len(each.answered) == 20 for each in shard.subscribers))

@@ -22,8 +22,8 @@ from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
 from knafka.core.offsets import OffsetRange
 from knafka.core.progress import Progress, decode, encode, policy_of
+from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL
 from knafka.dispatcher.engine.drain import (
-    COMMIT_INTERVAL,
     DRAIN_REVOKE_TIMEOUT,
     READ_LIMIT,
     READ_TIMEOUT,

@@ -31,6 +31,7 @@ from knafka.core.filter_index import Selection, select
 from knafka.core.filters import compile_trigger
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL, CommitWait
 from knafka.dispatcher.engine.congestion import CongestionControl
 from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
 from knafka.dispatcher.engine.lanes import lane_function
@@ -67,8 +68,6 @@ a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
 READ_TIMEOUT_OF_SHARED: Final = 30.0
 """`READ_TIMEOUT` of a shared reader, which calls `take` instead of waking the drain, and which a
 stop interrupts."""
-COMMIT_INTERVAL: Final = 1.0
-"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
 MAX_UNSETTLED: Final = 10_000
 """Records held at once over all partitions: how far others may overtake a slow key."""
 SHARED_LOOP_LIMIT: Final = 100
@@ -134,8 +133,8 @@ class Drain:
         self.selection: Selection | None = select(egress.filter, egress.filters, count_filter_error)
         self._shared: SharedReader | None = None
         """This drain's reader, if that reader serves many drains."""
-        self._records_arrived = asyncio.Event()
-        """Set when records for this drain were read."""
+        self._commit_wait: CommitWait | None = None
+        """The wait for the next commit, while no record is unsettled."""
         self._lane_of = lane_function(egress.order)
         self._parser, self._tracing = parser or OwnParser(), tracing
         self._sender = Sender(
@@ -361,7 +360,8 @@ class Drain:
         """Parse and filter records; track the matching ones and queue them in their lanes."""
         passes, counts, tracing = self._matches_filter, self.counts.events, self._tracing
         envelope_of, touched = self._parser.envelope, self._touched
-        self._records_arrived.set()
+        if not touched and self._commit_wait is not None:
+            self._commit_wait.note_record()
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
@@ -518,7 +518,7 @@ class Drain:
             if commits:
                 self.counts.commits += 1
                 reader.commit(commits)
-            if self._shared is None or self._count_unsettled():
+            if self._shared is None or self._touched:
                 await asyncio.sleep(COMMIT_INTERVAL)
             else:
                 await self._wait_to_commit(self._shared.commit_interval, commit_phase)
@@ -537,12 +537,11 @@ class Drain:
     async def _wait_to_commit(self, interval: float, commit_phase: float) -> None:
         """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
         Each of many drains commits at its own `commit_phase`, a moment within `COMMIT_INTERVAL`."""
-        self._records_arrived.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(interval):
-                await self._records_arrived.wait()
-                seconds_left = (commit_phase - self._loop.time()) % COMMIT_INTERVAL
-                await asyncio.sleep(seconds_left or COMMIT_INTERVAL)
+        self._commit_wait = CommitWait(self._loop, interval, commit_phase)
+        try:
+            await self._commit_wait.wait()
+        finally:
+            self._commit_wait = None
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Start reading these partitions from their commits; None: nothing was committed."""

@@ -89,6 +89,9 @@ class Sender:
         self._parser = parser
         self._egress = egress
         self._delivery = egress.delivery
+        # Kept here, as the objects that hold them are in no cache where many Egresses take turns.
+        self._timeout = egress.delivery.timeout
+        self._record_position = egress.record_position
         self._format: Format = "batch" if egress.batch else egress.delivery.format
         self._subscriber = subscriber
         self._counts = counts
@@ -116,7 +119,7 @@ class Sender:
             envelope,
             self._format,
             self._subscriber_head,
-            self._egress.record_position,
+            self._record_position,
         )
         event.size = len(event.head) + len(event.body)
 
@@ -396,9 +399,7 @@ class Sender:
         """Send the event to `target`; returns the outcome, and the body that explains it. A reply
         in the response is handled too, unless `wants_reply` is False."""
         try:
-            response = await self._subscriber.post(
-                target, event.head, event.body, self._delivery.timeout
-            )
+            response = await self._subscriber.post(target, event.head, event.body, self._timeout)
         except DeliveryError as error:
             log.warning(
                 "no response from %s (%s): %s",

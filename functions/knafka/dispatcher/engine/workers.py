@@ -156,6 +156,11 @@ class Workers:
         return bool(self._ready or self._retries or self._probes_due)
 
     @property
+    def _has_queued(self) -> bool:
+        """Whether any event is queued, whether or not its attempt may begin now."""
+        return bool(self._ready or self._not_for_subscriber or self._retries or self._probes_due)
+
+    @property
     def has_capacity(self) -> bool:
         """Whether few enough ready events wait for a worker that more records may be read."""
         return len(self._ready) <= MAX_READY_FOR_READING
@@ -194,7 +199,9 @@ class Workers:
         """Run one worker: make one attempt after another."""
         congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
         while True:
-            if turn_limit is not None:
+            # A worker that has nothing to do needs no turn: where each of many Egresses gets an
+            # event at a time, counting turns would cost a callback of the loop for each of them.
+            if turn_limit is not None and self._has_queued:
                 await turn_limit.wait_for_turn()
             while (event := self._next_event()) is None:
                 waiter = self._loop.create_future()

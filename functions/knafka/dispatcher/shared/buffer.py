@@ -38,6 +38,11 @@ class CursorOwner(Protocol):
         Returns how many records the drain took at once."""
         ...
 
+    def hand_over(self, cursor: Cursor) -> int:
+        """Say that there are new records for this cursor, as `notify` does; its fetcher calls it
+        while it reads nothing."""
+        ...
+
     def position_of(self, cursor: Cursor) -> Position:
         """Return the position from which the cursor's group continues in another reader."""
         ...
@@ -56,7 +61,7 @@ class Cursor:
     """One group's place in one partition."""
 
     __slots__ = ("buffer", "index", "is_selective", "number", "offset", "owner", "paused",
-                 "pending", "reported")  # fmt: skip
+                 "pending", "reported", "taken")  # fmt: skip
 
     def __init__(self, number: int, offset: int, owner: CursorOwner) -> None:
         """Begin at this offset of the partition `number`, outside any buffer; `owner` is notified
@@ -75,6 +80,8 @@ class Cursor:
         self.is_selective = False
         self.pending: list[int] = []
         """Indexes of the records that a selective cursor hasn't taken yet."""
+        self.taken = 0
+        """Number of records that a selective cursor has taken from `index` on."""
 
     @property
     def next_index(self) -> int:
@@ -195,6 +202,7 @@ class PartitionBuffer:
         if cursor.is_selective:
             self.catch_up(cursor)
             self.index.remove(cursor)
+            cursor.taken = 0
             self.pending_cursors.discard(cursor)
             cursor.is_selective, cursor.pending = False, []
             if cursor.owner.drain is not None:
@@ -264,21 +272,17 @@ class PartitionBuffer:
         return records
 
     def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
-        """Return at most `limit` pending records of a selective cursor, move it behind them, and
-        report the records skipped between them to the drain."""
-        pending, drain = cursor.pending, cursor.owner.drain
-        if not pending or limit <= 0 or drain is None:
+        """Return at most `limit` pending records of a selective cursor, and move it behind them;
+        `catch_up` reports the records skipped between them."""
+        pending = cursor.pending
+        if not pending or limit <= 0:
             return ()
-        indexes = pending[:limit]
-        del pending[:limit]
-        if not pending:
+        indexes, cursor.pending = pending[:limit], pending[limit:]
+        if not cursor.pending:
             self.pending_cursors.discard(cursor)
         first_index = self.first_index
         records = [self.records[index - first_index] for index in indexes]
-        next_index = indexes[-1] + 1
-        if skipped := next_index - cursor.index - len(indexes):
-            drain.note_skipped(self.number, skipped, 0)
-        cursor.index = next_index
+        cursor.taken += len(records)
         cursor.offset = records[-1].offset() + 1
         return records
 
@@ -313,8 +317,8 @@ class PartitionBuffer:
             offset = self.records[index - self.first_index].offset()
         if offset > cursor.offset or index > cursor.index:
             offset = max(cursor.offset, offset)
-            drain.note_skipped(self.number, index - cursor.index, offset)
-            cursor.index, cursor.offset = index, offset
+            drain.note_skipped(self.number, index - cursor.index - cursor.taken, offset)
+            cursor.index, cursor.offset, cursor.taken = index, offset, 0
             cursor.reported = max(cursor.reported, offset)
 
     def next_offset(self, cursor: Cursor) -> int:

@@ -167,11 +167,13 @@ class Fetcher:
         of the event loop: a group that waits would be woken at a multiple of the cost."""
         room = RECORDS_PER_TURN
         for cursor in cursors:
-            if min(cursor.waiting, RECORDS_PER_TURN) > room:
+            waiting = cursor.waiting
+            if room < min(waiting, RECORDS_PER_TURN):
                 await asyncio.sleep(0)
                 room = RECORDS_PER_TURN
-            if cursor.waiting:  # it may have taken them, or have gone, in an earlier turn
-                room -= cursor.owner.notify(cursor.number, True)
+                waiting = cursor.waiting
+            if waiting:  # it may have taken them, or have gone, in an earlier turn
+                room -= cursor.owner.hand_over(cursor)
 
     def _unchanged_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]

@@ -192,12 +192,33 @@ class GroupReader:
         self._wake()
         return 0
 
+    def hand_over(self, cursor: Cursor) -> int:
+        """Note that there are new records for this cursor, as `notify` does, at a part of its cost
+        if nothing else waits; the cursor's fetcher calls it while it reads nothing."""
+        drain, waiter, buffer = self.drain, self._waiter, cursor.buffer
+        room = RECORDS_PER_READ - self._handed_over_count
+        if (
+            drain is None
+            or waiter is None
+            or waiter.done()
+            or buffer is None
+            or not cursor.is_selective
+            or cursor.paused
+            or self._partitions_with_news
+            or len(cursor.pending) > room
+        ):
+            return self.notify(cursor.number, True)
+        return self._give(drain, buffer.take(cursor, room))
+
     def _hand_over(self, drain: Selective) -> int:
         """Hand new records to a drain that waits in `read`: waking it would cost more than taking a
         record does. Returns how many it took."""
         records = self._take(RECORDS_PER_READ - self._handed_over_count)
-        if not records:
-            return 0
+        return self._give(drain, records) if records else 0
+
+    def _give(self, drain: Selective, records: Sequence[Record]) -> int:
+        """Have a drain that waits in `read` take these records, and wake it if it is to read again;
+        returns their number."""
         self._handed_over_count += len(records)
         try:
             drain.take(records)

@@ -1,0 +1,50 @@
+"""When a drain that holds no unsettled records commits next."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from knafka.dispatcher.engine.commit_wait import CommitWait
+
+pytestmark = pytest.mark.looptime(start=100.0)
+
+
+def wait_of(interval: float, phase: float = 0.25) -> CommitWait:
+    return CommitWait(asyncio.get_running_loop(), interval, phase)
+
+
+async def test_it_lasts_its_interval_if_no_record_comes() -> None:
+    await wait_of(5.0).wait()
+    assert asyncio.get_running_loop().time() == pytest.approx(105.0)
+
+
+async def test_a_record_ends_it_at_the_phase_of_its_drain() -> None:
+    wait = wait_of(5.0)
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.5, wait.note_record)
+    loop.call_later(1.6, wait.note_record)
+    await wait.wait()
+    assert loop.time() == pytest.approx(102.25)
+
+
+async def test_a_record_at_the_phase_waits_for_the_next_one() -> None:
+    wait = wait_of(5.0, phase=100.0)
+    wait.note_record()
+    await wait.wait()
+    assert asyncio.get_running_loop().time() == pytest.approx(101.0)
+
+
+async def test_a_record_does_not_prolong_it() -> None:
+    wait = wait_of(0.5, phase=0.9)
+    wait.note_record()
+    await wait.wait()
+    assert asyncio.get_running_loop().time() == pytest.approx(100.5)
+
+
+async def test_a_record_after_its_end_changes_nothing() -> None:
+    wait = wait_of(0.5)
+    await wait.wait()
+    wait.note_record()
+    await asyncio.sleep(2)
