@@ -129,7 +129,7 @@ def test_failures_are_counted_by_stretches_of_time(tables: Tables, open_engine: 
 def test_the_last_hour_and_the_rate_count_failures(tables: Tables, open_engine: Opens) -> None:
     """The rate is of the last day, or of the time since a younger group failed first."""
     times = (1, 59, 61, 24 * 60 - 1, 24 * 60 + 1)
-    mail = {"history": [(ago(minutes), "status", 503, 1) for minutes in times]}
+    mail: dict[str, Any] = {"history": [(ago(minutes), "status", 503, 1) for minutes in times]}
     mail |= {"first_failed": ago(9_999), "last_failed": ago(1)}
     young = {"history": [(ago(30), "status", 500, 1)] * 6, "code": 500, "first_failed": ago(180)}
     newest = {"history": [(ago(5), "status", 501, 1)], "code": 501, "first_failed": ago(5)}
