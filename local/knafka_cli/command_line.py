@@ -17,7 +17,12 @@ from knafka.core.errors import KnafkaError
 from knafka_cli.access import policy_commands, token_command
 from knafka_cli.adoption import adopt_commands
 from knafka_cli.checks import check_command
-from knafka_cli.dead_letters import dead_letter_commands, group_commands, replay_commands
+from knafka_cli.dead_letters import (
+    dead_letter_commands,
+    forward_command,
+    group_commands,
+    replay_commands,
+)
 from knafka_cli.events import send_command, tail_command, trace_command
 from knafka_cli.running import console_command, status_commands, up_commands
 from knafka_cli.sensors import convert_commands, sensor_commands, sensor_record_commands
@@ -72,6 +77,7 @@ sensor_record_commands.add_to(sensor_app)
 app.add_typer(sensor_app, name="sensor")
 dead_letter_commands.add_to(letters_app)
 group_commands.add_to(letters_app)
+forward_command.add_to(letters_app)
 replay_commands.add_to(letters_app)
 app.add_typer(letters_app, name="dead-letters")
 

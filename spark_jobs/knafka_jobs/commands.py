@@ -28,7 +28,8 @@ from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.replay.replay_run import preview, purge, purgeable, replay
+from knafka_jobs.replay.purge_run import purge, purgeable
+from knafka_jobs.replay.replay_run import preview, replay
 from knafka_jobs.replay.runs import finished_event_count
 from knafka_jobs.report.report_command import report_without_spark, write_report
 from knafka_jobs.report.report_run import SettledSpans, make_report, settled_spans

@@ -10,6 +10,7 @@
     reports        the figures of each report, to compare the next one with
     acknowledgements  what people said of groups of failures
     cancellations  replays that were asked to end
+    replay_progress  how far each replay was, now and then
     purged         the positions of deleted records that their topics still have
 
 `io.delta` reads and writes them. Large tables are partitioned by `day` (UTC), so that a run opens
@@ -193,6 +194,15 @@ events or errors, as a purge doesn't reach this table. Written without Spark (`l
 CANCELLATIONS: Final[Columns] = {"replay_id": "string", "at": "timestamp", "by": "string"}
 """Replays that were asked to end. Written without Spark (`lookup.cancel`)."""
 
+REPLAY_PROGRESS: Final[Columns] = {
+    "replay_id": "string",
+    "at": "timestamp",
+    "sent": "bigint",
+    "total": "bigint",
+}
+"""How many of its `total` events a replay had sent at a time, over all its runs. Written without
+Spark (`replay.replay_progress`)."""
+
 TABLES: Final[Mapping[str, Columns]] = {
     "records": RECORDS,
     "failures": FAILURES,
@@ -201,6 +211,7 @@ TABLES: Final[Mapping[str, Columns]] = {
     "reports": REPORTS,
     "acknowledgements": ACKNOWLEDGEMENTS,
     "cancellations": CANCELLATIONS,
+    "replay_progress": REPLAY_PROGRESS,
     "purged": PURGED,
     "failure_days": FAILURE_DAYS,
 }

@@ -11,6 +11,8 @@ import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,6 +29,7 @@ from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.ports.log import Record
 from knafka_jobs.io.table_files import TableFiles
+from knafka_jobs.lookup.groups import list_groups
 
 T = TypeVar("T")
 
@@ -43,6 +46,7 @@ STATUS: Final = block(PAGE, "kubectl -n shop get deadletterarchive kept -o yaml"
 OPERATIONS: Final = block(PAGE, "apiVersion: knafka.dev/v1alpha1", "kind: DeadLetterReplay")
 OPERATE: Final = block(PAGE, "kubectl -n shop apply -f replay.yaml")
 BY_COMMAND: Final = block(PAGE, "knafka dead-letters replay")
+FROM_A_LAPTOP: Final = block(PAGE, "knafka dead-letters list --groups")
 BIND: Final = block(PAGE, "kubectl -n shop create rolebinding")
 ERASE: Final = block(PAGE, "kubectl -n shop patch")
 CHAT: Final = block(PAGE, "kubectl -n shop create secret generic chat")
@@ -200,7 +204,7 @@ def saying(word: str, root: Path) -> set[str]:
 def test_every_block_of_the_page_is_run_or_named() -> None:
     known = {
         *(INSTALL, ON_A_CLAIM, ON_S3, LOOK, REPORT_BY_SPARK, NOW, STATUS, OPERATIONS, OPERATE),
-        *(BY_COMMAND, BIND, ERASE, CHAT, DELETE),
+        *(BY_COMMAND, FROM_A_LAPTOP, BIND, ERASE, CHAT, DELETE),
     }
     left = [each for each in blocks(PAGE) if each not in known]
     assert [each for each in left if not each.startswith(NOT_HERE)] == []
@@ -333,6 +337,14 @@ def test_an_archive_in_a_bucket_is_read_on_this_machine_and_one_event_is_erased(
     page = (shell.folder / "dead-letters.html").read_text()
     assert page.startswith("<!doctype html>")
     assert f'"unresolved": {len(IDS)}' in said
+
+    group = list_groups(TableFiles(str(folder / namespace)), (), datetime.now(UTC))[0]
+    own = replace(shell, instead={**shell.instead, "0f3c5a9e77b1": group.id})
+    said = own.run(FROM_A_LAPTOP)
+    assert f"acknowledged: {group.id}" in said
+    assert f"{group.events} event{'' if group.events == 1 else 's'} written to" in said
+    assert (shell.folder / "failed.ndjson").exists()
+    (shell.folder / "failed.ndjson").unlink()
 
     said = shell.run(ERASE)
     assert "1 failures purged" in said

@@ -22,6 +22,7 @@ from knafka_jobs.lookup.cancel import cancel_replay
 from knafka_jobs.replay import replay_run as replaying
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.replay.send import events_sent_by
+from knafka_jobs.report.replay_list import list_replays
 
 pytestmark = [
     pytest.mark.kafka,
@@ -64,6 +65,9 @@ def test_a_cancelled_replay_ends_and_what_it_has_not_sent_another_one_sends(
         done = replay(tables, client, FailureSelection(), "r1", "me", 100, lines.append)
         cancelling.result(30)
     assert done.cancelled_by == "ann"
+    (listed,) = list_replays(TableFiles(tables.root), 9, datetime.now(UTC))
+    assert (listed.id, listed.state, listed.total) == ("r1", "cancelled", EVENTS)
+    assert listed.sent == done.sent
     assert 0 < done.sent < EVENTS
     assert lines[-1] == "cancelled by ann"
     rest = replay(tables, client, FailureSelection(), None, "me", None, lines.append)

@@ -28,7 +28,8 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay import replay_run as replaying
-from knafka_jobs.replay.replay_run import purge, purgeable, replay
+from knafka_jobs.replay.purge_run import purge, purgeable
+from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.replay.send import events_sent_by
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine

@@ -28,7 +28,8 @@ from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.replay.replay_run import purge, replay
+from knafka_jobs.replay.purge_run import purge
+from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.topic_offsets import BrokerName

@@ -27,7 +27,8 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.lookup.lookup_run import preview
-from knafka_jobs.replay.replay_run import purge, replay
+from knafka_jobs.replay.purge_run import purge
+from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.report.report_page import render_file
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine

@@ -20,7 +20,7 @@ from knafka_jobs.compact.reading import read_ranges
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.replay.replay_run import purge
+from knafka_jobs.replay.purge_run import purge
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.schema import RECORDS

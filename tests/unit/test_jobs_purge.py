@@ -20,7 +20,7 @@ from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.positions import MAX_BOUNDS, OffsetBounds, offset_bounds, within_bounds
-from knafka_jobs.replay.replay_run import purge, purgeable
+from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine
 

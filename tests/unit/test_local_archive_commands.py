@@ -20,7 +20,7 @@ from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_cli.command_line import app
-from knafka_cli.dead_letters import archive_commands, dead_letter_commands
+from knafka_cli.dead_letters import archive_commands, cluster_targets, dead_letter_commands
 from knafka_client.declared.declared_source import DeclaredView
 from knafka_operator.archives.operation_model import parse_operation
 from knafka_operator.model.sensors import KNAFKA
@@ -243,7 +243,7 @@ def view(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     def ask(reached: Any, asked: Any) -> Any:
         return asyncio.run(asked(MemoryAdmin(memory)))
 
-    monkeypatch.setattr(archive_commands.TopicsTarget, "view", lambda *_: found)
+    monkeypatch.setattr(cluster_targets.TopicsTarget, "view", lambda *_: found)
     monkeypatch.setattr(archive_commands, "ask_kafka", ask)
     return memory
 

@@ -27,9 +27,9 @@ from knafka.core.contract import Exact, Ingress, Kafka, Policy
 from knafka.core.tokens import sink_tokens
 from knafka.receiver.authentication import TokenVerifier
 from knafka_cli.command_line import app
-from knafka_cli.events.sending import SendResult, send
 from knafka_cli.running.up import sender_authorization
 from knafka_cli.shared.event_input import sample_event
+from knafka_cli.shared.sending import SendResult, send
 from knafka_client.state.installation import Installation, RunningState
 from knafka_local.tokens import issuer as issuing
 from knafka_local.tokens import issuer_server

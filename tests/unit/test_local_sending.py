@@ -12,9 +12,9 @@ import pytest
 from support.loopback import LoopbackServer
 
 from knafka.core.errors import InvalidDocument
-from knafka_cli.events import sending
-from knafka_cli.events.sending import SendResult, SendSummary, send
+from knafka_cli.shared import sending
 from knafka_cli.shared.event_input import BadInput, read_events, sample_event
+from knafka_cli.shared.sending import SendResult, SendSummary, send
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"

@@ -1,21 +1,24 @@
 """`knafka dead-letters ... --context`: the same commands for a cluster with DeadLetterArchives.
 
-`on_cluster` adds the options that choose a cluster to a command, and the function to run then.
+Each function is run in place of the command of its name (`cluster_targets.on_cluster`).
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
+from knafka_cli.dead_letters.cluster_targets import (
+    ClusterTarget,
+    ListTarget,
+    TopicsTarget,
+    WaitingTarget,
+)
 from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.job_options import JobArguments
 from knafka_cli.shared.options import (
@@ -26,17 +29,7 @@ from knafka_cli.shared.options import (
     print_table,
     refuse,
 )
-from knafka_cli.shared.source_options import (
-    BootstrapServers,
-    ContextName,
-    Kubeconfig,
-    NamespaceName,
-    SystemNamespace,
-    source_of,
-    view_of,
-)
-from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, DeclaredView
-from knafka_client.state.installation import DEFAULT_DATA
+from knafka_client.declared.declared_source import DeclaredView
 from knafka_client.topics import dead_letters
 from knafka_jobs.command_options import SELECTION
 
@@ -52,113 +45,17 @@ WHOSE_DEAD_LETTERS: Final = (
 )
 ARCHIVE_SPEC_HINT: Final = "where tables are and how long they keep, its DeadLetterArchive says"
 
-ArchiveOption = Annotated[
-    str | None,
-    typer.Option(
-        "--archive", help="The DeadLetterArchive to use in a cluster, if the Broker has several."
-    ),
-]
-Wait = Annotated[
-    bool,
-    typer.Option(
-        help="In a cluster: show progress until the operation ends. Exit code 1: it failed."
-    ),
-]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterTarget:
-    """Options that choose a cluster and a namespace in it."""
-
-    context: ContextName = None
-    kubeconfig: Kubeconfig = None
-    namespace: NamespaceName = None
-
-    @property
-    def is_cluster(self) -> bool:
-        """Whether the user chose a cluster."""
-        return self.context is not None or self.kubeconfig is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsTarget(ClusterTarget):
-    """Options of commands that read dead letters from a cluster's topics."""
-
-    bootstrap_servers: BootstrapServers = None
-    system_namespace: SystemNamespace = SYSTEM_NAMESPACE
-
-    def view(self, trigger: str | None) -> DeclaredView:
-        """Read the objects that are declared in the namespace of this Trigger."""
-        source = source_of(
-            DEFAULT_DATA,
-            self.context,
-            self.kubeconfig,
-            self.namespace,
-            self.bootstrap_servers,
-            self.system_namespace,
-        )
-        return view_of(source, self.namespace, trigger)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveTarget(ClusterTarget):
-    """Options of commands that use a DeadLetterArchive."""
-
-    archive: ArchiveOption = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingTarget(ArchiveTarget):
-    """Options of commands that start an operation and wait for it."""
-
-    wait: Wait = True
-
-
-def on_cluster(
-    target: type[ClusterTarget], run_on_cluster: Callable[..., None]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that it takes the options of `target`.
-
-    If the user chooses a cluster, `run_on_cluster` is called with these options in place of the
-    command.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        """Give the command the options of `target`."""
-        own = inspect.signature(command, eval_str=True)
-        added = inspect.signature(target, eval_str=True).parameters
-        positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [parameter.replace(kind=positional) for parameter in added.values()]
-
-        @wraps(command)
-        def run(*arguments: Any, **options: Any) -> None:
-            """Run the command, or `run_on_cluster` if the user chose a cluster."""
-            chosen_target = target(
-                **{name: options.pop(name, parameter.default) for name, parameter in added.items()}
-            )
-            if chosen_target.is_cluster:
-                run_on_cluster(chosen_target, *arguments, **options)
-                return
-            for field in fields(chosen_target):
-                if getattr(chosen_target, field.name) != added[field.name].default:
-                    option = field.name.replace("_", "-")
-                    raise refuse(f"--{option} needs a cluster: name its --context")
-            command(*arguments, **options)
-
-        # `takes_job_options` and Typer read the signature and the annotations.
-        signature = own.replace(parameters=[*own.parameters.values(), *parameters])
-        setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
-        run.__annotations__ = {
-            name: parameter.annotation for name, parameter in signature.parameters.items()
-        }
-        return run
-
-    return decorate
-
-
-def list_letters(target: TopicsTarget, trigger: str | None = None, **local_options: Any) -> None:
-    """Count the dead letters of a cluster's Triggers, from their topics."""
+def list_letters(target: ListTarget, trigger: str | None = None, **local_options: Any) -> None:
+    """Count the dead letters of a cluster's Triggers, from their topics; list groups from an
+    archive's tables."""
+    groups = local_options.pop("groups", False)
     _refuse_local_options(local_options)
+    if groups:
+        from knafka_cli.dead_letters.archive_tables import ArchiveTables, list_groups
+
+        list_groups(ArchiveTables(target, target.archive, target.endpoint), trigger)
+        return
     view = target.view(trigger)
     with exit_on_bad_input():
         egresses = list(view.egresses) if trigger is None else [view.find_egress(trigger)]
@@ -304,7 +201,7 @@ def _print_error(line: str) -> None:
     typer.echo(f"knafka: {line}", err=True)
 
 
-def _open_operations(target: ClusterTarget, job_options: JobArguments) -> ArchiveOperations:
+def open_operations(target: ClusterTarget) -> ArchiveOperations:
     """The operations on archives in the chosen cluster and namespace."""
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_cli.dead_letters import archive_operations
@@ -324,7 +221,7 @@ def _run_operation(
 
     Exits with code 1 if it failed.
     """
-    operations = _open_operations(target, job_options)
+    operations = open_operations(target)
     if job_options["dry-run"]:
         spec["dryRun"] = True
     with exit_on_bad_input():
@@ -358,7 +255,7 @@ def _run_archive(
             **_options_named(job_options, *(name for name in job_options if name != "broker")),
         }
     )
-    operations = _open_operations(target, job_options)
+    operations = open_operations(target)
     with exit_on_bad_input():
         archive = operations.find_archive(target.archive, job_options["broker"])
     if needs_report and "report" not in archive["spec"]:

@@ -18,8 +18,9 @@ from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.core.contract import Egress
 from knafka_cli.dead_letters import archive_commands, dead_letter_tables
-from knafka_cli.dead_letters.archive_commands import (
-    WHOSE_DEAD_LETTERS,
+from knafka_cli.dead_letters.archive_commands import WHOSE_DEAD_LETTERS
+from knafka_cli.dead_letters.cluster_targets import (
+    ListTarget,
     TopicsTarget,
     WaitingTarget,
     on_cluster,
@@ -86,7 +87,7 @@ def add_to(app: typer.Typer) -> None:
     add(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
 
 
-@on_cluster(TopicsTarget, archive_commands.list_letters)
+@on_cluster(ListTarget, archive_commands.list_letters)
 def list_letters(
     trigger: Annotated[
         str | None, typer.Argument(help="Count only the dead letters of this Trigger.")

@@ -15,17 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from knafka_cli.dead_letters import dead_letter_tables
-from knafka_cli.dead_letters.dead_letter_tables import (
-    NO_TABLES,
-    Tables,
-    print_error,
-    tables_option,
-)
+from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
 from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.event_input import BadInput
 from knafka_cli.shared.moments import parse_end
-from knafka_cli.shared.options import DataDir, add, exit_on_bad_input, refuse
-from knafka_client.state.installation import DEFAULT_DATA
+from knafka_cli.shared.options import add, exit_on_bad_input, refuse
 from knafka_jobs.acknowledgements import (
     MAX_NAME_CHARACTERS,
     MAX_NOTE_CHARACTERS,
@@ -63,7 +57,9 @@ def add_to(app: typer.Typer) -> None:
     add(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
 
 
+@on_tables
 def acknowledge(
+    tables: TablesSource,
     groups: Groups,
     until: Annotated[
         str | None,
@@ -75,8 +71,6 @@ def acknowledge(
     ] = None,
     note: Note = "",
     by: By = None,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Say that somebody takes care of groups of dead letters, or that they are to be ignored.
 
@@ -88,28 +82,30 @@ def acknowledge(
     if until is not None:
         with exit_on_bad_input():
             end = _parse_until(until, now)
-    files = open_existing(tables, data_dir)
+    files = tables.open()
     _append(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
     typer.echo(
         f"acknowledged: {', '.join(groups)}{'' if end is None else f' until {end:%F %R} UTC'}"
     )
 
 
+@on_tables
 def unacknowledge(
+    tables: TablesSource,
     groups: Groups,
     note: Note = "",
     by: By = None,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Take back the acknowledgement of groups of dead letters: they need attention again."""
-    files = open_existing(tables, data_dir)
+    files = tables.open()
     action = AcknowledgementAction.UNACKNOWLEDGE
     _append(files, groups, action, by, datetime.now(UTC), None, note)
     typer.echo(f"no longer acknowledged: {', '.join(groups)}")
 
 
+@on_tables
 def show_events(
+    tables: TablesSource,
     group: OneGroup,
     page: Annotated[int, typer.Option(min=1, help="The page; 1 has the newest events.")] = 1,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Events on a page.")] = 20,
@@ -117,16 +113,14 @@ def show_events(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Show the events of a group, a page at a time: event, reason, attempts and the answer.
 
     Each event is shown with its last dead letter, as `show` does; the newest event is the last one
     of page 1.
     """
-    files = open_existing(tables, data_dir)
-    event_count, predicate = _find_members(files, group, unresolved)
+    files = tables.open()
+    event_count, predicate = find_members(files, group, unresolved)
     for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
         typer.echo(letter.json() if as_json else letter.text())
     pages = max(1, -(-event_count // limit))
@@ -134,7 +128,9 @@ def show_events(
     typer.echo(f"page {page} of {pages} ({events})", err=True)
 
 
+@on_tables
 def export(
+    tables: TablesSource,
     group: OneGroup,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     file_format: Annotated[
@@ -148,8 +144,6 @@ def export(
         ),
     ] = None,
     unresolved: Unresolved = False,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Write the events of a group to a file: all of them, or with --unresolved only the unresolved
     ones.
@@ -161,10 +155,10 @@ def export(
         file_format = "parquet" if output.suffix == ".parquet" else "ndjson"
     if file_format not in ("ndjson", "parquet"):
         raise refuse(f"--format {file_format!r} is unknown: give ndjson or parquet")
-    files = open_existing(tables, data_dir)
+    files = tables.open()
     from knafka_jobs.lookup.export import ExportFormat, export_failures
 
-    _, predicate = _find_members(files, group, unresolved)
+    _, predicate = find_members(files, group, unresolved)
     result = export_failures(files, predicate, output, ExportFormat(file_format))
     events = count_text(result.events, "event")
     typer.echo(f"{events} written to {output}")
@@ -174,7 +168,7 @@ def export(
         )
 
 
-def _find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
+def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
     """Return the number of a group's events, and the predicate that selects them; exits with code 2
     if there is no such group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
@@ -219,15 +213,6 @@ def _append(
         for id_ in ids
     }
     table.append_acknowledgements(files, chosen, action, name, now, until, note)
-
-
-def open_existing(tables: str | None, data_dir: Path) -> TableFiles:
-    """Open the tables; exits with code 2 if there are none."""
-    place = tables_option(data_dir, tables)["tables"]
-    files = dead_letter_tables.open_tables(place, print_error)
-    if files is None:
-        raise refuse(f"{NO_TABLES}{place}: knafka dead-letters compact makes them")
-    return files
 
 
 def _parse_until(text: str, now: datetime) -> datetime:

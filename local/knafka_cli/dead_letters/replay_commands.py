@@ -1,4 +1,4 @@
-"""`knafka dead-letters replay, cancel`: sends failed events again, and ends a replay that runs.
+"""`knafka dead-letters replay, replays, cancel`: sends failed events again, lists and ends replays.
 
 A replay runs a Spark job; single events, `cancel` and most dry runs need none.
 """
@@ -15,8 +15,10 @@ import typer
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka.core.dead_letter import timestamp
 from knafka_cli.dead_letters import archive_commands, dead_letter_tables
-from knafka_cli.dead_letters.archive_commands import WaitingTarget, on_cluster
+from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
+from knafka_cli.dead_letters.cluster_targets import WaitingTarget, on_cluster
 from knafka_cli.dead_letters.dead_letter_tables import (
     NO_TABLES,
     Tables,
@@ -24,7 +26,7 @@ from knafka_cli.dead_letters.dead_letter_tables import (
     print_error,
     tables_option,
 )
-from knafka_cli.dead_letters.group_commands import By, open_existing, user_name
+from knafka_cli.dead_letters.group_commands import By, user_name
 from knafka_cli.shared import dead_letter_jobs
 from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
@@ -34,6 +36,7 @@ from knafka_cli.shared.options import (
     add,
     arguments_of,
     kafka_configuration,
+    print_table,
     refuse,
     with_kafka,
 )
@@ -52,26 +55,68 @@ EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
 """Options that edit events: what `EventEdits.parse` takes."""
 
 
+REPLAY_COLUMNS: Final = (
+    *("REPLAY", "BEGUN", "BY", "STATE", "SENT", "RATE", "RESOLVED", "FAILED AGAIN", "SELECTION"),
+)
+"""The columns of a table of replays."""
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the command to `knafka dead-letters`."""
+    add(app, "replays", list_replays, "knafka dead-letters replays --limit 5")
     add(app, "cancel", cancel, "knafka dead-letters cancel 20260131-120000-3fa4c1")
 
 
+@on_tables
+def list_replays(
+    tables: TablesSource,
+    limit: Annotated[int, typer.Option(min=1, help="List the newest N.")] = 20,
+) -> None:
+    """List replays: when each began, its state, how many events it has sent, of how many, how fast.
+
+    A replay notes its progress every fifteen seconds; one of some hours, every few minutes. Needs
+    no Spark.
+    """
+    files = tables.open()
+    from knafka_jobs.report.replay_list import list_replays
+
+    rows = [
+        (
+            run.id,
+            timestamp(run.started.timestamp()),
+            run.by,
+            "" if run.state is None else run.state.value,
+            str(run.sent) if run.total is None else f"{run.sent}/{run.total}",
+            "" if run.rate is None else f"{run.rate:g}/s",
+            str(run.resolved),
+            str(run.failed_again),
+            run.selection,
+        )
+        for run in list_replays(files, limit, datetime.now(UTC))
+    ]
+    print_table(REPLAY_COLUMNS, rows, "there was no replay")
+
+
+@on_tables
 def cancel(
+    tables: TablesSource,
     replay_id: Annotated[
         str,
-        typer.Argument(metavar="REPLAY-ID", help="Id of the replay, as it says when it begins."),
+        typer.Argument(
+            metavar="REPLAY-ID",
+            help="Id of the replay, as it says when it begins; in a cluster also the name of its "
+            "DeadLetterReplay.",
+        ),
     ],
     by: By = None,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """End a replay within some seconds; what it has not sent yet stays unresolved.
 
     Each event is sent as a whole or not at all, and another replay may send the rest. A replay that
     was cut short is not continued any more.
     """
-    files = open_existing(tables, data_dir)
+    files = tables.open()
+    replay_id = tables.replay_id(replay_id)
     from knafka_jobs.lookup.cancel import cancel_replay
 
     cancel_replay(files, replay_id, by or user_name(), datetime.now(UTC))

@@ -11,8 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from knafka.core.events.http_binding import MAX_BATCH
-from knafka_cli.events import sending
-from knafka_cli.shared import event_input
+from knafka_cli.shared import event_input, sending
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     BrokerName,

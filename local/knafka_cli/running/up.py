@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from knafka_cli.events import sending
-from knafka_cli.shared import event_input
+from knafka_cli.shared import event_input, sending
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import Installation, RunningState
 from knafka_console import opening

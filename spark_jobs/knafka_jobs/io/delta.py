@@ -1,6 +1,7 @@
 """The tables on disk: Delta, below one folder or object store URI.
 
-    ROOT/{records,failures,failure_days,replays,sent,reports,purged,acknowledgements,cancellations}
+    ROOT/{records,failures,failure_days,replays,sent,reports,purged,acknowledgements,cancellations,
+          replay_progress}
                          tables, see `schema`
     ROOT/checkpoints/    see `compact.checkpoints`
 

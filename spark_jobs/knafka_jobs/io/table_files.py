@@ -51,6 +51,16 @@ class TableFiles:
         self._opened: dict[str, DeltaTable | None] = {}
         self._session = QueryBuilder(None if settings is None else dict(settings))
 
+    @property
+    def root(self) -> str:
+        """The folder or URI of the tables."""
+        return self._root
+
+    @property
+    def store(self) -> Mapping[str, str] | None:
+        """delta-rs's options of the object store."""
+        return self._store
+
     def path(self, name: str) -> str:
         """Return the path or URI of a table."""
         return f"{self._root}/{name}"

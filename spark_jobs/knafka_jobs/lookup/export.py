@@ -22,6 +22,7 @@ from knafka.core.dead_letter import OMITTED, headers_for_replay
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent
 from knafka.core.events import json_format, kafka_binding
+from knafka.core.events.event import Event
 from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.lookup import groups_plan
@@ -35,6 +36,12 @@ EXPORT_ROW_GROUP_BYTES: Final = 8 * EXPORT_BATCH_BYTES
 """Bytes of data in a row group of a Parquet file, uncompressed."""
 ROW_OVERHEAD_BYTES: Final = 1_024
 """Bytes of a row beside its data."""
+
+
+SORT_MEMORY: Final = "256M"
+"""Memory in which events are sorted."""
+SORT_FILES: Final = "64G"
+"""Size of the temporary files of a sort, at most."""
 
 
 class ExportFormat(StrEnum):
@@ -85,17 +92,42 @@ def export_failures(
     return ExportResult(written, found["number"] - written)
 
 
+def read_events(files: TableFiles, fits: str) -> Iterator[Event | None]:
+    """Yield the events of all failures for which the predicate `fits` is true, in the order in
+    which they came to their Trigger; None for one that holds no whole event.
+
+    Raises `JobError`. Sorting writes temporary files where memory is too small.
+    """
+    (found,) = files.query(groups_plan.size_of(fits), "failures")
+    if not found["number"]:
+        return
+    files.limit_memory(SORT_MEMORY, SORT_FILES)
+    row_bytes = found["bytes"] // found["number"] + ROW_OVERHEAD_BYTES
+    files.set_option("execution.batch_size", _rows_within(BATCH_BYTES, row_bytes))
+    files.set_option("execution.target_partitions", 1)
+    query = groups_plan.letters_of(fits, found["first"], found["last"])
+    ordered = f"{query} ORDER BY r.origin_topic, r.origin_partition, r.origin_offset, first_failed"
+    for batch in files.query_in_batches(ordered, "failures", "records"):
+        yield from map(event_of, batch)
+
+
 def event_line(row: Mapping[str, Any]) -> bytes | None:
     """Return the event of a dead letter as a line of NDJSON; None if it holds no whole event."""
+    if (event := event_of(row)) is None:
+        return None
+    # Line breaks in JSON stand between its tokens only.
+    return json_format.write(event).replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
+
+
+def event_of(row: Mapping[str, Any]) -> Event | None:
+    """Return the event of a dead letter without what Knafka added; None if it holds no whole event."""
     headers = headers_of(row)
     if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
         return None
     try:
-        event = kafka_binding.read(headers_for_replay(headers, ""), row["data"]).event
+        return kafka_binding.read(headers_for_replay(headers, ""), row["data"]).event
     except InvalidEvent:
         return None
-    # Line breaks in JSON stand between its tokens only.
-    return json_format.write(event).replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
 
 
 def _rows_within(size: int, row_bytes: int) -> int:

@@ -1,10 +1,10 @@
-"""Runs replays and purges, on tables and topics.
+"""Runs replays, on tables and topics.
 
     begin one replay -> select the events -> send them in lanes to the replay topics -> note them
 
-Both can be repeated: a replay sends each event once per replay id, and a purge deletes the failures
-that are left. An event goes only to the Trigger that failed it, never to the whole Broker. Sent
-events are read back from the replay topics, so a kill between sending and noting loses nothing.
+It can be repeated: a replay sends each event once per replay id. An event goes only to the Trigger
+that failed it, never to the whole Broker. Sent events are read back from the replay topics, so a
+kill between sending and noting loses nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from knafka_jobs.failure_selection import (
     Preview,
     TriggerName,
 )
-from knafka_jobs.forget import delete_failures
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.io.kafka_names import possible_topics
@@ -50,7 +49,14 @@ from knafka_jobs.replay.replay_plan import (
     select_failures,
     split_into_lanes,
 )
-from knafka_jobs.replay.runs import begin_replay, cancelled_by, finish_replay, note_sent_events
+from knafka_jobs.replay.replay_progress import ReplayProgress
+from knafka_jobs.replay.runs import (
+    begin_replay,
+    cancelled_by,
+    files_of,
+    finish_replay,
+    note_sent_events,
+)
 from knafka_jobs.replay.send import (
     MAX_LANES,
     LaneResult,
@@ -156,6 +162,7 @@ def replay(
         )
         # Send each event once, also if its outcome is known by now.
         own_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
+        already = own_ids.count()
         sendable = compute_rows(sendable.select(*SENDABLE).join(own_ids, "failure_id", "left_anti"))
         counts = _count_by_trigger(sendable)
         topics, problems = _ensure_replay_topics(kafka, counts)
@@ -164,8 +171,20 @@ def replay(
         cancellation = Cancellation(partial(cancelled_by, tables, replay_id))
         result = LaneResult()
         if topics and cancellation.by() is None:
+            total = already + sum(counts[trigger] for trigger in topics)
+            files = files_of(tables)
+            noted = ReplayProgress(files, replay_id, already, total, progress)
             result = _send_events(
-                tables, kafka, sendable, topics, replay_id, rate, edits, cancellation, progress
+                tables,
+                kafka,
+                sendable,
+                topics,
+                replay_id,
+                rate,
+                edits,
+                cancellation,
+                noted,
+                progress,
             )
         if result.not_editable:
             problems.append(f"{_events_text(result.not_editable)} not edited: {result.problem}")
@@ -211,6 +230,7 @@ def _send_events(
     rate: float | None,
     edits: EventEdits,
     cancellation: Cancellation,
+    noted: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
     """Send the events that go to these topics, and note them in the table `sent`."""
@@ -221,6 +241,8 @@ def _send_events(
     starts = {partition: span.end for partition, span in spans_of(by_name).items()}
     topic_names = {trigger: topic.name for trigger, topic in topics.items()}
     sender = ReplaySender(kafka.connection, replay_id, topic_names, starts, rate, edits)
+    sent_so_far = _sent_since(kafka, starts)
+    noted.note(0)
     # Read only files that may have these records.
     records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
     letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
@@ -228,17 +250,21 @@ def _send_events(
     row = None if size is None else size.first()
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
-        unless_cancelled = takewhile(lambda _: cancellation.by() is None, lane)
-        result = sender.send(0, map(tuple, unless_cancelled))
+
+        def goes_on(_: Row) -> bool:
+            """Note the progress; whether the next event is sent."""
+            if noted.is_due():
+                noted.note(sent_so_far())
+            return cancellation.by() is None
+
+        result = sender.send(0, map(tuple, takewhile(goes_on, lane)))
         progress(progress_text(result.sent, total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
-        result = _send_in_lanes(
-            rows, sender, _sent_since(kafka, starts), total, cancellation, progress
-        )
+        result = _send_in_lanes(rows, sender, sent_so_far, total, cancellation, noted, progress)
         if cancellation.last is not None:
             fence_senders(kafka.connection, replay_id)  # which aborts open transactions
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
@@ -256,6 +282,7 @@ def _send_in_lanes(
     sent_so_far: Callable[[], int],
     total: int,
     cancellation: Cancellation,
+    noted: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
     """Send each partition as a lane, in Spark's Python workers, and report progress."""
@@ -281,6 +308,8 @@ def _send_in_lanes(
             thread.join(PROGRESS_CHECK_INTERVAL)
             if cancellation.by() is not None:
                 break
+            if noted.is_due():
+                noted.note(min(sent_so_far(), total))
             if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
                 last_report, sent = time.monotonic(), min(sent_so_far(), total)
                 first = first or ((last_report, sent) if sent else None)
@@ -320,29 +349,6 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
     return count
 
 
-def purge(
-    tables: Tables, selection: FailureSelection, unresolved: bool, fold: Callable[[], None]
-) -> int:
-    """Delete the selected failures and their records for good; returns how many.
-
-    Without `unresolved` only resolved failures are deleted. Afterwards no file below the tables'
-    root has them, nor any other rows that were deleted earlier. `fold` brings all of `records` into
-    `failures`, as records that are not folded yet would be lost. Raises `JobError`.
-    """
-
-    def choose(failures: DataFrame) -> DataFrame:
-        """Return the failures to delete."""
-        return _purgeable(failures, selection, unresolved)
-
-    with tables.locked():
-        return delete_failures(tables, choose, fold)
-
-
-def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """Return the failures that a purge would delete: `failure_id`."""
-    return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
-
-
 def ensure_replay_topic(
     kafka: KafkaClient, namespace: str, broker: str, trigger: str
 ) -> TopicState:
@@ -372,12 +378,6 @@ def ensure_replay_topic(
     return kafka.create(
         name, partitions, topics[dead_letter_topic].replication, REPLAY_TOPIC | size
     )
-
-
-def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """Return the selected failures that a purge may delete."""
-    selected = failures.transform(select_failures, selection)
-    return selected if unresolved else selected.where("resolved IS NOT NULL")
 
 
 def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pyspark.sql import Row
 from pyspark.sql import functions as F
@@ -18,11 +18,15 @@ from knafka.core import names
 from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient, read_spans
+from knafka_jobs.io.session import object_store
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_plan import sent_rows
 from knafka_jobs.replay.send import fence_senders
 from knafka_jobs.schema import REPLAYS, TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
+
+if TYPE_CHECKING:
+    from knafka_jobs.io.table_files import TableFiles
 
 CONTINUABLE_AGE: Final = timedelta(days=1)
 """Age up to which an interrupted replay is continued by the same selection, so that events which it
@@ -143,12 +147,26 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
     )
 
 
+def files_of(tables: Tables) -> TableFiles | None:
+    """Open the tables' files without Spark, as they are now; None without the package deltalake."""
+    try:
+        from knafka_jobs.io.table_files import TableFiles
+    except ImportError:
+        return None
+    return TableFiles(tables.root, store=object_store(tables.spark))
+
+
 def cancelled_by(tables: Tables, replay_id: str) -> str | None:
     """Return who has cancelled a replay; None: nobody, or the table of cancellations doesn't exist
     (Spark never creates it)."""
     if not tables.exists("cancellations"):
         return None
     # Read anew each time: somebody else writes it.
+    if (files := files_of(tables)) is not None:
+        # Without Spark, all of whose tasks may be sending.
+        cancellations = files.query("SELECT * FROM cancellations ORDER BY at", "cancellations")
+        by = (each["by"] for each in cancellations if each["replay_id"] == replay_id)
+        return next(by, None)
     rows = tables.read("cancellations").where(F.col("replay_id") == replay_id)
     row = rows.orderBy("at").first()
     return None if row is None else str(row["by"])

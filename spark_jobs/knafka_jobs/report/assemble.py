@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from knafka_jobs.acknowledgements import Acknowledgement
 from knafka_jobs.failure_groups import group_id
+from knafka_jobs.replay_state import events_a_second, replay_state
 from knafka_jobs.report.report_document import (
     MAX_BUCKETS,
     Acknowledged,
@@ -239,12 +240,20 @@ def count_changes(groups: Sequence[Group]) -> Changes:
     return Changes(**counts)
 
 
-def replay_run(row: ReportRow) -> ReplayRun:
-    """Read a row of `runs` (plan module) as part of the report."""
+def replay_run(row: ReportRow, made: datetime) -> ReplayRun:
+    """Read a row of `replay_counts` (plan module) as part of a report made at this time."""
+    sent = row["sent"]
+    if row["finished"] is None:  # its events are counted when it ends
+        sent = max(sent, row["progressed"] or 0)
+    first = None if row["first_noted"] is None else (row["first_noted"], row["first_sent"])
+    state = replay_state(row["started"], row["finished"], row["noted"], row["cancelled"], made)
     return ReplayRun(
         id=row["replay_id"],
-        **_columns(row, "by", "selection", "started", "finished"),
-        **_columns(row, "sent", "resolved", "failed_again"),
+        state=state,
+        sent=sent,
+        total=None if row["total"] is None else max(row["total"], sent),
+        rate=events_a_second(sent, first, row["finished"] or row["noted"]),
+        **_columns(row, "by", "selection", "started", "finished", "resolved", "failed_again"),
     )
 
 

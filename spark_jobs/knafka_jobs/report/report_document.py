@@ -28,6 +28,7 @@ from knafka.core.delivery import Reason
 from knafka.core.documents import Model
 from knafka_jobs.failure_groups import OTHER_SUMMARIES
 from knafka_jobs.fingerprint import FINGERPRINT_CHARACTERS
+from knafka_jobs.replay_state import ReplayState
 
 PREVIEW_CHARACTERS: Final = 512
 """Characters of an example's data: enough to recognise the event, few enough for thousands of
@@ -225,9 +226,16 @@ class ReplayRun(Part):
     started: AwareDatetime
     finished: AwareDatetime | None = None
     """None while the replay runs, or if it was killed; the same replay id continues it."""
+    state: ReplayState | None = None
+    """The replay's state when the report was made; None in reports of earlier versions."""
     selection: str
     """The options of the command line that selected the events."""
     sent: Count
+    """Number of events sent so far, as noted by the replay; all of them once it is finished."""
+    total: Count | None = None
+    """Number of events that it sends if it is neither cancelled nor cut short; None: unknown."""
+    rate: Annotated[float, Field(ge=0)] | None = None
+    """Events sent in a second, since its progress was noted first; None: unknown."""
     resolved: Count
     failed_again: Count
     """Number of events that failed again; `sent - resolved - failed_again` are not settled yet."""

@@ -19,7 +19,10 @@ from knafka_jobs.schema import Columns
 ReportRow: TypeAlias = Mapping[str, Any]
 """Values by column; times have the zone UTC, binary values are `bytes`."""
 
-REPORT_TABLES: Final = ("failures", "sent", "replays", "reports", "acknowledgements")
+WITHOUT_SPARK: Final = ("acknowledgements", "cancellations", "replay_progress")
+"""The tables that only delta-rs creates."""
+
+REPORT_TABLES: Final = ("failures", "sent", "replays", "reports", *WITHOUT_SPARK)
 """The tables that a report reads; a missing one counts as empty."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

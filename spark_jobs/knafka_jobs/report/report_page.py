@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from knafka.core.delivery import Reason
 from knafka_jobs.failure_groups import OTHER_SUMMARIES
+from knafka_jobs.replay_state import ReplayState
 from knafka_jobs.report.report_document import Report
 
 STYLE_FILES: Final = ("uplot/uPlot.min.css", "page.css")
@@ -33,6 +34,13 @@ LIBRARY_FILE: Final = "uplot/uPlot.iife.min.js"
 
 LICENCE_FILE: Final = "uplot/LICENSE"
 """The library's licence, which must be distributed with it."""
+
+_STATE_BADGES: Final = {
+    ReplayState.FINISHED: "resolved",
+    ReplayState.CANCELLED: "steady",
+    ReplayState.INTERRUPTED: "failed-again",
+}
+"""The class of the badge of each state that is not `growing`."""
 
 FILE_SCRIPT: Final = "file.js"
 """The script of a page that is opened as a file."""
@@ -144,13 +152,18 @@ def _environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=_number_text, moment=_time_text, age=_age_text)
+    environment.filters.update(badge=_badge, number=_number_text, moment=_time_text, age=_age_text)
     return environment
 
 
 def _number_text(value: int) -> str:
     """Return a number with thousands separators."""
     return f"{value:,}"
+
+
+def _badge(state: ReplayState | None) -> str:
+    """Return the class of the badge of a replay's state."""
+    return "steady" if state is None else _STATE_BADGES.get(state, "growing")
 
 
 def _time_text(value: datetime) -> str:

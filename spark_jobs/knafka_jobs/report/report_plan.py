@@ -312,16 +312,27 @@ def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
 
 
 def replay_counts(limit: int) -> str:
-    """Return the latest replays, with the numbers of events `sent`, `resolved` and
-    `failed_again`."""
+    """Return the latest replays, with the numbers of events `sent`, `resolved`, `failed_again`.
+
+    Further columns: `first_noted` and `first_sent`, `noted` and `progressed` (the first and the
+    last note of its progress), `total`, `cancelled`.
+    """
     count = "count(*) FILTER (WHERE outcome = '{}') AS {}".format
     return (
         "SELECT r.replay_id, r.`by`, r.selection, r.started, r.finished, "
         "coalesce(s.sent, 0) AS sent, coalesce(s.resolved, 0) AS resolved, "
-        "coalesce(s.failed_again, 0) AS failed_again FROM replays AS r LEFT JOIN ("
+        "coalesce(s.failed_again, 0) AS failed_again, "
+        "p.first_noted, p.first_sent, p.noted, p.progressed, p.total, c.cancelled "
+        "FROM replays AS r LEFT JOIN ("
         f"SELECT replay_id, count(*) AS sent, {count(RESOLVED, 'resolved')}, "
         f"{count(FAILED_AGAIN, 'failed_again')} FROM sent GROUP BY replay_id) AS s "
-        f"ON r.replay_id = s.replay_id ORDER BY r.started DESC, r.replay_id LIMIT {limit}"
+        "ON r.replay_id = s.replay_id LEFT JOIN ("
+        "SELECT replay_id, min(at) AS first_noted, min(sent) AS first_sent, max(at) AS noted, "
+        "max(sent) AS progressed, max(total) AS total FROM replay_progress GROUP BY replay_id"
+        ") AS p ON r.replay_id = p.replay_id LEFT JOIN ("
+        "SELECT replay_id, min(at) AS cancelled FROM cancellations GROUP BY replay_id"
+        ") AS c ON r.replay_id = c.replay_id "
+        f"ORDER BY r.started DESC, r.replay_id LIMIT {limit}"
     )
 
 

@@ -102,7 +102,8 @@ def make_report(
         changes=assemble.count_changes(groups),
         groups=groups,
         replays=tuple(
-            map(assemble.replay_run, engine.rows(report_plan.replay_counts(MAX_REPLAYS)))
+            assemble.replay_run(row, now)
+            for row in engine.rows(report_plan.replay_counts(MAX_REPLAYS))
         ),
     )
     engine.append_figures(_figures(result))

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.materialize import compute_rows
-from knafka_jobs.report.report_engine import REPORT_TABLES, ReportRow, SqlDialect
-from knafka_jobs.schema import ACKNOWLEDGEMENTS, REPORTS, Columns
+from knafka_jobs.report.report_engine import REPORT_TABLES, WITHOUT_SPARK, ReportRow, SqlDialect
+from knafka_jobs.schema import REPORTS, TABLES, Columns
 
 
 def spark_text(value: str) -> str:
@@ -39,9 +39,8 @@ class SparkEngine:
         gets an empty one."""
         self._tables = tables
         for name in REPORT_TABLES:
-            # Spark never creates the table of acknowledgements (`lookup.acknowledge` does).
-            if name == "acknowledgements" and not tables.exists(name):
-                self.put(name, ACKNOWLEDGEMENTS, ())
+            if name in WITHOUT_SPARK and not tables.exists(name):
+                self.put(name, TABLES[name], ())
             else:
                 tables.read(name).createOrReplaceTempView(name)
 

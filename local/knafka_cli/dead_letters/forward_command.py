@@ -1,0 +1,97 @@
+"""`knafka dead-letters forward`: posts the events of a group to a URL of the user's choice.
+
+A replay delivers to the Trigger that failed; this is for another destination. Needs no Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
+from knafka_cli.dead_letters.group_commands import OneGroup, find_members
+from knafka_cli.shared import sending
+from knafka_cli.shared.counts import count_text
+from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input, refuse
+
+if TYPE_CHECKING:
+    from knafka.core.events.event import Event
+
+SHOWN_REFUSALS: Final = 20
+"""Number of refused events that are printed one by one."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to `knafka dead-letters`."""
+    example = "knafka dead-letters forward 0f3c5a9e77b1 --to http://localhost:9000/ --dry-run"
+    add(app, "forward", forward, example)
+
+
+@on_tables
+def forward(
+    tables: TablesSource,
+    group: OneGroup,
+    to: Annotated[str, typer.Option(metavar="URL", help="Where to post the events.")],
+    every: Annotated[
+        bool, typer.Option("--all", help="Resolved events, too, instead of unresolved ones only.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Post at most N events per second.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say how many events would be posted.")
+    ] = False,
+) -> None:
+    """Post the unresolved events of a group to another destination, one by one, in their order.
+
+    They are the original events, as CloudEvents in binary mode, without any credentials. Every 2xx
+    accepts an event; 429 and 503 are tried again. The tables don't change: the events stay
+    unresolved until they are replayed or purged. Exit code 1 if any event was not accepted.
+    """
+    files = tables.open()
+    count, predicate = find_members(files, group, not every)
+    if dry_run:
+        typer.echo(f"{count_text(count, 'event')} would be posted to {to}")
+        return
+    from knafka_jobs.lookup.export import read_events
+
+    refused, left_out = 0, 0
+
+    def whole_events() -> Iterator[Event]:
+        """The events that can be posted; the others are counted."""
+        nonlocal left_out
+        for event in read_events(files, predicate):
+            if event is None:
+                left_out += 1
+            else:
+                yield event
+
+    def show(answer: sending.SendResult) -> None:
+        """Print an event that was refused."""
+        nonlocal refused
+        if not _is_success(answer.status):
+            refused += 1
+            if refused <= SHOWN_REFUSALS:
+                typer.echo(str(answer))
+
+    if not to.startswith(("http://", "https://")):
+        raise refuse(f"--to {to!r} is no URL: give http://HOST/PATH or https://HOST/PATH")
+    with exit_on_bad_input():
+        # One connection: the next event waits for the answer to the one before.
+        summary = asyncio.run(sending.send(whole_events(), to, show, rate=rate, connections=1))
+    accepted = sum(number for status, number in summary.statuses.items() if _is_success(status))
+    typer.echo(f"{count_text(accepted, 'event')} accepted by {to}")
+    if refused:
+        typer.echo(f"{refused} not accepted")
+    if left_out:
+        typer.echo(f"{left_out} left out: no events, or their data were too large to be kept")
+    raise typer.Exit(EXIT_FAILED if refused else 0)
+
+
+def _is_success(status: int | None) -> bool:
+    """Whether a status code accepts an event."""
+    return status is not None and HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES

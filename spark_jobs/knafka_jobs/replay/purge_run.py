@@ -1,0 +1,44 @@
+"""Runs purges: deletes failures and their events from the tables for good.
+
+A purge that was killed can be repeated: it deletes the failures that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+
+from knafka_jobs.command_options import FailureSelection
+from knafka_jobs.forget import delete_failures
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.replay.replay_plan import select_failures
+
+
+def purge(
+    tables: Tables, selection: FailureSelection, unresolved: bool, fold: Callable[[], None]
+) -> int:
+    """Delete the selected failures and their records for good; returns how many.
+
+    Without `unresolved` only resolved failures are deleted. Afterwards no file below the tables'
+    root has them, nor any other rows that were deleted earlier. `fold` brings all of `records` into
+    `failures`, as records that are not folded yet would be lost. Raises `JobError`.
+    """
+
+    def choose(failures: DataFrame) -> DataFrame:
+        """Return the failures to delete."""
+        return _purgeable(failures, selection, unresolved)
+
+    with tables.locked():
+        return delete_failures(tables, choose, fold)
+
+
+def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
+    """Return the failures that a purge would delete: `failure_id`."""
+    return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
+
+
+def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
+    """Return the selected failures that a purge may delete."""
+    selected = failures.transform(select_failures, selection)
+    return selected if unresolved else selected.where("resolved IS NOT NULL")

@@ -1,0 +1,65 @@
+"""Notes how far a replay is in the table `replay_progress`, while Spark's tasks are busy sending.
+
+Written by delta-rs in the job's own process: a row that Spark writes would wait for a task that
+ends. Without the package `deltalake` nothing is noted. A note that fails ends no replay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from knafka_jobs.job_errors import JobError
+from knafka_jobs.schema import REPLAY_PROGRESS
+
+if TYPE_CHECKING:
+    from knafka_jobs.io.table_files import TableFiles
+
+NOTE_INTERVAL: Final = 15.0
+"""Seconds between two notes of a replay, at least."""
+NOTES: Final = 50
+"""Notes of a long replay, about: each is a commit, so their interval grows with its time."""
+
+Progress: TypeAlias = Callable[[str], None]
+
+
+class ReplayProgress:
+    """Notes how many events a replay has sent; `already` are those of its earlier runs.
+
+    `files` are None where deltalake is not installed. `total` counts the events of all runs.
+    """
+
+    def __init__(
+        self, files: TableFiles | None, replay_id: str, already: int, total: int, say: Progress
+    ) -> None:
+        self._files = files
+        self._replay_id = replay_id
+        self._already = already
+        self._total = total
+        self._say = say
+        self._began = time.monotonic()
+        self._next = self._began
+
+    def is_due(self) -> bool:
+        """Whether `note` would write a row now."""
+        return self._files is not None and time.monotonic() >= self._next
+
+    def note(self, sent: int) -> None:
+        """Note the number of events that this run has sent, if enough time has passed."""
+        if not self.is_due() or self._files is None:
+            return
+        row = (
+            self._replay_id,
+            datetime.now(UTC),
+            min(self._already + sent, self._total),
+            self._total,
+        )
+        try:
+            self._files.append("replay_progress", REPLAY_PROGRESS, [row])
+        except JobError as error:
+            self._say(f"the progress is not noted: {error}")
+            self._files = None
+        now = time.monotonic()
+        self._next = now + max(NOTE_INTERVAL, (now - self._began) / NOTES)

@@ -1,0 +1,59 @@
+"""What a replay is doing, by what the tables say of it. Pure.
+
+begun ──> running ──────────────────> finished
+             │ ──> cancelling ──> cancelled
+             └─ no note for a while ──> interrupted (the same command continues it)
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+SILENCE: Final = timedelta(minutes=5)
+"""Time without a note after which an unfinished replay counts as interrupted; a running one notes
+its progress each fifteen seconds, and of each hour that it runs at least once a minute more."""
+
+
+class ReplayState(StrEnum):
+    """The state of a replay."""
+
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    """Somebody cancelled it, and it has not ended yet."""
+    INTERRUPTED = "interrupted"
+    """Not finished, and nothing was heard of it for a while: the same command continues it."""
+    CANCELLED = "cancelled"
+    FINISHED = "finished"
+
+
+def replay_state(
+    started: datetime,
+    finished: datetime | None,
+    noted: datetime | None,
+    cancelled: datetime | None,
+    now: datetime,
+) -> ReplayState:
+    """Return the state of a replay; `noted` is when its progress was noted last."""
+    if finished is not None:
+        return ReplayState.FINISHED if cancelled is None else ReplayState.CANCELLED
+    heard = max(started, noted or started)
+    if now - heard > max(SILENCE, (heard - started) / 10):
+        return ReplayState.INTERRUPTED
+    return ReplayState.RUNNING if cancelled is None else ReplayState.CANCELLING
+
+
+def events_a_second(
+    sent: int, first_noted: tuple[datetime, int] | None, until: datetime | None
+) -> float | None:
+    """Return how many events a replay sends in a second; None if that is not known.
+
+    `first_noted` is when its progress was noted first, and with how many events; `until` is when
+    it had sent `sent`.
+    """
+    if first_noted is None or until is None:
+        return None
+    began, sent_before = first_noted
+    seconds = (until - began).total_seconds()
+    return round((sent - sent_before) / seconds, 1) if seconds >= 1 and sent > sent_before else None
