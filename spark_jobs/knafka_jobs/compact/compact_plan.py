@@ -127,7 +127,7 @@ def repeated_keys(records: DataFrame) -> DataFrame:
 
     There are few of them, and finding them needs only a few bytes of each record.
     """
-    keys = records.select(F.xxhash64("failure_id").alias("key"))
+    keys = records.transform(_with_key).select("key")
     return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
 
 
@@ -135,17 +135,23 @@ MAX_SUMMARIZED: Final = 5_000
 """Most different errors whose summaries are sent to every task: some megabytes."""
 
 
-def count_errors(records: DataFrame) -> DataFrame:
-    """Return about how many different errors the records have: one row with `errors`."""
-    return records.select(F.approx_count_distinct("error").alias("errors"))
+def batch_figures(failures: DataFrame) -> DataFrame:
+    """Return the figures of a batch in one row: the numbers of its failures (`rows`), of their
+    records and, about, of their different errors."""
+    return failures.agg(
+        F.count("*").alias("rows"),
+        F.coalesce(F.sum("failures"), F.lit(0)).alias("records"),
+        F.approx_count_distinct("error").alias("errors"),
+    )
 
 
-def error_summaries(records: DataFrame) -> DataFrame:
-    """Return the different errors of the records with their summaries: `error`, `summary`.
+def error_summaries(failures: DataFrame) -> DataFrame:
+    """Return the different errors of failures, or records, with their summaries: `error`,
+    `summary`.
 
     A summary takes a dozen regular expressions, and most failures have one of a few errors.
     """
-    errors = records.select("error").where(F.col("error").isNotNull()).distinct()
+    errors = failures.select("error").where(F.col("error").isNotNull()).distinct()
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
 
 
@@ -159,13 +165,27 @@ def failures_of(
     `failure_days` sets it.
     """
     if repeated is None:
-        folded = _fold_several(records)
+        folded = fold_several(records)
     else:
-        keyed = records.withColumn("key", F.xxhash64("failure_id"))
-        several = keyed.join(F.broadcast(repeated), "key", "left_semi").transform(_fold_several)
-        single = keyed.join(F.broadcast(repeated), "key", "left_anti").transform(fold_single)
-        folded = single.unionByName(several)
+        single = records.transform(fold_single).transform(not_repeated, repeated)
+        folded = single.unionByName(records.transform(fold_repeated, repeated))
     return folded.transform(with_summary, summaries)
+
+
+def not_repeated(failures: DataFrame, repeated: DataFrame) -> DataFrame:
+    """Leave out the failures whose keys `repeated` has."""
+    return _with_key(failures).join(F.broadcast(repeated), "key", "left_anti").drop("key")
+
+
+def fold_repeated(records: DataFrame, repeated: DataFrame) -> DataFrame:
+    """Fold the records of those failures whose keys `repeated` has; `summary` stays null."""
+    keyed = _with_key(records).join(F.broadcast(repeated), "key", "left_semi")
+    return keyed.drop("key").transform(fold_several)
+
+
+def _with_key(rows: DataFrame) -> DataFrame:
+    """Add the column `key` of `repeated_keys`."""
+    return rows.withColumn("key", F.xxhash64("failure_id"))
 
 
 def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
@@ -197,7 +217,7 @@ def fold_single(records: DataFrame) -> DataFrame:
     )
 
 
-def _fold_several(records: DataFrame) -> DataFrame:
+def fold_several(records: DataFrame) -> DataFrame:
     """Fold records of failures that may have several; `summary` stays null."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)

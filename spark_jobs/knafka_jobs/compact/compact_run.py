@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from knafka_jobs.command_options import CompactOptions
 from knafka_jobs.compact import compact_plan
@@ -168,21 +167,14 @@ def fold_all(tables: Tables) -> None:
 
 def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     """Fold a batch, with heads for likely examples only: no other payload is read."""
-    repeated_keys = compute_rows(
-        records.transform(compact_plan.repeated_keys).limit(compact_plan.MAX_REPEATED + 1)
-    )
-    repeated = repeated_keys.count()
-    summaries = _few_summaries(records)
-    if repeated == 0:
-        folded = records.transform(compact_plan.fold_single)
-        folded = folded.transform(compact_plan.with_summary, summaries)
+    rows = _folded_rows(records)
+    ((count, record_count, errors),) = rows.transform(compact_plan.batch_figures).collect()
+    if errors <= compact_plan.MAX_SUMMARIZED:
+        summaries = compute_rows(rows.transform(compact_plan.error_summaries))
+        rows = rows.transform(compact_plan.with_summary, summaries)
     else:
-        repeated_or_none = repeated_keys if repeated <= compact_plan.MAX_REPEATED else None
-        folded = records.transform(compact_plan.failures_of, repeated_or_none, summaries)
-    rows = compute_rows(folded)
+        rows = compute_rows(rows.transform(compact_plan.with_summary, None))
     # Write as few files as the rows need, not one per task.
-    counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
-    ((count, record_count),) = counts.collect()
     rows = rows.coalesce(1 + count // compact_plan.ROWS_IN_FILE)
     examples = compute_rows(rows.transform(compact_plan.likely_examples))
     example_records = tables.read("records").where(within_bounds(offset_bounds(examples)))
@@ -194,12 +186,23 @@ def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     return FoldedBatch(rows_with_heads, distinct_days(days), record_count)
 
 
-def _few_summaries(records: DataFrame) -> DataFrame | None:
-    """Return the summaries of a batch's different errors; None if there are many."""
-    ((errors,),) = records.transform(compact_plan.count_errors).collect()
-    if errors > compact_plan.MAX_SUMMARIZED:
-        return None
-    return compute_rows(records.transform(compact_plan.error_summaries))
+def _folded_rows(records: DataFrame) -> DataFrame:
+    """Fold a batch, without summaries yet.
+
+    Each pass over a streamed batch reads all its columns again, so `records` is read once; a second
+    time only if some failures have several records.
+    """
+    singles = compute_rows(records.transform(compact_plan.fold_single))
+    repeated = compute_rows(
+        singles.transform(compact_plan.repeated_keys).limit(compact_plan.MAX_REPEATED + 1)
+    )
+    count = repeated.count()
+    if count == 0:
+        return singles
+    if count > compact_plan.MAX_REPEATED:
+        return compute_rows(records.transform(compact_plan.fold_several))
+    several = compute_rows(records.transform(compact_plan.fold_repeated, repeated))
+    return singles.transform(compact_plan.not_repeated, repeated).unionByName(several)
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
