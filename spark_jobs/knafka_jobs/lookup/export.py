@@ -103,7 +103,7 @@ def read_events(files: TableFiles, fits: str) -> Iterator[Event | None]:
         return
     files.limit_memory(SORT_MEMORY, SORT_FILES)
     row_bytes = found["bytes"] // found["number"] + ROW_OVERHEAD_BYTES
-    files.set_option("execution.batch_size", _rows_within(BATCH_BYTES, row_bytes))
+    files.set_option("execution.batch_size", _rows_within(EXPORT_BATCH_BYTES, row_bytes))
     files.set_option("execution.target_partitions", 1)
     query = groups_plan.letters_of(fits, found["first"], found["last"])
     ordered = f"{query} ORDER BY r.origin_topic, r.origin_partition, r.origin_offset, first_failed"
@@ -120,7 +120,8 @@ def event_line(row: Mapping[str, Any]) -> bytes | None:
 
 
 def event_of(row: Mapping[str, Any]) -> Event | None:
-    """Return the event of a dead letter without what Knafka added; None if it holds no whole event."""
+    """Return the event of a dead letter without what Knafka added; None if it holds no whole
+    event."""
     headers = headers_of(row)
     if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
         return None
