@@ -85,7 +85,7 @@ def test_the_command_prints_a_line_for_each_replay(tables: Path) -> None:
 
 
 def test_both_engines_tell_the_same_of_replays(tables: Path, spark: SparkSession) -> None:
-    sent = [("runs", "f1", *[None] * 9), ("old", "f2", *[None] * 9)]
+    sent = [("runs", "f1", *[None] * 10), ("old", "f2", *[None] * 10)]
     spark_tables = Tables(spark, str(tables))
     spark_tables.append(spark.createDataFrame(sent, ddl(SENT)), "sent")
     rows = SparkEngine(spark_tables).rows(replay_counts(9))
