@@ -13,6 +13,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
+from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import Checkpoints
 from knafka_jobs.compact.compact_plan import (
     FOLDED,
@@ -25,6 +26,7 @@ from knafka_jobs.compact.compact_plan import (
     records_of,
     repeated_keys,
 )
+from knafka_jobs.compact.compact_run import fold
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.failure_selection import REPLAYABLE
 from knafka_jobs.io.delta import Tables, in_days
@@ -307,6 +309,33 @@ def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> No
     assertDataFrameEqual(failures_of(rows, rows.transform(repeated_keys)), failures_of(rows))
     few = rows.transform(repeated_keys), rows.transform(error_summaries)
     assertDataFrameEqual(failures_of(rows, *few), failures_of(rows))
+
+
+@pytest.mark.parametrize(
+    ("max_repeated", "max_summarized"), [(1, 2), (0, 2), (1, 0)], ids=["few", "repeats", "errors"]
+)
+def test_a_batch_folds_to_the_same_failures_however_many_repeat_or_differ(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    max_repeated: int,
+    max_summarized: int,
+) -> None:
+    monkeypatch.setattr(compact_plan, "MAX_REPEATED", max_repeated)
+    monkeypatch.setattr(compact_plan, "MAX_SUMMARIZED", max_summarized)
+    rows = records(
+        spark,
+        {"offset": 1, "attempts": 3, "error": "bm8="},
+        {"offset": 2, "failure_id": "g", "error": "bm8=", "reason": "timeout"},
+        {"offset": 3, "failure_id": "g", "error": "eWVz", "last_attempt": at(9)},
+        {"offset": 4, "failure_id": "h"},
+    )
+    tables = Tables(spark, str(tmp_path))
+    tables.append(rows, "records")
+    assert fold(Checkpoints(tables)) == 4
+    # A fold also sets the day and the heads.
+    folded = tables.read("failures").drop("day", "head")
+    assertDataFrameEqual(folded, failures_of(rows).drop("day", "head"))
 
 
 def test_history_is_bounded_and_counts_are_not(spark: SparkSession) -> None:
