@@ -41,7 +41,7 @@ class MemoryLeases:
 
 def test_a_busy_event_loop_does_not_lose_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 29: a Trigger that is slow to read held up the renewals, too."""
-    monkeypatch.setattr(leadership, "RENEW_INTERVAL", 0.01)
+    monkeypatch.setattr(leadership, "LEASE_RENEW_INTERVAL", 0.01)
     monkeypatch.setattr(leadership, "RENEW_RETRY_INTERVAL", 0.01)
     leases = MemoryLeases()
 

@@ -34,12 +34,7 @@ from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.event_types import SeenTypes
-from knafka.receiver.ingest import (
-    IngestHandler,
-    Limits,
-    header_bytes,
-    leaves_room,
-)
+from knafka.receiver.ingest import IngestHandler, Limits, header_bytes, leaves_room
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
 from knafka.tracing.starting import Tracing, start_tracing
@@ -112,8 +107,7 @@ class ReceiverFunction:
         subscriber = self._subscriber = HttpSubscriber(limit=MAX_HOLDS)
 
         async def hold() -> None:
-            """Send one request to the receiver's own Service, which answers it late; errors are
-            ignored."""
+            """Send a request to the receiver's own Service, which answers late; ignore errors."""
             with contextlib.suppress(DeliveryError):
                 await subscriber.post(target, b"", b"", HOLD_TIMEOUT)
 
@@ -367,7 +361,7 @@ class ReceiverFunction:
         answer_future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
-            """Give the answer to the waiting request, unless that was cancelled."""
+            # The request that waits may have been cancelled.
             if not answer_future.done():
                 answer_future.set_result(answer)
 

@@ -50,15 +50,13 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 GATHERING_SECONDS: Final = 0.02
-"""Seconds for which one transaction gathers records, at most `MAX_BATCH_RECORDS` of them (BUS-23,
-BUS-S9)."""
+"""Seconds in which a transaction gathers up to `MAX_BATCH_RECORDS` (BUS-23, BUS-S9)."""
 
 
 class MissingTopics(LogError):
     """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
 
     def __init__(self, topics: Sequence[str]) -> None:
-        """Create the error, whose text names the topics."""
         super().__init__(
             f"missing topics: {', '.join(topics)}; the operator makes a Sensor's own again, and the"
             " bus is its Broker's",
@@ -76,8 +74,6 @@ class Processor:
         open_log: Callable[[Processor], TransactionalLog],
         tracer: Tracer | None = None,
     ) -> None:
-        """Compile the Sensor's rules, and open the log with the processor as its `Claims`. Raises
-        `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
         self._sensor = sensor
@@ -167,9 +163,8 @@ class Processor:
         if next(self._state.stale, None) is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
         elif (timer := self._state.first_timer) is not None:
-            patience = min(
-                patience, max(WATERMARK_CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now) / 1000
-            )
+            until_timer = max(WATERMARK_CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now)
+            patience = min(patience, until_timer / 1000)
         if first is not None:
             patience = min(patience, WATERMARK_CHECK_INTERVAL / 1000)
         ordering_patience = self._ordering.patience(now)
@@ -286,8 +281,7 @@ class Processor:
         )
 
     def _fire_expired(self, now: int, batch: Batch) -> int:
-        """Handle the timers that are due, of at most `MAX_BATCH_RECORDS` keys; returns the number
-        of keys. Call it only when idle, so that every event that matters was read."""
+        """Handle the due timers of up to `MAX_BATCH_RECORDS` keys; returns how many. When idle only."""
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic

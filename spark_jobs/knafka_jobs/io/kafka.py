@@ -109,7 +109,6 @@ class KafkaClient:
     """Kafka's admin API and consumers for the jobs. Every method raises `JobError`."""
 
     def __init__(self, connection: KafkaConnection) -> None:
-        """Open the admin client, without waiting for Kafka. Raises `JobError`."""
         self.connection = connection
         self._errors = ConnectionErrors()
         self._refusal: str | None = None
@@ -121,8 +120,7 @@ class KafkaClient:
             raise _job_error(error) from error
 
     def connect(self) -> None:
-        """Wait until Kafka answers; after `JOB_REQUEST_TIMEOUT` raise `JobError` with the
-        reason."""
+        """Wait for Kafka's answer. Raises `JobError` after `JOB_REQUEST_TIMEOUT`."""
         deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
         while True:
             try:
@@ -148,9 +146,8 @@ class KafkaClient:
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics."""
-        return list(
-            _with_retries(lambda: self._admin.list_topics(timeout=JOB_REQUEST_TIMEOUT)).topics
-        )
+        listed = _with_retries(lambda: self._admin.list_topics(timeout=JOB_REQUEST_TIMEOUT))
+        return list(listed.topics)
 
     def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, TopicState]:
         """Return the existing topics among `names`, by name, with the offsets of their partitions.
