@@ -26,7 +26,7 @@ from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.timeout(600),  # it starts a Kafka three times
+    pytest.mark.timeout(1200),  # it starts a Kafka three times
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

@@ -37,7 +37,7 @@ from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.timeout(600),  # Spark starts twelve times here
+    pytest.mark.timeout(1200),  # Spark starts twelve times here
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

@@ -17,7 +17,7 @@ from knafka_jobs.replay.send import events_sent_by
 
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

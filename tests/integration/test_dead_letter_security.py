@@ -38,7 +38,7 @@ from knafka_local.kafka.kafka_distribution import KafkaDistribution
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

@@ -36,7 +36,7 @@ from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.timeout(900),  # Spark starts for each kill
+    pytest.mark.timeout(1500),  # Spark starts for each kill
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

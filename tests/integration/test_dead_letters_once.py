@@ -28,7 +28,7 @@ from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, ReadState, TopicSt
 
 pytestmark = [
     pytest.mark.kafka,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
 

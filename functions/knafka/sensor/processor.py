@@ -281,7 +281,7 @@ class Processor:
         )
 
     def _fire_expired(self, now: int, batch: Batch) -> int:
-        """Handle the due timers of up to `MAX_BATCH_RECORDS` keys; returns how many. When idle only."""
+        """Handle the due timers of up to `MAX_BATCH_RECORDS` keys, when idle; returns how many."""
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
