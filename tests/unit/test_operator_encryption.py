@@ -23,6 +23,11 @@ SHOP = "shop"
 RECEIVER = "default-kn-receiver"
 PATH = f"/{SHOP}/default"
 PLAIN = f"http://{RECEIVER}.{SHOP}.svc.cluster.local{PATH}"
+UNKNOWN_KEY = """-----BEGIN PRIVATE KEY-----
+MC4CAQAwBQYDK2UBBCIEIAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEB
+-----END PRIVATE KEY-----
+"""
+"""A private key of a kind that is not known (object identifier 1.3.101.1)."""
 HOST = f"default-kn-receiver-tls.{SHOP}.svc.cluster.local"
 OWN = {TLS_SECRET: "receiver-tls", MIN_SCALE: "1"}
 
@@ -237,6 +242,11 @@ async def test_a_renewed_certificate_rolls_nothing(
         ({"tls.key": ""}, "TLSSecretInvalid", "it has no tls.key"),
         ({"tls.crt": "no"}, "TLSSecretInvalid", "tls.crt is no certificate in PEM form"),
         ({"tls.key": "no"}, "TLSSecretInvalid", "tls.key is no private key in PEM form"),
+        (
+            {"tls.key": UNKNOWN_KEY},
+            "TLSSecretInvalid",
+            "tls.key is of a kind that is not supported",
+        ),
         ({"ca.crt": "no"}, "TLSSecretInvalid", "ca.crt holds no certificates"),
         ("another key", "TLSSecretInvalid", "tls.key is not the key of tls.crt"),
         ("expired", "CertificateExpired", "have it renewed"),

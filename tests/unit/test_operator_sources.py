@@ -93,7 +93,7 @@ async def test_a_group_that_has_read_goes_on_where_it_was() -> None:
 
 
 async def test_a_group_that_it_was_given_goes_with_it_unless_another_names_it() -> None:
-    given = "knative-kafka-source-1"
+    given = "knative-kafka-source-7c2b2f0e-5f3a-4c83-9c43-0d6f6f1a2b3c"
     async with sources_world() as world:
         world.declare(consumerGroup=given)
         world.declare(consumerGroup=given, name="other")
@@ -103,6 +103,15 @@ async def test_a_group_that_it_was_given_goes_with_it_unless_another_names_it() 
         await world.delete()
         assert not world.committed(given)
         assert (SERVING, "Service", "shop", DISPATCHER) not in world.inner.cluster.objects
+
+
+async def test_a_group_that_the_user_named_like_a_generated_one_stays() -> None:
+    named = "knative-kafka-source-orders"
+    async with sources_world() as world:
+        world.declare(consumerGroup=named)
+        await world.turn()
+        await world.delete()
+        assert world.committed(named)
 
 
 async def test_one_that_no_webhook_filled_in_has_a_group_by_its_uid() -> None:

@@ -34,6 +34,9 @@ from knafka_operator.model.resources import (
     TriggerSpec,
 )
 
+_GENERATED_GROUP: Final = re.compile(
+    rf"{names.SOURCES}[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}"
+).fullmatch
 SOURCES_VERSION: Final = "sources.knative.dev/v1"
 KAFKA_SOURCE: Final = "KafkaSource"
 KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
@@ -253,6 +256,13 @@ def _volume_item(credential: Credential) -> Mapping[str, str]:
 def consumer_group_of(source: KafkaSource) -> str:
     """Return the consumer group that reads the source's topics."""
     return source.spec.consumer_group or f"{names.SOURCES}{source.metadata.uid}"
+
+
+def has_generated_group(source: KafkaSource) -> bool:
+    """Whether the webhook or the operator named the source's consumer group, and not its user."""
+    own_group = f"{names.SOURCES}{source.metadata.uid}"
+    group = consumer_group_of(source)
+    return group == own_group or _GENERATED_GROUP(group) is not None
 
 
 def required_credentials(net: Net) -> Iterator[Credential]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from knafka_operator.decisions.status import NotReady
@@ -96,6 +97,8 @@ def _key_problem(certificate: x509.Certificate, key: str) -> str:
         private = load_pem_private_key(key.encode(), None)
     except (ValueError, TypeError):
         return "tls.key is no private key in PEM form without a password"
+    except UnsupportedAlgorithm as error:
+        return f"tls.key is of a kind that is not supported ({error})"
     if private.public_key() != certificate.public_key():
         return "tls.key is not the key of tls.crt"
     return ""

@@ -11,7 +11,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.status import EXPECTED, ConditionSet
 from knafka_operator.engine.kind import Kind
@@ -21,7 +20,12 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
-from knafka_operator.model.sources import PEERS_SOURCE_FINALIZER, SourceTrigger, consumer_group_of
+from knafka_operator.model.sources import (
+    PEERS_SOURCE_FINALIZER,
+    SourceTrigger,
+    consumer_group_of,
+    has_generated_group,
+)
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import TriggerRecord, Watched
 from knafka_operator.scale.decide import TriggerStatus
@@ -131,8 +135,8 @@ class KafkaSources(Triggers):
         return self.scaling_status(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
-        """Delete a source's functions, and its group if its name was generated; a group that the
-        source names belongs to the user.
+        """Delete a source's functions, and its consumer group if the group's name was generated
+        and no other KafkaSource names it; other groups belong to the user.
 
         Raises `LogError` while drains go on, and `ClusterError`.
         """
@@ -145,7 +149,7 @@ class KafkaSources(Triggers):
             trigger = self.states.family.read_trigger(document)
             assert isinstance(trigger, SourceTrigger)
             group = consumer_group_of(trigger.source)
-            if group.startswith(names.SOURCES) and not await self._is_shared(identity, group):
+            if has_generated_group(trigger.source) and not await self._is_shared(identity, group):
                 if kafka is None:
                     kafka, _ = await self.source_observer.kafka_of(trigger.source)
                 await kafka.topics.delete_group(group)
