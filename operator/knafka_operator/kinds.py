@@ -2,9 +2,11 @@
 
     Broker, KafkaChannel      -> topic, receiver, address
     Trigger, Subscription     -> consumer group, dispatcher
-    KafkaSource               -> consumer group, dispatcher, for existing topics KafkaSink
-    -> receiver, address Sensor                    -> topics, function, Triggers DeadLetterArchive
-    -> Jobs DeadLetterReplay, -Purge  -> one of their archive's Jobs
+    KafkaSource               -> consumer group, dispatcher, for existing topics
+    KafkaSink                 -> receiver, address
+    Sensor                    -> topics, function, Triggers
+    DeadLetterArchive         -> Jobs
+    DeadLetterReplay, -Purge  -> one of their archive's Jobs
 
 A new kind is a `engine.kind.Reconciler`, and a line in `kinds_of`.
 

@@ -1,8 +1,9 @@
 """Operator: creates the reconcilers, and enqueues the objects that a change affects.
 
-    Broker changed     -> the Broker, its Triggers Trigger changed -> the Trigger Service changed
-    -> its owner, and Triggers whose subscriber it is receiver started   -> open drains of its
-    Broker's Triggers, as an event is on its way
+    Broker changed     -> the Broker, its Triggers
+    Trigger changed    -> the Trigger
+    Service changed    -> its owner, and Triggers whose subscriber it is
+    receiver started   -> open drains of its Broker's Triggers, as an event is on its way
 
 Not here: hearing of changes (`runtime.controller`), and what reconciling is (the `kind` of each
 room).

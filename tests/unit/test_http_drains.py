@@ -361,4 +361,4 @@ def test_a_shard_that_names_groups_of_nobody_keeps_few_of_them() -> None:
     for number in range(10_000):
         line = ShardProgress(contract=1, egresses={f"group-{number}": DrainProgress()})
         shard.on_line(cast(Hold, None), line)
-    assert len(shard._told) == MAX_NON_MEMBERS
+    assert len(shard._last_progress) == MAX_NON_MEMBERS

@@ -118,7 +118,7 @@ class _ThreadSampler:
         self._at = time.monotonic_ns()
         self._cpu_time: dict[int, int] = {}
         """CPU time of each thread at the previous sample."""
-        for thread in _numbers().values():
+        for thread in _native_ids_by_ident().values():
             self._cpu_time_since_last(thread)
 
     def look(self) -> None:
@@ -127,7 +127,7 @@ class _ThreadSampler:
         now = time.monotonic_ns()
         elapsed, self._at = now - self._at, now
         own_ident = threading.get_ident()
-        native = _numbers()
+        native = _native_ids_by_ident()
         # Take the stacks first: asking the kernel takes longer, and they would be outdated.
         stacks = {
             ident: _stack(frame)
@@ -225,7 +225,7 @@ def _stack(innermost: FrameType) -> _Stack:
     return tuple(stack)
 
 
-def _numbers() -> dict[int | None, int | None]:
+def _native_ids_by_ident() -> dict[int | None, int | None]:
     """Return the kernel's thread ids of the threads that Python knows, by Python's thread ids."""
     native_ids = {thread.ident: thread.native_id for thread in threading.enumerate()}
     # After a fork (functions-framework's workers) Python 3.11 has the parent's id.
@@ -256,7 +256,7 @@ def _cpu_time_by_thread() -> dict[int, int]:
 def _without_python(earlier_run_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
     """Return the nanoseconds that threads without Python ran since `earlier_run_times`, as stacks
     of one frame with the thread's name."""
-    python_threads = set(_numbers().values())
+    python_threads = set(_native_ids_by_ident().values())
     run_times: dict[tuple[Frame, ...], int] = {}
     for thread, ran in _cpu_time_by_thread().items():
         if thread in python_threads or not (newly_run := ran - earlier_run_times.get(thread, 0)):

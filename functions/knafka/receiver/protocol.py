@@ -377,7 +377,8 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header, after checking what must be checked before the request is whole."""
+        """Store a header, and refuse the request if the counted headers exceed the limits; trailers
+        are counted, and not stored."""
         if self._checks_headers:
             self._count_header(len(name) + len(value) + 4)
             if len(self._headers) >= self._max_headers and not self._closing:

@@ -1,5 +1,5 @@
-"""Collects the results of some records of a Sensor, for one transaction; nothing of it counts
-before the commit."""
+"""Collects the results of some records of a Sensor for one transaction; they take effect only when
+it is committed."""
 
 from __future__ import annotations
 
@@ -263,8 +263,9 @@ class Batch:
         return key.encode() if key in self._sensor.triggers_in_order else None
 
     def metadata(self, partition: Partition) -> str:
-        """Return the metadata to commit with a position: of the bus, up to when it was routed; of
-        the trigger topic, BUS-16's mapping of the triggers without correlation."""
+        """Return the text to commit with this partition's position. For the bus, it says up to when
+        events were routed; for the trigger topic, it holds the lowest offset that each uncorrelated
+        trigger needs, the due times, and the records taken (BUS-16)."""
         if partition.topic != self._sensor.trigger_topic:
             return records.bus_metadata(self.routed.get(partition.number, Routed()))
         number, position = partition.number, self.positions[partition]

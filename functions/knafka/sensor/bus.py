@@ -6,9 +6,9 @@ read.
 An event is routed once every partition was read up to a later time, so that what this process
 appends to the trigger topic is in order. A partition counts as read:
 
-    behind its end     up to the time of its last record     at its end         up to the time of
-records read a grace period before its end was asked for     another process's  up to the time that
-it committed with its offset; at its end as above
+    behind its end       up to the time of its last record
+    at its end           up to the time at which its end was asked for, less a grace period
+    another process's    up to the time that it committed with its offset; at its end as above
 
 If senders set the times, even one partition isn't in order: then events are routed as they are
 read, and the reader of the trigger topic waits (`core.sensor.order`).
@@ -223,8 +223,8 @@ class BusPartitions:
         return len(self._routed_ahead) >= MAX_AHEAD_RECORDS
 
     def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
-        """Dequeue and yield the next events, at most `limit`, each with a time: every event before
-        that time precedes it in the trigger topic, apart from events later than itself. None: not
+        """Dequeue and yield at most `limit` next events, each with a time: an event that is earlier
+        than both that time and the yielded event precedes it in the trigger topic. None: not
         known."""
         if not self.queued:
             return

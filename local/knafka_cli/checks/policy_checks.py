@@ -109,16 +109,18 @@ def warnings(
         if sender.sub and not _may_match_account(sender.sub):
             desired = f"give {SERVICE_ACCOUNTS}NAMESPACE:NAME"
             yield f"spec.from[{number}].sub: {sender.sub:.200} is no service account: {desired}"
-    brokers = [
+    brokers_and_channels = [
         resource
         for identity, resource in known.items()
         if isinstance(resource, (Broker, KafkaChannel))
         and identity.namespace == policy.metadata.namespace
     ]
-    by_label = [
+    selector_targets = [
         target for target in spec.to if target.selector and target.selector.kind in ADDRESSED
     ]
-    if by_label and not any(applied_policies([document], broker) for broker in brokers):
+    if selector_targets and not any(
+        applied_policies([document], broker) for broker in brokers_and_channels
+    ):
         yield "spec.to selects nothing among the files"
 
 

@@ -181,7 +181,8 @@ def latest_letters(
 def page_of_letters(
     files: TableFiles, predicate: str, limit: int, skip: int
 ) -> Sequence[StoredDeadLetter]:
-    """The newest `limit` dead letters of these failures but for the first `skip`, oldest first.
+    """Return the `limit` newest dead letters that match `predicate`, after skipping the `skip`
+    newest, oldest first.
 
     Raises `JobError`.
     """

@@ -92,7 +92,8 @@ class LocalCluster(MemoryCluster):
         self._names = names
 
     def declare(self, document: Document, folder: Path) -> None:
-        """Store a document that a file in `folder` declares."""
+        """Store a document that a file in `folder` declares. An object that the operator reconciles
+        gets a finalizer and, if it is new, its kept names; a Service gets the folder's path."""
         stored = localize.localized_document(document)
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
@@ -101,10 +102,10 @@ class LocalCluster(MemoryCluster):
                 stored["apiVersion"], document["kind"], *_namespace_and_name(stored)
             )
             if previous is None:
-                kept = self._names.annotations_of(name_of(stored))
-                if kept is None and self.adopts:
-                    kept = localize.adopted_annotations(stored)
-                _restore_kept_names(stored, kept or {})
+                kept_annotations = self._names.annotations_of(name_of(stored))
+                if kept_annotations is None and self.adopts:
+                    kept_annotations = localize.adopted_annotations(stored)
+                _restore_kept_names(stored, kept_annotations or {})
             if document["kind"] == CHANNELS.broker:
                 stored["spec"] = _with_subscribers(stored["spec"], previous)
         elif document["kind"] == "Service":

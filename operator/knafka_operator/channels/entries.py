@@ -42,7 +42,7 @@ Document = Mapping[str, Any]
 _PROMISED_ANNOTATIONS: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
 """Keys of a Subscription's `status.annotations` that outlive an operator; its group's name follows
 from its UID."""
-_UID = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_match_uid = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def read_entries(channel: Document) -> ListedEntries:
     valid, problems = dict[str, Document](), dict[str, str]()
     for entry in _listed(channel):
         uid = str(entry.get("uid") or "")
-        if _UID(uid) is None:
+        if _match_uid(uid) is None:
             problems[uid] = (
                 f"invalid value: {uid:.80}: uid: want a-z, 0-9 or '-', at most 63, as it names the "
                 "consumer group"

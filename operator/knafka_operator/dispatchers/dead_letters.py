@@ -1,6 +1,7 @@
 """Dead letters: builds the condition that reports a Trigger's waiting dead letters. Pure.
 
-    DeadLetters: True none waits False some wait: a warning that doesn't affect Ready
+    DeadLetters: True     no dead letter waits
+                 False    some wait: a warning that doesn't affect Ready
 
 The message has the time of the oldest and not its age, which would be another one in each status.
 Dead letters that went to a sink are the sink's. Not here: looking

@@ -2,8 +2,8 @@
 
     Broker, Receiver                 -> the receiver's Service
     Receiver of many KafkaChannels   -> the Service of the receiver that they share
-    a receiver, and a port -> a Kubernetes Service that leads past Knative to its pods a Broker's
-    annotations           -> how many pods they may ask of its receiver
+    a receiver, and a port           -> a Kubernetes Service that leads past Knative to its pods
+    a Broker's annotations           -> how many pods they may ask of its receiver
 
 Not here: the common part of all functions' Services (`services`).
 """

@@ -1,10 +1,11 @@
 """Rolls: limits how many functions roll at a time after a change for all of them (image,
 environment from the installation). Pure.
 
-    new function, or its owner has changed its declaration applied at once function that would roll
-    for another reason waits for a turn a turn ends when the new Revision is Ready, or after
-    `ROLL_TIMEOUT`; then its namespace gets no further turns, so that a failure there doesn't hold
-    up other namespaces
+    a new function, or its owner has changed its declaration    applied at once
+    a function that would roll for another reason               waits for a turn
+
+A turn ends when the new Revision is Ready, or after `ROLL_TIMEOUT`; then its namespace gets no
+further turns, so that a failure there doesn't hold up other namespaces.
 
 If all functions rolled at once, they would start on nodes that are busy with requests, which make
 them still slower.

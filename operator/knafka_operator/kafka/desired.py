@@ -157,8 +157,8 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
     """Return the defaults with a Broker's ConfigMap merged over them, including its
     `bootstrap.servers`.
 
-    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode,
-    which has a Kafka of its own, passes the ConfigMap to `broker_topic` only.
+    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode has
+    a Kafka of its own, so only `broker_topic`, which uses no address, gets the ConfigMap.
     """
     data = {} if config is None else config.data
     kafka = defaults.kafka

@@ -1,9 +1,9 @@
 """Cache: a `Cluster` that answers from watched objects, and requests only unwatched ones from the
 API server.
 
-    whole objects are watched       a read costs no request their metadata is watched       a
-    request for each version of an object that is read nothing is watched              a request for
-    each read
+    whole objects are watched    a read costs no request
+    their metadata is watched    a request for each version of an object that is read
+    nothing is watched           a request for each read
 
 It writes only differences: no request is made for an apply whose manifest was applied before (an
 annotation has its digest) and is still stored unchanged, or for a status that is stored already.

@@ -1,10 +1,12 @@
 """Memory cluster: a `Cluster` in memory that keeps the API server's promises.
 
-    resourceVersion   changes with every change; a write without changes keeps it generation
-    counts the changes of a spec apply             server-side apply by our one manager: fields that
-    it no longer names are removed, others' fields stay delete            waits for finalizers;
-    deletes owned objects too watch             yields all existing objects, then every change
-    refuse makes requests fail with any error
+    resourceVersion   changes with every change; a write without changes keeps it
+    generation        counts the changes of a spec
+    apply             server-side apply by our one manager: fields that it no longer names are
+                      removed, others' fields stay
+    delete            waits for finalizers; deletes owned objects too
+    watch             yields all existing objects, then every change
+    refuse            makes requests fail with any error
 
 `MemoryServing` imitates the part of Knative Serving that the operator uses. Both are for tests and
 the bench; the local mode's cluster is derived from `MemoryCluster`. They pass the same contract

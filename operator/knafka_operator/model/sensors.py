@@ -132,9 +132,9 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
 
 def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `spec.delivery` of the Trigger for a Sensor's trigger: the `delivery` of the
-    stored trigger `declared`, with retries and dead-letter trigger translated from Argo's
-    fields."""
+    """Return the `spec.delivery` of the Knative Trigger for a Sensor's trigger. `declared` is that
+    trigger as stored: its `delivery` is copied, and Argo's `retryStrategy` and `dlqTrigger` are
+    translated into it."""
     delivery = dict(declared.get("delivery") or {})
     if (retries := trigger.retry_strategy) is not None:
         seconds = f"{go_seconds(retries.duration) or 0.0:.9f}".rstrip("0").rstrip(".")

@@ -2,9 +2,9 @@
 follow. Many KafkaChannels share one receiver, each Broker has its own; all that use one Kafka
 Secret share a contract (CHN-11, CHN-23).
 
-    channel    contract (read once) -> topic -> Service (applied once for all) -> record -> wait for
-    every replica Broker     contract (read once) -> topic -> record -> its own Service -> wait for
-    it
+    channel    contract (read once) -> topic -> Service (applied once for all) -> record
+               -> wait for every replica
+    Broker     contract (read once) -> topic -> record -> its own Service -> wait for it
 
 Not here: what an entry is (`channels.decide`, `brokers.decide`), a Broker's Service
 (`brokers.kind`), and the topic's reading and writing (`kafka.contracts`).
@@ -82,8 +82,8 @@ class ReceiverRecord:
     0 after the topic was read again, as it may have been recreated."""
     written: dict[str, int] = field(default_factory=dict)
     """Position after the last write of each path."""
-    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    looked: float = -math.inf
+    asking_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asked_at: float = -math.inf
     """When replicas were last asked, by the event loop's clock."""
     replicas: Mapping[str, int | None] = field(default_factory=dict)
     """The replicas' last answers."""
@@ -98,8 +98,8 @@ class ReceiverRecord:
         return self.read >= self.written.get(path, self.contract.position)
 
     def was_read(self, path: str, document: Document) -> bool:
-        """Whether the object's status says that every replica had read this entry under an earlier
-        operator; replicas that have started since read all entries."""
+        """Whether the status in `document` records that every replica has read this entry, as an
+        earlier operator noted; replicas that started later read all entries."""
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
@@ -244,9 +244,9 @@ class Receivers:
         try:
             async with asyncio.timeout(CONTRACT_READ_TIMEOUT):
                 while record.read < desired_position:
-                    async with record.looking:
+                    async with record.asking_lock:
                         if (
-                            _now() - record.looked >= REPLICA_POLL_INTERVAL
+                            _now() - record.asked_at >= REPLICA_POLL_INTERVAL
                             and record.read < desired_position
                         ):
                             await self._ask_replicas(record)
@@ -271,7 +271,7 @@ class Receivers:
 
     async def _ask_replicas(self, record: ReceiverRecord) -> None:
         """Ask every replica for its position, and update the record."""
-        end, record.looked = record.contract.position, _now()
+        end, record.asked_at = record.contract.position, _now()
         answers = await self.positions(*record.service)
         if any(
             position is not None and position > record.contract.position

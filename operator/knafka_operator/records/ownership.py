@@ -7,10 +7,10 @@ offsets on the object's own topic. Nothing is deleted that another status also n
 
 A Sensor owns, whatever its status says:
 
-    a topic whose id in Kafka is the one in the status; without an id in the status, a topic that
-    never had records and that no other Sensor's status names a group whose name ends in the
-    Sensor's digest, or that has offsets on the Sensor's own trigger topic; an application's group
-    of the usual name has none
+    topic   its id in Kafka is the one in the status; without an id in the status, it never had
+            records and no other Sensor's status names it
+    group   its name ends in the Sensor's digest, or it has offsets on the Sensor's own trigger
+            topic; an application's group of the usual name has none
 
 KafkaChannels' and Subscriptions' names never collide. Not here: what is called how
 (`kafka.desired`, `sensors.topics`).

@@ -2,8 +2,9 @@
 creates it if needed, and follows its changes.
 
     Secret knafka-function-keys: NAME: KEY, ...   the last name in the alphabet has the newest key
-    no key one key is created, named by the date a key is added or removed functions roll, a few at
-    a time the Secret is deleted it is recreated with the same keys
+    no key                                        one key is created, named by the date
+    a key is added or removed                     functions roll, a few at a time
+    the Secret is deleted                         it is created again with the same keys
 
 While there are two keys, functions accept tokens of both; a function that knows only one key gets a
 token of that one (docs/how-to/secure.md, decision 0038).

@@ -2,8 +2,8 @@
 module.
 
     every replica    webhooks, metrics, connections to every Kafka: warm
-    the leader       resume deliveries -> reconcile everything -> close drain requests -> release
-    the Lease
+    the leader       resume deliveries -> reconcile everything -> close drain requests
+                     -> release the Lease
 
 kopf serves the webhooks in a thread with its own event loop: at its end it cancels all tasks of its
 loop, and a webhook's answer must not wait for the leader's work.
@@ -144,8 +144,8 @@ async def _lead(
     followed: tuple[FunctionKeys, FollowedTracing, FollowedNaming],
     stop: asyncio.Event,
 ) -> None:
-    """Act as the leader until `stop` is set, then close the operator. Raises an error that ends
-    acting."""
+    """Act as the leader until `stop` is set, then close the operator. Raises the error of the
+    leader's work, if that fails."""
     log.info("this replica leads")
     keys, tracing, naming = followed
 

@@ -49,8 +49,8 @@ COMMIT_SECONDS: Final = 3.0
 
 @dataclass(eq=False, slots=True)
 class ScaledGroup:
-    """A Trigger or Sensor with a consumer group, its lag and its drains. A `Unit` (`holds`), except
-    for `on_line`, which subclasses have."""
+    """A Trigger or Sensor with a consumer group, its lag and its drains. Its subclasses add
+    `on_line`, and so implement `Unit` (`holds`)."""
 
     id: str
     autoscaling: Autoscaling
@@ -288,7 +288,8 @@ class ScaledSensor(ScaledGroup):
             self.drain_error = None
 
     def status(self) -> TriggerStatus:
-        """Return the Sensor's scaling now."""
+        """Return the Sensor's lag, the number of its open drains, their counts and errors, and the
+        last scaling decision."""
         open_drains = list(self.open.values())
         return TriggerStatus(
             lag=self.lag,

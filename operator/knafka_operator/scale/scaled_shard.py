@@ -57,7 +57,7 @@ class ScaledShard:
         self._is_open = False
         self._contract: int | None = None
         """Position in the contract topic that the open request has reported; None: no line yet."""
-        self._told: dict[str, DrainProgress] = {}
+        self._last_progress: dict[str, DrainProgress] = {}
         """The last progress of each group in the open request, member or not."""
         self._counted: dict[str, tuple[Counts, Mapping[str, int]]] = {}
         """By group: the counts and the dead letters by reason of the open request that are already
@@ -109,7 +109,7 @@ class ScaledShard:
         group = trigger.egress.group
         self._members[group] = trigger
         trigger.shard = self
-        if (progress := self._told.get(group)) is not None:
+        if (progress := self._last_progress.get(group)) is not None:
             self._count(trigger, progress)
 
     def remove(self, trigger: ScaledTrigger) -> None:
@@ -117,7 +117,7 @@ class ScaledShard:
         shard."""
         group = trigger.egress.group
         del self._members[group]
-        self._told.pop(group, None)
+        self._last_progress.pop(group, None)
         trigger.shard = trigger.drain_error = None
 
     def wake(self, topic: str, grown: int) -> None:
@@ -134,7 +134,7 @@ class ScaledShard:
         """Return the current progress of a Trigger, without counts; empty if no request is open."""
         if not self._is_open:
             return ()
-        progress = self._told.get(trigger.egress.group)
+        progress = self._last_progress.get(trigger.egress.group)
         return (
             progress.model_copy(update=_NO_COUNTS) if progress is not None else DrainProgress(),
         )
@@ -151,15 +151,18 @@ class ScaledShard:
         self._is_open, self._contract = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
-        self._told, self._counted, self._settled = {}, {}, None
+        self._last_progress, self._counted, self._settled = {}, {}, None
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
         """Record the reported progress of each Trigger, and the contract's position."""
         for group, progress in line.egresses.items():
             # Progress may arrive before its Trigger joins; the limit guards against invented
             # groups.
-            if group in self._members or len(self._told) < len(self._members) + MAX_NON_MEMBERS:
-                self._told[group] = progress
+            if (
+                group in self._members
+                or len(self._last_progress) < len(self._members) + MAX_NON_MEMBERS
+            ):
+                self._last_progress[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)
         if line.contract != self._contract:

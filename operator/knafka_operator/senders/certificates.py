@@ -1,9 +1,11 @@
 """Certificates: checks whether clients could connect to a Broker's receiver with the certificate in
 its Secret.
 
-    tls.crt, tls.key, ca.crt of a Secret in cert-manager's form, the host, the time -> `Https` Pure.
-    Imported only if a Secret is named, as it needs a library for certificates. Not here: serving
-    TLS (`knafka.tls_listener`).
+    tls.crt, tls.key, ca.crt of a Secret in cert-manager's form, the host, the time -> `Https`
+
+Pure. Imported only if a Secret is named, as it needs a library for certificates.
+
+Not here: serving TLS (`knafka.tls_listener`).
 """
 
 from __future__ import annotations

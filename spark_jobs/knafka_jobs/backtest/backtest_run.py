@@ -87,7 +87,8 @@ class TimeSpan:
 def records_of_topic(
     spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
-    """Return EVENT_RECORDS of a topic, and the time (ms) until which they are complete.
+    """Return the records of a topic inside `span`, as EVENT_RECORDS, and the time (ms) until which
+    they are complete: `span.until`, else `now`.
 
     Raises `JobError`.
     """
@@ -130,8 +131,8 @@ def records_of_topic(
 
 
 def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
-    """Return EVENT_RECORDS of an archive, and the end of the span (ms), else the time of the last
-    event.
+    """Return the records of an archive inside `span`, as EVENT_RECORDS, and a time (ms):
+    `span.until`, else the time of the last record inside, or 0 if there is none.
 
     Raises `JobError`.
     """
@@ -198,7 +199,7 @@ def read_sensor(file: Path) -> Conditions:
 
 
 def _is_parquet(path: str) -> bool:
-    """Whether an archive is Parquet; a URI is not opened: unless its name says NDJSON, it is."""
+    """Whether an archive is Parquet. A URI isn't opened: any suffix but NDJSON's means Parquet."""
     if "://" in path:
         return not path.endswith(NDJSON_SUFFIXES)
     folder = Path(path)

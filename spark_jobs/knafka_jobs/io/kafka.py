@@ -262,7 +262,7 @@ class KafkaClient:
         configuration = {
             "acks": "all",
             "compression.type": "gzip",
-            # librdkafka measures what isn't compressed yet; Kafka, what is.
+            # librdkafka applies this limit before compression; Kafka applies its own after it.
             "message.max.bytes": 1_000_000_000,
             "delivery.timeout.ms": round(timeout * 1000),
         }
@@ -327,7 +327,7 @@ class KafkaClient:
     def _offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
-        """Return the offsets of partitions by a specification such as the earliest."""
+        """Return the offset of each partition that `spec` asks for, such as the earliest."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = JOB_REQUEST_TIMEOUT

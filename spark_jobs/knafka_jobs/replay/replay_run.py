@@ -100,7 +100,8 @@ class ReplayRunResult:
     cancelled_by: str | None = None
     """Who has cancelled the replay; its other events were not sent. None: nobody."""
     problems: tuple[str, ...] = ()
-    """For each such Trigger, and for what can't be edited, the number of events and the reason."""
+    """One text for each Trigger without a replay topic, and one for what can't be edited: how many
+    events were left out, and why."""
 
 
 class Cancellation:
@@ -285,7 +286,8 @@ def _send_in_lanes(
     noted: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send each partition as a lane, in Spark's Python workers, and report progress."""
+    """Send the rows in Spark's Python workers, one lane for each partition, and report progress.
+    Returns an empty result if the replay is cancelled. Raises `JobError`."""
     context = rows.sparkSession.sparkContext
     group = f"knafka-replay-{secrets.token_hex(4)}"
     errors: list[Exception] = []
@@ -301,7 +303,7 @@ def _send_in_lanes(
 
     thread = InheritableThread(target=run_spark_job)
     start = last_report = time.monotonic()
-    first: tuple[float, int] | None = None  # None while Spark still sorts
+    first_report: tuple[float, int] | None = None  # None: nothing is sent yet
     thread.start()
     try:
         while thread.is_alive():
@@ -312,10 +314,10 @@ def _send_in_lanes(
                 noted.note(min(sent_so_far(), total))
             if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
                 last_report, sent = time.monotonic(), min(sent_so_far(), total)
-                first = first or ((last_report, sent) if sent else None)
+                first_report = first_report or ((last_report, sent) if sent else None)
                 rate = (
-                    (sent - first[1]) / (last_report - first[0])
-                    if first and last_report > first[0]
+                    (sent - first_report[1]) / (last_report - first_report[0])
+                    if first_report and last_report > first_report[0]
                     else 0.0
                 )
                 progress(progress_text(sent, total, rate))
@@ -338,7 +340,8 @@ def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator
 
 
 def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:
-    """Return a function that counts events sent since `starts`; markers count, too."""
+    """Return a function that counts the events sent since `starts`; it also counts the markers of
+    transactions."""
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:

@@ -129,8 +129,8 @@ _EXTENSIONS = BoundedCache[str, str](
 
 
 def key_text(key: bytes, key_type: str) -> str:
-    """Return a record's key as an attribute's text; a key whose length its type doesn't have is
-    taken as a string."""
+    """Return a record's key as an attribute's text. A key of type `int` or `float` that isn't 4 or
+    8 bytes long is decoded as a string."""
     if key_type == "byte-array":
         return base64.b64encode(key).decode()
     if key_type == "int" and len(key) in (4, 8):

@@ -147,8 +147,8 @@ def _may_exceed_members(document: bytes, limit: int) -> bool:
 
 
 def _split_deep(document: bytes) -> Members:
-    """Split an object, in a frame of its own: so no deeper nesting is accepted than by the careful
-    reader."""
+    """Split an object. This is a function of its own so that it uses one more stack frame, and
+    accepts no deeper nesting than the careful reader does."""
     return _SPLIT(document)
 
 
@@ -229,7 +229,7 @@ def elements_of(document: bytes, limit: int) -> list[bytes]:
         document.decode()  # the values were not looked at so closely
         return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
     except (ValueError, RecursionError):
-        pass  # NaN and lone surrogates stand in data as well, and not for msgspec
+        pass  # data may contain NaN and lone surrogates, which msgspec refuses
     try:
         elements = []
         for element in _elements(document.decode()):
@@ -367,7 +367,7 @@ def _is_json_text(data: bytes) -> bool:
         _IS_JSON(data)
         return True
     except (ValueError, RecursionError):
-        pass  # a lone surrogate is JSON, and not for msgspec
+        pass  # a lone surrogate is valid JSON, but msgspec refuses it
     try:
         _CHECK(data.decode())
     except (ValueError, RecursionError):

@@ -43,7 +43,7 @@ NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRI
 """Text of the 401 for requests for metrics without a token."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
-_VERIFIER: Final = re.compile(r"[0-9a-f]{64}").fullmatch
+_match_verifier: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _PURPOSE: Final = b"knafka caller token\n"
 
 
@@ -94,7 +94,7 @@ class Callers:
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
         """Parse comma-separated verifiers in hexadecimal. Raises `InvalidDocument`."""
         verifiers = [digest.strip() for digest in text.split(",") if digest.strip()]
-        if len(verifiers) > MAX_VERIFIERS or not all(map(_VERIFIER, verifiers)):
+        if len(verifiers) > MAX_VERIFIERS or not all(map(_match_verifier, verifiers)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
             raise InvalidDocument(variable, problem)
         return cls(tuple(bytes.fromhex(digest) for digest in verifiers))

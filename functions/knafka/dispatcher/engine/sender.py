@@ -89,14 +89,17 @@ class Sender:
         self._parser = parser
         self._egress = egress
         self._delivery = egress.delivery
-        # Kept here, as the objects that hold them are in no cache where many Egresses take turns.
+        # Copied here, as the CPU's cache loses the Egress's objects when many Egresses take turns.
         self._timeout = egress.delivery.timeout
         self._record_position = egress.record_position
         self._format: Format = "batch" if egress.batch else egress.delivery.format
         self._subscriber = subscriber
         self._counts = counts
         self._events = counts.events
-        self._observe_attempt, self._latency = counts.attempts.observe, counts.latency.observe
+        self._observe_attempt, self._observe_latency = (
+            counts.attempts.observe,
+            counts.latency.observe,
+        )
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -185,8 +188,8 @@ class Sender:
         return Retry(0.0)
 
     async def _deliver(self, event: PendingEvent) -> Done | Retry:
-        """Make one attempt at the subscriber, or try the event's kept reply again; returns what
-        follows."""
+        """Make one attempt at the subscriber, or try the event's kept reply again. Returns `Done`
+        if the event is settled, else the `Retry` of its next attempt, in any stage."""
         event.last_attempt = self._now()
         if event.reply is not None:
             outcome, body = await self._replies.retry(event)
@@ -210,7 +213,7 @@ class Sender:
         decision = decide(outcome, event.reply_tries if is_reply else event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
-            self._latency(now - event.record.timestamp()[1] / 1000)
+            self._observe_latency(now - event.record.timestamp()[1] / 1000)
             if not self._congestion.is_calm:
                 self._congestion.record_answer()
             return decision
@@ -396,8 +399,8 @@ class Sender:
     async def _post(
         self, target: Target, event: PendingEvent, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
-        """Send the event to `target`; returns the outcome, and the body that explains it. A reply
-        in the response is handled too, unless `wants_reply` is False."""
+        """Send the event to `target`; returns the outcome, and the text that explains a failure.
+        Unless `wants_reply` is False, a reply in the response is handled too."""
         try:
             response = await self._subscriber.post(target, event.head, event.body, self._timeout)
         except DeliveryError as error:
@@ -411,7 +414,7 @@ class Sender:
             return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
         if status == 202:
-            return _ACCEPTED  # its body is never a reply (data-plane table)
+            return _ACCEPTED  # by Knative's data-plane table, a 202 has no reply
         if not is_delivered(status):
             self._log_first_failure(target, event, status)
             retry_after = self._retry_after(response)

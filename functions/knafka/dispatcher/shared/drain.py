@@ -43,8 +43,8 @@ Connect = Callable[[Egress], Clients]
 
 
 class EgressDrains:
-    """Runs the drains of one Egress, one after the other, as a contract record declares it;
-    `previous_drains` is the task of the drains by the previous record."""
+    """Runs the drains of one Egress, one after the other, for one record of the contract;
+    `previous_drains` is the task that runs the drains for the Egress's previous record."""
 
     def __init__(
         self,
@@ -172,13 +172,13 @@ class ShardDrain:
         self._drains: dict[str, EgressDrains] = {}
         self._last: dict[str, asyncio.Task[None]] = {}
         """The task of the drains that were started last, by group, while it runs."""
-        self._leaving: dict[asyncio.Task[None], int] = {}
+        self._position_by_stopped_task: dict[asyncio.Task[None], int] = {}
         """Tasks of stopped drains, each with the contract position that is reported until the task
         has ended."""
         self._reported: dict[str, ReportedCounts] = {}
         """The counts that earlier requests have reported, by group."""
         self._stopping = False
-        self._moved = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
@@ -192,7 +192,7 @@ class ShardDrain:
     @idle.setter
     def idle(self, seconds: float | None) -> None:
         self._idle = seconds
-        self._moved.set()
+        self._wake_event.set()
 
     @property
     def shrunk_at(self) -> float | None:
@@ -212,7 +212,7 @@ class ShardDrain:
         self._stopping = True
         for drains in self._drains.values():
             drains.stop(timeout)
-        self._moved.set()
+        self._wake_event.set()
 
     def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
@@ -231,12 +231,12 @@ class ShardDrain:
     async def run(self) -> ShardProgress:
         """Drain, following the contract, until all Egresses are idle or `stop` is called; returns
         the last progress."""
-        self._follower.listeners.append(self._moved.set)
+        self._follower.listeners.append(self._wake_event.set)
         ended = Ended.STOPPED
         try:
             self._apply_contract()
             while not self._stopping:
-                self._moved.clear()
+                self._wake_event.clear()
                 if self._contract is not self._follower.contract:
                     self._apply_contract()
                 seconds_until_idle = self._seconds_until_idle()
@@ -244,8 +244,8 @@ class ShardDrain:
                     ended = Ended.IDLE
                     self.stop()
                     break
-                # The time may be the patience of drains without partitions, and is shorter once
-                # they have some.
+                # A drain without partitions waits longer. The time gets shorter when it gets some,
+                # so look again soon.
                 timeout = (
                     None
                     if seconds_until_idle == math.inf
@@ -253,13 +253,13 @@ class ShardDrain:
                 )
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
-                        await self._moved.wait()
+                        await self._wake_event.wait()
             while self._last:
                 await asyncio.wait(set(self._last.values()))
         finally:
-            self._follower.listeners.remove(self._moved.set)
+            self._follower.listeners.remove(self._wake_event.set)
             self._stopping = True
-            for task in {*self._last.values(), *self._leaving}:
+            for task in {*self._last.values(), *self._position_by_stopped_task}:
                 task.cancel()
         progress = self.progress(ended)
         if ended is Ended.IDLE:
@@ -288,7 +288,7 @@ class ShardDrain:
     @property
     def position(self) -> int:
         """Offset of the contract topic below which every record is in effect."""
-        return min(self._leaving.values(), default=self._contract.position)
+        return min(self._position_by_stopped_task.values(), default=self._contract.position)
 
     def _apply_contract(self) -> None:
         """Stop the drains of removed and changed Egresses, and start those of new and changed
@@ -298,7 +298,7 @@ class ShardDrain:
         desired = self._contract.entries
         for group, drains in list(self._drains.items()):
             if desired.get(group) != drains.egress:
-                self._leaving[drains.task] = earlier_position
+                self._position_by_stopped_task[drains.task] = earlier_position
                 drains.stop(DRAIN_REVOKE_TIMEOUT)
                 del self._drains[group]
             else:
@@ -324,7 +324,7 @@ class ShardDrain:
             contract's position reported again."""
             if self._last.get(group) is task:
                 del self._last[group]
-            if self._leaving.pop(task, None) is not None:
+            if self._position_by_stopped_task.pop(task, None) is not None:
                 self._news.set()
 
         drains.task.add_done_callback(on_ended)

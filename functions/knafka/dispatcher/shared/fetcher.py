@@ -164,7 +164,7 @@ class Fetcher:
 
     async def _hand_out(self, cursors: Sequence[Cursor]) -> None:
         """Hand new records to the groups that they are for, at most `RECORDS_PER_TURN` in one turn
-        of the event loop: a group that waits would be woken at a multiple of the cost."""
+        of the event loop: waking a waiting group instead would cost several times as much."""
         room = RECORDS_PER_TURN
         for cursor in cursors:
             waiting = cursor.waiting

@@ -193,8 +193,8 @@ class GroupReader:
         return 0
 
     def hand_over(self, cursor: Cursor) -> int:
-        """Note that there are new records for this cursor, as `notify` does, at a part of its cost
-        if nothing else waits; the cursor's fetcher calls it while it reads nothing."""
+        """Note that there are new records for this cursor, as `notify` does, but more cheaply if no
+        partition has news yet; the cursor's fetcher calls it while it reads nothing."""
         drain, waiter, buffer = self.drain, self._waiter, cursor.buffer
         room = RECORDS_PER_READ - self._handed_over_count
         if (
@@ -311,7 +311,8 @@ class GroupReader:
         self._assignment.on_assigned({number: None})
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
-        """Release partitions that go to another process: finish their attempts, then commit."""
+        """Release partitions that go to another process: stop reading them, wait until the attempts
+        to send their events have ended, then make their last commits."""
         owned = sorted(self.cursors.keys() & set(numbers))
         if not owned:
             return
@@ -322,22 +323,22 @@ class GroupReader:
             commits = await self._assignment.on_revoked(owned)
         else:
             commits = await asyncio.shield(self._last_commits)
-        stored_commits = {
+        waiting_commits = {
             number: self._to_commit.pop(number) for number in owned if number in self._to_commit
         }
         await self._wait_for_commit()
         for number in owned:
             self.committed.pop(number, None)
-        last_commits = {
+        commits_to_make = {
             number: commit
-            for number, commit in {**stored_commits, **commits}.items()
+            for number, commit in {**waiting_commits, **commits}.items()
             if number in owned
         }
-        if last_commits:
+        if commits_to_make:
             try:
-                await self._commit(last_commits, epochs)
+                await self._commit(commits_to_make, epochs)
             except LogError as error:
-                # The next owner starts at the group's last commit: duplicates, no loss.
+                # The next owner starts at the group's last commit: events repeat, none is lost.
                 log.warning("the last commit of %s failed: %s", self.group, error)
         self._committed.set()
 

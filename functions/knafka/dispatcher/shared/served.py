@@ -105,7 +105,7 @@ class ServedShard:
         return self._served.setdefault(egress.group, ServedEgress(egress, self._tracer))
 
     def _follow(self) -> None:
-        """Apply the contract's present Egresses: forget removed ones and update the others."""
+        """Apply the contract: forget removed Egresses, update the others, and add new ones."""
         egresses = self._follower.contract.entries
         self._served = {
             group: served for group, served in self._served.items() if group in egresses

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 BOUNDED_READ_REQUEST_TIMEOUT: Final = 15.0
 """Seconds for a request with all its tries, enough for a leader to move meanwhile."""
 STALLED_READ_TIMEOUT: Final = 60.0
-"""Seconds without progress after which reading fails: longer than the transaction of a producer
-that is gone stays open."""
+"""Seconds without progress after which reading fails: longer than Kafka keeps the transaction of a
+dead producer open."""
 SINGLE_REQUEST_TIMEOUT: Final = 5.0
 """Seconds for one try of a request, as an answer may be lost."""
 PARTITIONS_VALID_SECONDS: Final = 10.0
@@ -125,10 +125,10 @@ class BoundedReader:
         give_up_at = time.monotonic() + STALLED_READ_TIMEOUT
         try:
             while next_offset < end:
-                records, new_next_offset = self._batch(next_offset)
+                records, offset_after_batch = self._batch(next_offset)
                 if records:
                     yield records
-                if new_next_offset > next_offset:
+                if offset_after_batch > next_offset:
                     give_up_at = time.monotonic() + STALLED_READ_TIMEOUT
                 elif time.monotonic() > give_up_at:
                     raise LogError(
@@ -136,7 +136,7 @@ class BoundedReader:
                         f"{topic_partition.topic} can't be read beyond offset "
                         f"{next_offset} of {end}: no progress in {STALLED_READ_TIMEOUT:g} s"
                     )
-                next_offset = new_next_offset
+                next_offset = offset_after_batch
         finally:
             self._consumer.unassign()
 
@@ -281,7 +281,7 @@ class BoundedReader:
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Return the end offset of each partition, behind the records of transactions under way."""
+        """Return the end offset of each partition; records of open transactions are before it."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

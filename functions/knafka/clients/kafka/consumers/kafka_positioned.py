@@ -131,7 +131,8 @@ class KafkaPositionedReader:
     def _pause_or_resume(
         self, change: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
     ) -> None:
-        """Pause or resume partitions, on the consumer's thread."""
+        """Pause or resume the given partitions that are being read, on the consumer's thread. The
+        next `_read` raises its error."""
         try:
             change(self._consumer, self._partitions(numbers & self._begun))
         except KafkaException as error:
