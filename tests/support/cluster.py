@@ -195,11 +195,16 @@ class Cluster:
         content: bytes | None = None,
         within: float = 60.0,
     ) -> httpx.Response:
-        """Ask a Route by its host, cluster-local ones too, over the ingress; or what is past it."""
+        """Ask a Route by its host, cluster-local ones too, over the ingress; or what is past it.
+
+        It fails after `PATIENCE` times `within` seconds.
+        """
         client = self._private if host.endswith(DOMAIN) else self._public
         named = {**(headers or {}), "host": host}
         url = f"{(DIRECT and self.past_the_proxy(host)) or ''}{path}"
-        return client.request(method, url, headers=named, content=content, timeout=within)
+        return client.request(
+            method, url, headers=named, content=content, timeout=PATIENCE * within
+        )
 
     def past_the_proxy(self, host: str) -> str | None:
         """Where a host of our own Services past Knative's proxy is, which this machine can't
