@@ -73,7 +73,7 @@ class Load:
     """Events that the peer's receiver writes, at a steady rate."""
 
     def __init__(self, servers: str, topic: str) -> None:
-        self._producer = Producer({"bootstrap.servers": servers})
+        self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
         self._topic = topic
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

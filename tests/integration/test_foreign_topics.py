@@ -38,7 +38,10 @@ class SourceWorld:
         self.world = TriggerWorld(self.kafka, self.make_topic, self.directory, partitions=3)
         self.topics = self.world.topic, self.make_topic(3)
         self.group = self.world.topic
-        self.producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers})
+        # Idempotent: a new topic refuses some batches, which would go behind later ones.
+        self.producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap_servers, "enable.idempotence": True}
+        )
 
     def dispatcher(self, url: str, **more: Any) -> FunctionProcess:
         conversion = Conversion(source=SOURCE, extensions={"team": "a"})

@@ -47,6 +47,7 @@ class DeadLetters:
         self.producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
+                "enable.idempotence": True,  # else refused batches end up last
                 "linger.ms": 20,
                 "message.max.bytes": 64 * 1024 * 1024,  # as the dispatcher's
             }

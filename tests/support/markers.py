@@ -28,6 +28,8 @@ LONG_ON_CLUSTER: Final = (
     "test_operator_absent.py",
 )
 """Files that take two minutes: whoever begins one of them last ends last."""
+_KAFKAS: Final = frozenset({"kafka", "kafka_distribution"})
+"""Fixtures of a real Kafka."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
 PROPERTIES: Final = _TESTS / "property"
 COVERING: Final = ("unit", "property", "behaviour")
@@ -68,8 +70,10 @@ def shuffle(items: list[pytest.Item], order: random.Random) -> None:
 
 
 def mark_what_it_needs(item: pytest.Item) -> None:
-    """Mark a test of Spark or of an S3, as its fixtures tell, of chaos and of the cluster."""
+    """Mark a test of Kafka, Spark or an S3, as its fixtures tell, of chaos and of the cluster."""
     fixtures = getattr(item, "fixturenames", ())
+    if not _KAFKAS.isdisjoint(fixtures):
+        item.add_marker(pytest.mark.kafka)
     if "spark_environment" in fixtures:
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.slow)

@@ -83,7 +83,7 @@ class SensorWorld:
         self.action_topic = topic(partitions)
         self.dead_letter_topic = f"{self.bus}-dead-letters"
         self.group = f"shop-sensor-{uuid.uuid4().hex[:8]}"
-        self._producer = Producer(self._connection)
+        self._producer = Producer({**self._connection, "enable.idempotence": True})
 
     def sensor(
         self,

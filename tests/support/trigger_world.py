@@ -41,6 +41,7 @@ class TriggerWorld:
         self._producer = Producer(
             {
                 "bootstrap.servers": self.kafka.bootstrap_servers,
+                "enable.idempotence": True,  # else refused batches end up last
                 "linger.ms": 0,
                 "message.max.bytes": 10_000_000,
             }
