@@ -116,8 +116,7 @@ def test_notes_are_few_and_one_that_fails_ends_no_replay(
     noted = ReplayProgress(files, "r", 5, 100_000, lines.append)
     for second in range(36_000):
         moment[0] = float(second)
-        if noted.is_due():
-            noted.note(second)
+        noted.note(lambda: int(moment[0]))
     rows = TableFiles(str(tmp_path)).query("SELECT * FROM replay_progress", "replay_progress")
     assert 100 < len(rows) < 400
     assert sorted(row["sent"] for row in rows)[:2] == [5, 20]
@@ -127,6 +126,6 @@ def test_notes_are_few_and_one_that_fails_ends_no_replay(
 
     monkeypatch.setattr(files, "append", fail)
     moment[0] += 9_999
-    noted.note(1)
+    noted.note(lambda: 1)
     assert lines == ["the progress is not noted: no space"]
     assert not noted.is_due(), "no further attempt"

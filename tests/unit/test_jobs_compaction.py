@@ -20,13 +20,14 @@ from knafka_jobs.compact.compact_plan import (
     MERGE_ON,
     contiguous_ranges,
     error_summaries,
-    failures_of,
+    fold_several,
     merge_clauses,
     next_offsets,
     records_of,
     repeated_keys,
+    with_summary,
 )
-from knafka_jobs.compact.compact_run import fold
+from knafka_jobs.compact.compact_run import fold, fold_records
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.failure_selection import REPLAYABLE
 from knafka_jobs.io.delta import Tables, in_days
@@ -80,6 +81,11 @@ def letter(
     ]
     origin = Origin("shop", "main", "mail", "broker-topic", 4, 40 + number)
     return dead_letter_of(headers, b"data", failure, origin)
+
+
+def failures_of(records: DataFrame) -> DataFrame:
+    """The failures of records, by the way that holds for all of them."""
+    return records.transform(fold_several).transform(with_summary, None)
 
 
 def one(records: DataFrame, *columns: str) -> tuple[Any, ...]:
@@ -306,9 +312,10 @@ def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> No
         {"failure_id": "g", "last_attempt": at(9), "reason": "timeout"},
     ).select(*FOLDED)
     assert rows.transform(repeated_keys).count() == 1
-    assertDataFrameEqual(failures_of(rows, rows.transform(repeated_keys)), failures_of(rows))
-    few = rows.transform(repeated_keys), rows.transform(error_summaries)
-    assertDataFrameEqual(failures_of(rows, *few), failures_of(rows))
+    folded = fold_records(rows)
+    assertDataFrameEqual(folded.transform(with_summary, None), failures_of(rows))
+    summaries = folded.transform(error_summaries)
+    assertDataFrameEqual(folded.transform(with_summary, summaries), failures_of(rows))
 
 
 @pytest.mark.parametrize(

@@ -260,9 +260,8 @@ def consumer_group_of(source: KafkaSource) -> str:
 
 def has_generated_group(source: KafkaSource) -> bool:
     """Whether the webhook or the operator named the source's consumer group, and not its user."""
-    own_group = f"{names.SOURCES}{source.metadata.uid}"
-    group = consumer_group_of(source)
-    return group == own_group or _GENERATED_GROUP(group) is not None
+    group = source.spec.consumer_group
+    return not group or _GENERATED_GROUP(group) is not None
 
 
 def required_credentials(net: Net) -> Iterator[Credential]:

@@ -1,6 +1,7 @@
 """The pure part of a compaction: folds dead letters of topics to one row per failed event.
 
-    Kafka's columns --records_of--> records --failures_of--> rows to MERGE into failures (MERGE_ON)
+    Kafka's columns --records_of--> records --fold_single, fold_several--> failures
+        --with_summary--> rows to MERGE into the table `failures` (MERGE_ON)
 
 Pure: DataFrames and values in and out. Two dead letters are of one failed event if Trigger, source,
 id and data are equal; a record without an id is identified by its position. No record is left out:
@@ -115,7 +116,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
-"""The columns of `records` that `failures_of` needs: all but key, value, headers and day."""
+"""The columns of `records` that folding needs: all but key, value, headers and day."""
 
 
 MAX_REPEATED: Final = 200_000
@@ -153,23 +154,6 @@ def error_summaries(failures: DataFrame) -> DataFrame:
     """
     errors = failures.select("error").where(F.col("error").isNotNull()).distinct()
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
-
-
-def failures_of(
-    records: DataFrame, repeated: DataFrame | None = None, summaries: DataFrame | None = None
-) -> DataFrame:
-    """Fold records to one row per failed event, to be merged into `failures`.
-
-    `repeated` has the keys of failures with several records; all other records need no shuffle.
-    `summaries` are those of `error_summaries`. None: unknown. The column `day` stays null:
-    `failure_days` sets it.
-    """
-    if repeated is None:
-        folded = fold_several(records)
-    else:
-        single = records.transform(fold_single).transform(not_repeated, repeated)
-        folded = single.unionByName(records.transform(fold_repeated, repeated))
-    return folded.transform(with_summary, summaries)
 
 
 def not_repeated(failures: DataFrame, repeated: DataFrame) -> DataFrame:

@@ -167,7 +167,7 @@ def fold_all(tables: Tables) -> None:
 
 def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     """Fold a batch, with heads for likely examples only: no other payload is read."""
-    rows = _folded_rows(records)
+    rows = fold_records(records)
     ((count, record_count, errors),) = rows.transform(compact_plan.batch_figures).collect()
     if errors <= compact_plan.MAX_SUMMARIZED:
         summaries = compute_rows(rows.transform(compact_plan.error_summaries))
@@ -186,8 +186,9 @@ def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
     return FoldedBatch(rows_with_heads, distinct_days(days), record_count)
 
 
-def _folded_rows(records: DataFrame) -> DataFrame:
-    """Fold a batch, without summaries yet.
+def fold_records(records: DataFrame) -> DataFrame:
+    """Fold records to one row per failed event, to be merged into `failures`, without summaries and
+    days yet.
 
     Each pass over a streamed batch reads all its columns again, so `records` is read once; a second
     time only if some failures have several records.

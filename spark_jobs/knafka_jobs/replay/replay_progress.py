@@ -43,17 +43,18 @@ class ReplayProgress:
         self._next = self._began
 
     def is_due(self) -> bool:
-        """Whether `note` would write a row now."""
+        """Whether `note` writes a row now."""
         return self._files is not None and time.monotonic() >= self._next
 
-    def note(self, sent: int) -> None:
-        """Note the number of events that this run has sent, if enough time has passed."""
+    def note(self, count_sent: Callable[[], int]) -> None:
+        """Note the number of events that this run has sent, if enough time has passed: only then
+        `count_sent` is called."""
         if not self.is_due() or self._files is None:
             return
         row = (
             self._replay_id,
             datetime.now(UTC),
-            min(self._already + sent, self._total),
+            min(self._already + count_sent(), self._total),
             self._total,
         )
         try:

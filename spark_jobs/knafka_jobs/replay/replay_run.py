@@ -243,7 +243,7 @@ def _send_events(
     topic_names = {trigger: topic.name for trigger, topic in topics.items()}
     sender = ReplaySender(kafka.connection, replay_id, topic_names, starts, rate, edits)
     sent_so_far = _sent_since(kafka, starts)
-    noted.note(0)
+    noted.note(lambda: 0)
     # Read only files that may have these records.
     records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
     letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
@@ -254,8 +254,7 @@ def _send_events(
 
         def goes_on(_: Row) -> bool:
             """Note the progress; whether the next event is sent."""
-            if noted.is_due():
-                noted.note(sent_so_far())
+            noted.note(sent_so_far)
             return cancellation.by() is None
 
         result = sender.send(0, map(tuple, takewhile(goes_on, lane)))
@@ -310,8 +309,7 @@ def _send_in_lanes(
             thread.join(PROGRESS_CHECK_INTERVAL)
             if cancellation.by() is not None:
                 break
-            if noted.is_due():
-                noted.note(min(sent_so_far(), total))
+            noted.note(lambda: min(sent_so_far(), total))
             if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
                 last_report, sent = time.monotonic(), min(sent_so_far(), total)
                 first_report = first_report or ((last_report, sent) if sent else None)

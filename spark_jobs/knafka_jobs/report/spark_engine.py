@@ -35,8 +35,8 @@ class SparkEngine:
     dialect = DIALECT
 
     def __init__(self, tables: Tables) -> None:
-        """Create a temporary view of each table of a report; a missing table of acknowledgements
-        gets an empty one."""
+        """Create a temporary view of each table of a report; a missing table that only delta-rs
+        creates gets an empty one."""
         self._tables = tables
         for name in REPORT_TABLES:
             if name in WITHOUT_SPARK and not tables.exists(name):

@@ -1,7 +1,7 @@
 // Filters, links and the first drawing.
 
 const inputs = {};
-const orders = { select: null };
+let orderSelect;
 
 function orderBy(key) {
   Object.assign(view, { sort: key, down: true, page: 0 });
@@ -10,7 +10,7 @@ function orderBy(key) {
 
 // A column that is sorted by its own head has no name among the orders, if it is not its order.
 function showOrder() {
-  orders.select.value = view.down && ORDERS.some((order) => order.key === view.sort) ? view.sort : "";
+  orderSelect.value = view.down && ORDERS.some((order) => order.key === view.sort) ? view.sort : "";
 }
 
 function choice(name, label, options) {
@@ -37,7 +37,7 @@ function drawFilters() {
     name: "unacknowledged",
     onchange: () => narrow({ unacknowledged: inputs.unacknowledged.checked }),
   });
-  orders.select = make("select", { name: "order", onchange: () => orderBy(orders.select.value) },
+  orderSelect = make("select", { name: "order", onchange: () => orderBy(orderSelect.value) },
     ORDERS.map((order) => make("option", { value: order.key }, orderTitle(order))),
     make("option", { value: "", hidden: true }, "by column"));
   inputs.clear = make("button", { type: "button", class: "plain", onclick: () => clear() }, "Clear filters");
@@ -50,7 +50,7 @@ function drawFilters() {
     choice("change", "Change", present(Object.keys(KINDS)).map((kind) => [kind, KINDS[kind]])),
     make("label", { class: "check" }, inputs.unresolved, "unresolved only"),
     groups.some((group) => group.acknowledged) ? make("label", { class: "check" }, inputs.unacknowledged, "hide acknowledged") : "",
-    make("label", { class: "order" }, "Order", orders.select),
+    make("label", { class: "order" }, "Order", orderSelect),
     inputs.clear);
   byId("filters").addEventListener("submit", (event) => event.preventDefault());
 }
