@@ -273,9 +273,20 @@ async def test_an_answer_brings_nothing_back_that_is_gone_by_now(
     cluster.on_objects(BROKERS, (), (broker,))
     cluster.keep(broker)
     assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
-    anew = {**broker, "metadata": {**broker["metadata"], "uid": "another"}}
-    cluster.on_objects(BROKERS, (anew,), ())
-    assert await cluster.get(EVENTING, "Broker", "shop", "default") == anew
+
+
+async def test_an_answer_about_a_deleted_object_does_not_replace_the_one_created_after_it(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """Else the old one would be reconciled for as long as the new one isn't changed."""
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+    cluster.on_objects(BROKERS, (), (broker,))
+    metadata = {**broker["metadata"], "uid": "another", "resourceVersion": "1000"}
+    created = {**broker, "metadata": metadata}
+    cluster.on_objects(BROKERS, (created,), ())
+    cluster.keep(broker)
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 
 async def test_nobody_is_told_of_what_was_written_here(api: Api, cluster: CachedCluster) -> None:

@@ -342,12 +342,9 @@ def _version(document: Document) -> str:
 
 
 def _is_older(document: Document, other_version: Document) -> bool:
-    """Whether a document is an older version of the same object, by resourceVersion, which
-    increases (KEP-5504). An object recreated under the name is another object."""
-    metadata, other_metadata = document["metadata"], other_version["metadata"]
-    if metadata.get("uid") != other_metadata.get("uid"):
-        return False
+    """Whether a document is older than another one of its name, by resourceVersion, which increases
+    for all objects of a kind (KEP-5504): also for one that was deleted and created again."""
     try:
-        return int(metadata["resourceVersion"]) < int(other_metadata["resourceVersion"])
-    except (KeyError, ValueError):
+        return int(_version(document)) < int(_version(other_version))
+    except ValueError:
         return False
