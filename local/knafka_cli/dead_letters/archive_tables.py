@@ -128,12 +128,11 @@ class ArchiveTables:
         self, operations: ArchiveOperations, storage: Mapping[str, Any]
     ) -> Mapping[str, str]:
         """delta-rs's options for an archive's store: its address, and the keys of its Secret."""
-        endpoint = self.endpoint or storage.get("endpoint") or ""
-        region = storage.get("region") or os.environ.get("AWS_REGION") or "us-east-1"
-        store = {**UNREACHED_STORE, "AWS_REGION": region}
-        if endpoint:
-            allow = str(endpoint.startswith("http://")).lower()
-            store |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": allow}
+        from knafka_jobs.io.table_files import s3_options
+
+        endpoint = self.endpoint or storage.get("endpoint")
+        region = storage.get("region") or os.environ.get("AWS_REGION")
+        store = {**UNREACHED_STORE, **s3_options(endpoint, region)}
         if (credentials := storage.get("credentials")) is not None:
             store |= _keys(operations, credentials["name"])
         return store

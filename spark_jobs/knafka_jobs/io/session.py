@@ -98,10 +98,6 @@ def object_store(spark: SparkSession) -> dict[str, str] | None:
     )
     if not endpoint and not region:
         return None
-    options = {"AWS_REGION": region or "us-east-1"}
-    if endpoint:
-        options |= {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower(),
-        }
-    return options
+    from knafka_jobs.io.table_files import s3_options  # deltalake is an extra
+
+    return s3_options(endpoint, region)

@@ -47,7 +47,7 @@ class TableFiles:
     ) -> None:
         """Store the root and open DataFusion's session; no table is opened yet."""
         self._root = root.rstrip("/")
-        self._store = _storage_options(root) if store is None else dict(store)
+        self._store = _configured_store(root) if store is None else dict(store)
         self._opened: dict[str, DeltaTable | None] = {}
         self._session = QueryBuilder(None if settings is None else dict(settings))
 
@@ -208,13 +208,21 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
         )
 
 
-def _storage_options(path: str) -> dict[str, str] | None:
-    """Options of delta-rs for S3 that it does not take from the AWS_* variables by itself."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-    if not path.startswith("s3") or not endpoint:
+def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
+    """Return delta-rs's options of an S3: without an endpoint it is AWS's."""
+    options = {"AWS_REGION": region or "us-east-1"}
+    if endpoint:
+        allow_http = str(endpoint.startswith("http://")).lower()
+        options |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": allow_http}
+    return options
+
+
+def _configured_store(root: str) -> dict[str, str] | None:
+    """Return the options of the S3 that the AWS_* variables name; None if delta-rs needs none."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if not root.startswith("s3") or not endpoint:
         return None
-    default_region = {} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"}
-    return {**default_region, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+    return s3_options(endpoint, os.environ.get("AWS_REGION"))
 
 
 def _error_line(error: Exception) -> str:
