@@ -64,7 +64,7 @@ MAX_COLONS: Final = 4096
 member, and every sender waits meanwhile. The careful reader ends at the first member too many."""
 MAX_BATCH_COLONS: Final = 16 * MAX_COLONS
 """Most colons in a batch that is split in one pass: 15 ms if all of them were members."""
-_WHITESPACE: Final = b" \t\n\r"
+WHITESPACE: Final = b" \t\n\r"
 
 _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
 _SKIP = json.JSONDecoder(parse_int=len).raw_decode
@@ -128,17 +128,24 @@ def split(document: bytes) -> Members | None:
     """Return the members of a JSON object, if it is written without whitespace between them, or
     with as much as Python's json writes; None: it isn't, a member is repeated, or there may be far
     more than an event may have. Raises ValueError if it may be no JSON object."""
-    if _may_exceed_members(document, MAX_COLONS):
+    members = split_loosely(document)
+    if members is None or len(members) > MAX_ATTRIBUTES:
         return None
-    document.decode()  # the values were not looked at so closely
-    members = _split_deep(document)
-    if len(members) > MAX_ATTRIBUTES:
-        return None
-    document = document.strip(_WHITESPACE)
+    document = document.strip(WHITESPACE)
     # Whitespace, escapes in names and repeated members make it longer. Each member has two quotes,
     # a colon and a comma or brace, and there is one more brace.
     compact = len("".join(members)) + len(b"".join(members.values())) + 4 * len(members) + 1
     return members if len(document) == compact or document == _as_python_json(members) else None
+
+
+def split_loosely(document: bytes) -> Members | None:
+    """Return the members of a JSON object, of a repeated member the last one; None: there may be
+    far more than an event may have. Raises ValueError if it may be no JSON object."""
+    if _may_exceed_members(document, MAX_COLONS):
+        return None
+    if not document.isascii():
+        document.decode()  # the values are not looked at so closely
+    return _split_deep(document)
 
 
 def _may_exceed_members(document: bytes, limit: int) -> bool:
@@ -164,7 +171,7 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
         return None
     if len(objects) > limit or max(map(len, objects), default=0) > MAX_ATTRIBUTES:
         return None
-    document = document.strip(_WHITESPACE)
+    document = document.strip(WHITESPACE)
     names = len("".join(chain.from_iterable(objects)))
     values = len(b"".join(chain.from_iterable(map(dict.values, objects))))
     # As in `split`, with two brackets, and a comma before each object but the first.

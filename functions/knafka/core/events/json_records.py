@@ -25,6 +25,7 @@ from knafka.core.events.event import (
     is_timestamp,
     is_uri_reference,
 )
+from knafka.core.events.json_format import QUOTE
 from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, RecordHeaders
 
 MAX_HEAD_BYTES: Final = 7 * 1024
@@ -63,6 +64,14 @@ class _Layout(NamedTuple):
     pick: Callable[[Sequence[Any]], Any]
     """Selects the `_CHECKED_ATTRIBUTES` attributes from a sequence of the values and a final None
     (for missing ones)."""
+    quotes: bytes
+    """The quotes around the values if all are strings."""
+    data_index: int
+    """Index of the member `data`; -1: there is none."""
+    compact_size: int
+    """Length of the document without whitespace between its members and without their values."""
+    spaced: bytes
+    """The document as Python's json writes it, with `%b` for each value."""
 
 
 def is_time(value: bytes) -> bool:
@@ -75,13 +84,21 @@ def record_of(document: bytes, beside: RecordHeaders) -> Draft | None:
     """Return the record of a structured event, with the headers `beside` added; None: the careful
     reader has to read it."""
     try:
-        members = json_format.split(document)
+        members = json_format.split_loosely(document)
     except (ValueError, RecursionError):
         return None
-    if members is None:
+    if members is None or (layout := _LAYOUTS[tuple(members)]) is None:
         return None
-    data = members.pop("data", None)
-    return _record_of(members, data, beside)
+    attributes = list(members.values())
+    data = None if layout.data_index < 0 else attributes.pop(layout.data_index)
+    text = b"".join(attributes)
+    # As in `json_format.split`: anything uncertain makes the document longer.
+    size = layout.compact_size + len(text) + (0 if data is None else len(data))
+    if len(document) != size:
+        document = document.strip(json_format.WHITESPACE)
+        if len(document) != size and document != layout.spaced % tuple(members.values()):
+            return None
+    return _record_of(members, layout, text, data, beside)
 
 
 def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft] | None:
@@ -96,7 +113,10 @@ def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft
         return alike
     records: list[Draft] = []
     for members, raw in zip(objects, data, strict=True):
-        if (record := _record_of(members, raw, beside)) is None:
+        if (layout := _LAYOUTS[tuple(members)]) is None:
+            return None
+        text = b"".join(members.values())
+        if (record := _record_of(members, layout, text, raw, beside)) is None:
             return None
         records.append(record)
     return records
@@ -111,13 +131,13 @@ def _uniform_records(
     all strings, as in most batches; None: some events differ."""
     if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
         return None
-    names, size, pick = layout
+    names, size, pick = layout[:3]
     width = len(names)
     text = b"".join(chain.from_iterable(map(dict.values, objects)))
     values = text[1:-1].split(b'""')
     if not (
         len(values) == width * len(objects)
-        and text[0] == text[-1] == json_format.QUOTE
+        and text[0] == text[-1] == QUOTE
         and not b"".join(values).translate(None, _PLAIN_JSON)
     ):
         return None
@@ -146,7 +166,7 @@ def _uniform_records(
             value = bytes(raw)
             if not media_types:
                 headers.append(_JSON)
-            elif not are_json and value[0] == json_format.QUOTE:
+            elif not are_json and value[0] == QUOTE:
                 return None
         if beside:
             headers += beside
@@ -155,28 +175,31 @@ def _uniform_records(
 
 
 def _record_of(
-    members: json_format.Members, data: Raw | None, beside: RecordHeaders
+    members: json_format.Members,
+    layout: _Layout,
+    text: bytes,
+    data: Raw | None,
+    beside: RecordHeaders,
 ) -> Draft | None:
-    """Return an event's record from its members other than `data`; None: the careful reader has to
-    read it."""
-    layout = _LAYOUTS[tuple(members)]
-    if layout is None:
-        return None
-    names, size, pick = layout
-    text = b"".join(members.values())
+    """Return an event's record from its members, their layout, the joined values of all but `data`,
+    and `data`; None: the careful reader has to read it."""
+    names, name_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
     values = text[1:-1].split(b'""')
-    if not (len(values) == len(names) and text[0] == text[-1] == json_format.QUOTE):
+    size = len(text) - len(quotes)
+    is_plain = text.translate(None, _PLAIN_JSON) == quotes
+    if not (is_plain and len(values) == len(names) and text[0] == text[-1] == QUOTE):
         if (mixed_values := _values_of(members)) is None:
             return None
         values = mixed_values
-    all_values = b"".join(values)
+        all_values = b"".join(values)
+        size, is_plain = len(all_values), not all_values.translate(None, _PLAIN_JSON)
     version, id_, type_, source, time, subject, partition_key, media_type = pick((*values, None))
     if (
-        version != b"1.0"
+        not is_plain
+        or version != b"1.0"
         or not (id_ and type_ and source)
-        or all_values.translate(None, _PLAIN_JSON)
-        or 12 * (len(all_values) + size) > MAX_HEAD_BYTES
+        or 12 * (size + name_size) > MAX_HEAD_BYTES
         or not (media_type is None or ORDINARY_CONTENT_TYPE[media_type])
         or not IS_URI_REFERENCE[source]
         or not (time is None or is_time(time))
@@ -189,7 +212,7 @@ def _record_of(
         value = bytes(data)
         if media_type is None:
             headers.append(_JSON)
-        elif value[0] == json_format.QUOTE and not json_format.is_json(media_type.decode()):
+        elif value[0] == QUOTE and not json_format.is_json(media_type.decode()):
             return None
     return Draft(partition_key or subject, headers + beside if beside else headers, value)
 
@@ -199,8 +222,10 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
     allowed, or another form as a header."""
     values = []
     for name, raw in members.items():
+        if name == "data":
+            continue
         value = bytes(raw)
-        if value[0] == json_format.QUOTE:
+        if value[0] == QUOTE:
             values.append(value[1:-1])
         elif name not in CORE and json_format.is_integer_or_boolean(value):
             values.append(value)
@@ -209,16 +234,27 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
     return values
 
 
-def _layout_of(names: tuple[str, ...]) -> _Layout | None:
-    """Return the layout of these attribute names; None: some are invalid, or too many, and the
-    careful reader has to say so."""
+def _layout_of(members: tuple[str, ...]) -> _Layout | None:
+    """Return the layout of a document whose members have these names; None: some are no attribute's
+    (or `data`'s), or there are too many, and the careful reader has to say so."""
+    data_index = members.index("data") if "data" in members else -1
+    names = tuple([name for name in members if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
         return None
     if not all(map(is_attribute_name, names)):
         return None
     headers = tuple([CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names])
     indexes = [names.index(name) if name in names else -1 for name in _CHECKED_ATTRIBUTES]
-    return _Layout(headers, len("".join(headers)), itemgetter(*indexes))
+    spaced = ", ".join([f'"{name}": %b' for name in members])
+    return _Layout(
+        headers,
+        len("".join(headers)),
+        itemgetter(*indexes),
+        quotes=b'""' * len(names),
+        data_index=data_index,
+        compact_size=len("".join(members)) + 4 * len(members) + 1,
+        spaced=f"{{{spaced}}}".encode(),
+    )
 
 
 def _weight_of(names: tuple[str, ...]) -> int:
