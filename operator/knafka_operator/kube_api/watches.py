@@ -5,8 +5,8 @@
 
 One thread for each watch, since the client blocks; it passes changes to the event loop in the API
 server's order. An object that was deleted while the watch was interrupted is missing in the next
-list, and reported as gone; so is one that was created again under its name meanwhile. Only metadata is watched of objects that are read when needed:
-ConfigMaps, Secrets, subscribers of any kind.
+list, and reported as gone; so is one that was created again under its name meanwhile. Only metadata
+is watched of objects that are read when needed: ConfigMaps, Secrets, subscribers of any kind.
 
 Not here: keeping objects (`cache`), and reacting to a change (`controller`).
 """
