@@ -289,6 +289,37 @@ async def test_an_answer_about_a_deleted_object_does_not_replace_the_one_created
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 
+def _recreated(broker: Document, version: int) -> Document:
+    """The object that was created under the name of a deleted one."""
+    metadata = {**broker["metadata"], "uid": f"u{version}", "resourceVersion": str(version)}
+    return {**broker, "metadata": metadata}
+
+
+async def test_an_answer_about_an_object_deleted_twice_brings_neither_back(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """The answer is about the first; only the deletion of the second is remembered."""
+    first = api.put(_document(EVENTING, "Broker", "default"))
+    second = _recreated(first, 1000)
+    for broker in (first, second):
+        cluster.on_objects(BROKERS, (broker,), ())
+        cluster.on_objects(BROKERS, (), (broker,))
+    cluster.keep(first)
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
+
+
+async def test_a_late_deletion_does_not_hide_the_object_that_an_answer_showed_recreated(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """The answer to a write may be faster than the watch, which still tells of the deletion."""
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+    created = _recreated(broker, 1000)
+    cluster.keep(created)
+    cluster.on_objects(BROKERS, (), (broker,))
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
+
+
 async def test_nobody_is_told_of_what_was_written_here(api: Api, cluster: CachedCluster) -> None:
     told: list[Any] = []
     cluster.changed = told.append

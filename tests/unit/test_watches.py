@@ -136,6 +136,27 @@ async def test_what_went_while_nobody_followed_is_told_as_gone(served: Served) -
         assert heard.gone[0]["metadata"]["uid"]
 
 
+async def test_an_object_recreated_while_nobody_followed_is_reported_gone_first(
+    served: Served,
+) -> None:
+    """Else the operator would keep what it remembers about the deleted one for the new one."""
+    server, _ = served
+    server.put(CORE, "ConfigMap", "shop", "same")
+    async with watching(served) as heard:
+        await heard.until(lambda: bool(server.watched))
+        first = heard.there["same"]["metadata"]["uid"]
+        server.refused["/api/v1/configmaps"] = 500
+        server.cut_off()
+        server.remove(CORE, "ConfigMap", "shop", "same")
+        server.put(CORE, "ConfigMap", "shop", "same")
+        server.forget_history()
+        del server.refused["/api/v1/configmaps"]
+        await heard.until(
+            lambda: "same" in heard.there and heard.there["same"]["metadata"]["uid"] != first
+        )
+        assert [each["metadata"]["uid"] for each in heard.gone] == [first]
+
+
 async def test_who_must_not_watch_is_told_so_and_asks_again_later(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,8 +36,9 @@ class Deletions:
         """`post` posts Kubernetes Events."""
         self._post = post
         self._settings = settings
-        self.began: dict[Key, float] = {}
-        """Since when each deletion is being tried, by the event loop's clock."""
+        self.began: dict[Key, tuple[str, float]] = {}
+        """UID of each object whose deletion is being tried, and since when, by the event loop's
+        clock."""
 
     async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], left: str
@@ -45,7 +46,10 @@ class Deletions:
         """Await one attempt of a deletion; returns True if it has succeeded, or is given up: then
         an Event with the text `left` says what may still exist. False: try again later."""
         now = asyncio.get_running_loop().time()
-        began = self.began.setdefault(key, now)
+        uid = document["metadata"].get("uid", "")
+        if self.began.get(key, ("", now))[0] != uid:
+            self.began[key] = uid, now  # an earlier object of the name may never have been deleted
+        _, began = self.began.setdefault(key, (uid, now))
         try:
             await deletion
         except Exception as error:  # bugs too: otherwise the object could never be deleted

@@ -60,8 +60,8 @@ class _WatchedObjects:
     versions: dict[Identity, str] = field(default_factory=dict)
     """The resourceVersion of each object of the selection; whole objects are in `documents`."""
     documents: dict[Identity, Document] = field(default_factory=dict)
-    gone: dict[Identity, str] = field(default_factory=dict)
-    """UIDs of recently deleted objects, so that a late answer brings none of them back."""
+    gone: dict[Identity, Document] = field(default_factory=dict)
+    """Metadata of recently deleted objects, so that a late answer brings none of them back."""
 
     def current(self, identity: Identity) -> Document | None:
         """Return the cached object if it is current; None: not known."""
@@ -76,6 +76,23 @@ class _WatchedObjects:
         """Whether the object certainly doesn't exist."""
         known_identities = self.versions if self.selection.metadata_only else self.documents
         return self.synced and self.selection.is_everything and identity not in known_identities
+
+    def is_gone(self, document: Document) -> bool:
+        """Whether the object was deleted, or is older than a deleted one of its name."""
+        gone = self.gone.get(_identity(document))
+        return gone is not None and (_uid(gone) == _uid(document) or _is_older(document, gone))
+
+    def remove(self, document: Document) -> None:
+        """Remove a deleted object, unless an answer has shown the one created after it."""
+        identity = _identity(document)
+        known = self.documents.get(identity)
+        if known is not None and not self.selection.metadata_only and _uid(known) != _uid(document):
+            return
+        self.versions.pop(identity, None)
+        self.documents.pop(identity, None)
+        self.gone[identity] = {"metadata": document["metadata"]}
+        if len(self.gone) > MAX_GONE:
+            del self.gone[next(iter(self.gone))]
 
     def keep(self, document: Document) -> None:
         """Store an object, unless a newer version is known."""
@@ -122,11 +139,7 @@ class CachedCluster:
                 self.notify_readers((selection.api_version, selection.kind, *identity))
         for document in gone:
             identity = _identity(document)
-            watched.versions.pop(identity, None)
-            watched.documents.pop(identity, None)
-            watched.gone[identity] = document["metadata"].get("uid", "")
-            if len(watched.gone) > MAX_GONE:
-                del watched.gone[next(iter(watched.gone))]
+            watched.remove(document)
             self.notify_readers((selection.api_version, selection.kind, *identity))
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
@@ -160,8 +173,7 @@ class CachedCluster:
     def keep(self, document: Document) -> None:
         """Store an object that the API server has answered with."""
         for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
-            is_gone = each.gone.get(_identity(document)) == document["metadata"].get("uid", "")
-            if each.synced and each.selection.matches(document) and not is_gone:
+            if each.synced and each.selection.matches(document) and not each.is_gone(document):
                 each.keep(_without_managed_fields(document))
 
     # -- tracking readers
@@ -339,6 +351,10 @@ def _identity(document: Document) -> Identity:
 
 def _version(document: Document) -> str:
     return str(document["metadata"].get("resourceVersion", ""))
+
+
+def _uid(document: Document) -> str:
+    return str(document["metadata"].get("uid", ""))
 
 
 def _is_older(document: Document, other_version: Document) -> bool:

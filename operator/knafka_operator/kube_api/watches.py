@@ -5,8 +5,8 @@
 
 One thread for each watch, since the client blocks; it passes changes to the event loop in the API
 server's order. An object that was deleted while the watch was interrupted is missing in the next
-list, and reported as gone. Only metadata is watched of objects that are read when needed:
-ConfigMaps, Secrets, subscribers of any kind.
+list, and reported as gone; so is one that was created again under its name meanwhile. Only metadata
+is watched of objects that are read when needed: ConfigMaps, Secrets, subscribers of any kind.
 
 Not here: keeping objects (`cache`), and reacting to a change (`controller`).
 """
@@ -165,6 +165,7 @@ class Watch:
             page = self._api.list_page(self.selection, after)
             items = [self._with_kind(each) for each in page.get("items") or ()]
             listed.update((_identity(each), each) for each in items)
+            self._report((), [self._known[each] for each in self._recreated(items)])
             self._report(items, ())
             after = page["metadata"].get("continue")
             if not after:
@@ -172,6 +173,15 @@ class Watch:
         self._report((), [self._known[each] for each in self._known.keys() - listed.keys()])
         self._known = {identity: _identity_only(each) for identity, each in listed.items()}
         return str(page["metadata"]["resourceVersion"])
+
+    def _recreated(self, items: Sequence[Document]) -> list[Identity]:
+        """Return the known objects that were deleted and created again under their names."""
+        uids = {_identity(each): each["metadata"].get("uid") for each in items}
+        return [
+            identity
+            for identity in uids.keys() & self._known.keys()
+            if self._known[identity]["metadata"].get("uid") != uids[identity]
+        ]
 
     def _follow(self, version: str) -> str:
         """Report changes until the API server ends the watch; returns the last version."""
