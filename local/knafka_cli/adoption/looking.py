@@ -32,7 +32,7 @@ from knafka_operator.installation.settings import KAFKA_FEATURES
 from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.kafka.desired import SECRET_NAME_KEY
 from knafka_operator.model.channels import KAFKA_CHANNEL, KAFKA_CHANNEL_VERSIONS
-from knafka_operator.model.cluster import ClusterError, NotAllowed, decoded_secret
+from knafka_operator.model.cluster import ClusterError, NotAllowed, decode_secret
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -53,7 +53,7 @@ from knafka_operator.model.sources import consumer_group_of as consumer_group_of
 from knafka_operator.runtime.naming import (
     TEMPLATES_CONFIG_MAP,
     declared_template,
-    recorded_templates,
+    parse_recorded_templates,
 )
 from knafka_operator.sources.decide import kafka_secret_values
 
@@ -208,7 +208,7 @@ class Looking:
 
     def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
         found = self._api.get(SECRET_OBJECTS, namespace, name)
-        return {} if found is None else decoded_secret(found)
+        return {} if found is None else decode_secret(found)
 
     def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
         objects = OBJECTS[kind]
@@ -226,7 +226,7 @@ class Looking:
         naming = Naming()
         try:
             record = self._api.get(CONFIG_MAP_OBJECTS, self._system, TEMPLATES_CONFIG_MAP)
-            for kind, templates in recorded_templates(record).items():
+            for kind, templates in parse_recorded_templates(record).items():
                 for template in templates:
                     naming.remember(kind, template)
             namespace, _, name = KAFKA_FEATURES.partition("/")

@@ -70,7 +70,11 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.sensors import Sensor
 from knafka_operator.model.topics import REPLICATION_KEY
-from knafka_operator.triggers.admission import check_trigger, defaulted_trigger, trigger_warnings
+from knafka_operator.triggers.admission import (
+    check_trigger,
+    trigger_warnings,
+    with_trigger_defaults,
+)
 
 KNOWN_ANNOTATIONS: Final = frozenset(
     {
@@ -256,15 +260,15 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
     """The answer of the admission webhook if it refuses the document, or else None."""
     try:
         if kind == "Trigger":
-            check_trigger(defaulted_trigger(document))
+            check_trigger(with_trigger_defaults(document))
         elif kind == KAFKA_CHANNEL:
-            channel_admission.check_channel(channel_admission.defaulted_channel(document))
+            channel_admission.check_channel(channel_admission.with_channel_defaults(document))
         elif kind == "Subscription":
             if channel_admission.may_be_ours(document):
-                defaulted = channel_admission.defaulted_subscription(document)
+                defaulted = channel_admission.with_subscription_defaults(document)
                 channel_admission.check_subscription(defaulted)
         elif _broker_class(document) in BROKER_CLASSES | {""}:
-            admission.check_broker(admission.defaulted_broker(document))
+            admission.check_broker(admission.with_broker_defaults(document))
     except InvalidDocument as error:
         return str(error)
     return None

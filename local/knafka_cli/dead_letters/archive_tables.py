@@ -28,7 +28,7 @@ from knafka_client.declared import triggers
 from knafka_client.state.installation import DEFAULT_DATA
 from knafka_jobs.failure_selection import FailureCondition
 from knafka_jobs.job_errors import JobError
-from knafka_operator.model.cluster import Document, NotAllowed, decoded_secret
+from knafka_operator.model.cluster import Document, NotAllowed, decode_secret
 
 if TYPE_CHECKING:
     from knafka_cli.dead_letters.archive_operations import ArchiveOperations
@@ -157,7 +157,7 @@ def _keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
         ) from None
     if secret is None:
         raise refuse(f"there is no Secret {operations.namespace}/{name} with the store's keys")
-    values = decoded_secret(secret)
+    values = decode_secret(secret)
     return {key: values[key] for key in KEY_NAMES if key in values}
 
 

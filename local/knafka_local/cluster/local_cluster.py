@@ -24,7 +24,7 @@ from knafka_local.cluster.kept_names import KeptNames
 from knafka_operator.functions import services
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.conditions import Condition, Status, merged_conditions
+from knafka_operator.model.conditions import Condition, Status, merge_conditions
 from knafka_operator.model.family import CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import CORE, FINALIZER, GROUP_STATUS
 from knafka_operator.model.sensors import KNAFKA, SENSOR
@@ -214,7 +214,7 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
     status = {
         **previous,
         "observedGeneration": metadata["generation"],
-        "conditions": merged_conditions(previous.get("conditions") or (), [condition], time),
+        "conditions": merge_conditions(previous.get("conditions") or (), [condition], time),
         "latestCreatedRevisionName": revision,
         **more,
     }

@@ -48,7 +48,7 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
@@ -267,7 +267,7 @@ class LocalController(Controller):
 
     def scaling_status(
         self, namespace: str, name: str, kind: str = "Trigger"
-    ) -> TriggerStatus | None:
+    ) -> ScalingStatus | None:
         """The scaler's status of a Trigger, Subscription or Sensor; None if it isn't scaled."""
         if kind == SENSOR:
             assert self._operator.sensors is not None, "localize.SETTINGS has them"

@@ -35,7 +35,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.topics import REPLICATION_KEY
 from knafka_operator.senders.authentication import OIDC
-from knafka_operator.triggers.admission import defaulted_trigger
+from knafka_operator.triggers.admission import with_trigger_defaults
 
 LOCAL_OPERATOR_SETTINGS: Final = Settings(
     namespace="knafka",
@@ -73,19 +73,19 @@ def localized_document(document: Document) -> dict[str, Any]:
     document = {**document, "metadata": metadata}
     match document["kind"]:
         case "Broker":
-            stored = admission.defaulted_broker(
+            stored = admission.with_broker_defaults(
                 document, default_class=LOCAL_OPERATOR_SETTINGS.default_class
             )
         case "Trigger":
-            stored = defaulted_trigger(document)
+            stored = with_trigger_defaults(document)
             stored["metadata"] = with_local_scaling(stored["metadata"])
         case "KafkaChannel":
-            stored = channel_admission.defaulted_channel(document)
+            stored = channel_admission.with_channel_defaults(document)
             stored["apiVersion"] = CHANNELS.broker_version
             if isinstance(stored.get("spec"), Mapping):
                 stored["spec"] = {**stored["spec"], "replicationFactor": 1}
         case "Subscription":
-            stored = channel_admission.defaulted_subscription(document)
+            stored = channel_admission.with_subscription_defaults(document)
             stored["metadata"] = with_local_scaling(stored["metadata"])
         case "Sensor":
             stored = dict(document)

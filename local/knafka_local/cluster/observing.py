@@ -23,7 +23,7 @@ from knafka_operator.model.conditions import READY
 from knafka_operator.model.family import BROKERS, CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import BROKER_CLASS
 from knafka_operator.model.sensors import SENSOR
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _ObservedTrigger:
     document: Document
     is_ours: bool
     service: Document | None
-    status: TriggerStatus | None
+    status: ScalingStatus | None
     row: TriggerRow
 
 
@@ -142,7 +142,7 @@ def _trigger_row(
     document: Document,
     is_ours: bool,
     service: Document | None,
-    scaling_status: TriggerStatus | None,
+    scaling_status: ScalingStatus | None,
 ) -> TriggerRow:
     """The row of a Trigger, Subscription or Sensor, with the scaler's counts."""
     kind = document["kind"]
@@ -157,7 +157,7 @@ def _trigger_row(
     return row if scaling_status is None else _with_counts(row, scaling_status)
 
 
-def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
+def _with_counts(row: TriggerRow, status: ScalingStatus) -> TriggerRow:
     """A row with the scaler's lag, replicas, counts and decision."""
     counts = status.counts
     return replace(

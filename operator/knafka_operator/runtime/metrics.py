@@ -28,7 +28,7 @@ from knafka.observability import (
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.operator import Operator
 from knafka_operator.records.state import Watched
-from knafka_operator.scale.decide import ShardStatus, TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus, ShardStatus
 from knafka_operator.sensors.kind import Sensors
 
 METRICS_PORT: Final = 9090
@@ -117,7 +117,7 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
 
 
 def _dead_letter_metrics(
-    operator: Operator, scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]]
+    operator: Operator, scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]]
 ) -> Iterator[Metric]:
     """Metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
     reports."""
@@ -190,7 +190,7 @@ def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
 
 
 def _scaling_metrics(
-    scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]],
+    scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
     watched: Sequence[tuple[str, Watched, object]],
 ) -> Iterator[Metric]:
     """Metrics of the scaler's decisions for each Trigger."""

@@ -43,7 +43,7 @@ TRIGGER_BROKER_LABEL: Final = "eventing.knative.dev/broker"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 
 
-def defaulted_trigger(document: Document) -> dict[str, Any]:
+def with_trigger_defaults(document: Document) -> dict[str, Any]:
     """The Trigger with upstream's defaults (KN-TRG-12). Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
