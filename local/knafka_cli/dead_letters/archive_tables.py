@@ -47,7 +47,7 @@ class TablesSource(Protocol):
         """Open the tables; exits with code 2 if there are none."""
 
     def replay_id(self, given: str) -> str:
-        """The id that the tables have for a replay that the user names so."""
+        """Return the id that the tables have for a replay that the user names so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LocalTables:
         return files
 
     def replay_id(self, given: str) -> str:
-        """The id as the user gives it."""
+        """Return the id as the user gives it."""
         return given
 
 
@@ -116,7 +116,7 @@ class ArchiveTables:
         raise refuse(f"the {name} has no tables yet: knafka dead-letters compact makes them")
 
     def replay_id(self, given: str) -> str:
-        """The UID of the DeadLetterReplay of this name, else the id as the user gives it."""
+        """Return the UID of the DeadLetterReplay of this name, else the id as the user gives it."""
         from knafka_cli.dead_letters.archive_operations import OPERATION_OBJECTS
         from knafka_operator.archives.operation_model import REPLAY
 
@@ -140,8 +140,8 @@ class ArchiveTables:
 
 
 def _keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
-    """The keys in an archive's Secret; none if the user may not read it and has keys of their
-    own."""
+    """Return the keys in an archive's Secret; none if the user may not read it and has keys of
+    their own."""
     from knafka_client.declared.kubernetes_api import Objects
 
     try:

@@ -98,7 +98,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return self.ensure_record(document)
 
     def timestamp(self) -> str:
-        """The time, RFC 3339."""
+        """Return the time, RFC 3339."""
         return archive_runs.timestamp(self.now())
 
     async def forget(self, document: Document) -> None:

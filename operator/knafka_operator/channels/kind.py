@@ -97,8 +97,8 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return self.handling.handler
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
-        """The Kafka that a channel's status names; by the installation's settings if its ConfigMap
-        is gone."""
+        """Return the Kafka that a channel's status names; by the installation's settings if its
+        ConfigMap is gone."""
         return await self.connections.find_kafka(document, None)
 
     @property

@@ -50,7 +50,7 @@ class NamedObject(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> NamedObject:
-        """The named object of a stored document."""
+        """Return the named object of a stored document."""
         metadata = document["metadata"]
         return cls(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
 

@@ -82,7 +82,8 @@ class KafkaCluster:
             self.watched.discard(topic)
 
     def writer(self) -> LogWriter:
-        """The writer for contracts; opened when first needed, and again after a fatal error."""
+        """Return the writer for contracts; opened when first needed, and again after a fatal
+        error."""
         assert self.open_writer is not None
         if self._writer is not None and self._writer.failure is not None:
             self._close_writer()

@@ -49,7 +49,7 @@ class _Refusal:
     error: Exception | None
 
     def error_of(self, verb: str, kind: str, name: str) -> Exception | None:
-        """The error of a request that this refusal matches; None: it doesn't match."""
+        """Return the error of a request that this refusal matches; None: it doesn't match."""
         if self.verb != verb or self.kind not in (None, kind) or self.name not in (None, name):
             return None
         return self.error or ClusterError(f"can't {verb} {kind} {name}: it is refused")

@@ -169,7 +169,7 @@ def _check_group(group: str) -> str:
 
 
 def _default_if_empty(value: str) -> BeforeValidator:
-    """A validator that replaces an empty text by `value`, as upstream does."""
+    """Return a validator that replaces an empty text by `value`, as upstream does."""
     return BeforeValidator(lambda given: value if given == "" else given)
 
 

@@ -365,5 +365,5 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
 
 def _unread_trigger(document: Document) -> Observed:
-    """An observation of a Trigger that wasn't read, for effects that end its delivery."""
+    """Return an observation of a Trigger that wasn't read, for effects that end its delivery."""
     return Observed(document, InvalidDocument("", "it was not read"))
