@@ -138,7 +138,8 @@ class Supervisor:
             child.kill()
 
     def snapshot(self) -> Snapshot:
-        """The state of everything that runs, also written to the data folder for other commands."""
+        """Return the state of everything that runs, also written to the data folder for other
+        commands."""
         self._write_state()  # other commands must find what is shown here
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
@@ -214,8 +215,8 @@ class Supervisor:
         return server.bootstrap_servers
 
     async def _read_kept_names(self) -> KeptNames:
-        """The topic and group names that were kept for this Kafka cluster. Raises `NoKafka` and
-        `BadData`."""
+        """Return the topic and group names that were kept for this Kafka cluster. Raises `NoKafka`
+        and `BadData`."""
         admin = KafkaAdmin(connection_configuration(self._kafka))
         try:
             return KeptNames(self._installation.names, await admin.cluster_id())

@@ -542,7 +542,7 @@ class Operator:
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Update the EventPolicies that have changed, and enqueue the owners of receivers in their
         namespaces."""
-        namespaces = self.states.policies.heard(changed, gone)
+        namespaces = self.states.policies.update(changed, gone)
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:

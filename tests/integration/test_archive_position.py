@@ -35,7 +35,7 @@ async def test_what_a_job_commits_waits_no_more_and_what_came_since_does(
 
     async def waiting() -> int:
         known.forget()
-        return await Waits().waiting(cluster, dead.namespace, "main", group, known)
+        return await Waits().count_uncompacted(cluster, dead.namespace, "main", group, known)
 
     try:
         assert await waiting() == 30

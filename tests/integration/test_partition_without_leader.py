@@ -145,7 +145,7 @@ async def test_a_partition_without_a_leader_delays_no_other_topics_drains(halved
             raise NotImplementedError
 
     kafkas = KafkaClusters(lambda _: halved.asked_before, Drains())
-    kafka = kafkas.cluster_at(halved.bootstrap_servers, None)
+    kafka = kafkas.ensure_cluster(halved.bootstrap_servers, None)
     producer = Producer({"bootstrap.servers": halved.bootstrap_servers, "log_level": 0})
     await answered(partial(halved.asked_before.ensure_committed, "other", halved.other))
     try:

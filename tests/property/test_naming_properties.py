@@ -12,7 +12,7 @@ from knafka_operator.installation.naming import (
     NameKind,
     NameTaken,
     Naming,
-    normalized_template,
+    normalize_template,
 )
 from knafka_operator.kafka.desired import NamesOfOthers, kept_or_new_name
 from knafka_operator.model.resources import (
@@ -51,7 +51,7 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
     for step in steps:
         if step[0] == "template":
             try:
-                naming.put_in_force(kind, normalized_template(kind, step[1]))
+                naming.put_in_force(kind, normalize_template(kind, step[1]))
             except InvalidDocument:
                 continue
         else:

@@ -48,7 +48,7 @@ from knafka_operator.model.resources import CORE, EVENTING, PAUSED_ANNOTATION, S
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.controller import ClusterController
-from knafka_operator.triggers.admission import check_trigger, defaulted_trigger
+from knafka_operator.triggers.admission import check_trigger, with_trigger_defaults
 
 T = TypeVar("T")
 
@@ -293,9 +293,9 @@ class MemoryWorld:
         named = {**document, "metadata": metadata}
         match document["kind"]:
             case "Broker":
-                return admission.defaulted_broker(named)
+                return admission.with_broker_defaults(named)
             case "Trigger":
-                return defaulted_trigger(named)
+                return with_trigger_defaults(named)
         return named
 
     async def _made(self) -> _Controlled:

@@ -19,7 +19,7 @@ from support.admitted import (
     trigger,
 )
 
-from knafka_operator.brokers.admission import defaulted_broker
+from knafka_operator.brokers.admission import with_broker_defaults
 from knafka_operator.brokers.kind import Brokers
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
@@ -28,7 +28,7 @@ from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import (
     BROKER_CLASS,
 )
-from knafka_operator.triggers.admission import defaulted_trigger
+from knafka_operator.triggers.admission import with_trigger_defaults
 from knafka_operator.webhooks.handlers import default_broker
 
 
@@ -37,7 +37,7 @@ def test_a_trigger_is_filled_in() -> None:
     """KN-TRG-12."""
     document = trigger(delivery={"deadLetterSink": DEAD, "retry": 0})
     before = copy.deepcopy(document)
-    defaulted = defaulted_trigger(document)
+    defaulted = with_trigger_defaults(document)
     assert defaulted["metadata"]["labels"] == {"eventing.knative.dev/broker": "orders"}
     assert defaulted["spec"] == {
         "broker": "orders",
@@ -46,7 +46,7 @@ def test_a_trigger_is_filled_in() -> None:
         "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}, "retry": 0},
     }
     assert document == before, "it is not changed in place"
-    assert defaulted_trigger(defaulted) == defaulted
+    assert with_trigger_defaults(defaulted) == defaulted
     assert refusal(defaulted) == ""
 
 
@@ -56,7 +56,7 @@ def test_what_a_trigger_says_itself_is_kept() -> None:
     there = {"ref": {**MAIL["ref"], "namespace": "post"}}
     document = trigger(filter={"attributes": {"type": "a"}}, subscriber=there)
     document["metadata"]["labels"] = {"eventing.knative.dev/broker": "old", "team": "shop"}
-    defaulted = defaulted_trigger(document)
+    defaulted = with_trigger_defaults(document)
     assert defaulted["spec"] == document["spec"]
     assert defaulted["metadata"]["labels"] == {"eventing.knative.dev/broker": "orders"} | {
         "team": "shop"
@@ -80,7 +80,7 @@ def test_what_a_trigger_says_itself_is_kept() -> None:
 )
 def test_the_label_names_the_broker_where_a_label_can(spec: Any, label: str | None) -> None:
     """KN-TRG-12; the API server's complaint about a bad label would hide ours."""
-    defaulted = defaulted_trigger({**trigger(), "spec": spec})
+    defaulted = with_trigger_defaults({**trigger(), "spec": spec})
     assert defaulted["metadata"].get("labels", {}).get("eventing.knative.dev/broker") == label
     assert defaulted["spec"]["filter"] == {}
 
@@ -89,14 +89,14 @@ def test_the_label_names_the_broker_where_a_label_can(spec: Any, label: str | No
 def test_a_spec_of_the_wrong_type_is_left_for_the_schema_to_refuse(spec: object) -> None:
     for document in (broker(), trigger()):
         broken = {**document, "spec": spec}
-        assert defaulted_broker(broken, default_class="kafka") == broken
-        assert defaulted_trigger(broken) == broken
+        assert with_broker_defaults(broken, default_class="kafka") == broken
+        assert with_trigger_defaults(broken) == broken
 
 
 @pytest.mark.conformance("KN-BRK-04")
 def test_a_new_broker_is_filled_in() -> None:
     """KN-BRK-04."""
-    defaulted = defaulted_broker(broker(annotations={}, config=CONFIG), default_class="kafka")
+    defaulted = with_broker_defaults(broker(annotations={}, config=CONFIG), default_class="kafka")
     assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "kafka"}
     assert defaulted["spec"] == {"config": {**CONFIG, "namespace": "shop"}}
     assert refusal(defaulted) == ""
@@ -104,18 +104,18 @@ def test_a_new_broker_is_filled_in() -> None:
 
 def test_without_a_default_class_only_namespaces_are_filled_in() -> None:
     document = broker(annotations={}, config=CONFIG, delivery={"deadLetterSink": DEAD})
-    defaulted = defaulted_broker(document)
+    defaulted = with_broker_defaults(document)
     assert defaulted["metadata"]["annotations"] == {}
     assert defaulted["spec"] == {
         "config": {**CONFIG, "namespace": "shop"},
         "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}},
     }
-    assert defaulted_broker(defaulted) == defaulted
+    assert with_broker_defaults(defaulted) == defaulted
 
 
 def test_what_a_broker_says_itself_is_kept() -> None:
     document = broker({BROKER_CLASS: "Kafka"}, config=CONFIG, delivery={"retry": 0})
-    defaulted = defaulted_broker(document, default_class="kafka")
+    defaulted = with_broker_defaults(document, default_class="kafka")
     assert defaulted["metadata"] == document["metadata"]
     assert defaulted["spec"] == {
         "config": {**CONFIG, "namespace": "shop"},
@@ -127,12 +127,12 @@ def test_what_a_broker_says_itself_is_kept() -> None:
 def test_what_an_update_leaves_out_stays_although_the_default_is_another_by_now() -> None:
     """KN-BRK-05, KN-BRK-06: `kubectl replace` of the file that the Broker was made from."""
     old = broker({BROKER_CLASS: "Kafka"}, config={**CONFIG, "namespace": "shop"})
-    defaulted = defaulted_broker(broker(annotations={}), old, default_class="kafka")
+    defaulted = with_broker_defaults(broker(annotations={}), old, default_class="kafka")
     assert refusal(defaulted, old) == ""
     assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "Kafka"}
     assert defaulted["spec"]["config"]["name"] == "kafka"
     bare = broker(annotations={})
-    assert defaulted_broker(bare, bare, default_class="kafka") == bare, "nor is it put in later"
+    assert with_broker_defaults(bare, bare, default_class="kafka") == bare, "nor is it put in later"
 
 
 def test_defaults_reach_the_api_server_through_kopf() -> None:
@@ -140,7 +140,7 @@ def test_defaults_reach_the_api_server_through_kopf() -> None:
     document: Any = trigger()
 
     def fill_in(body: Any) -> None:
-        body.update(defaulted_trigger(body))
+        body.update(with_trigger_defaults(body))
 
     operations = Patch(fns=[fill_in]).as_json_patch(document)
     assert {each["path"]: each.get("value") for each in operations} == {

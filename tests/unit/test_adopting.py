@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.adoption import cluster as adopting
 from knafka_cli.adoption.broker_plan import adoption, release
-from knafka_cli.adoption.cluster import Adopter, not_ready
+from knafka_cli.adoption.cluster import Adopter, explain_not_ready
 from knafka_cli.adoption.plan import Plan, find_not_released
 from knafka_cli.command_line import app
 from knafka_client.declared import cluster_source
@@ -148,7 +148,7 @@ class World:
         return adopter_of(self.client, self.log, self.members)
 
     def plan(self) -> Plan:
-        return adoption(self.adopter().see(OF))
+        return adoption(self.adopter().observe_broker(OF))
 
     def text(self, plan: Plan) -> str:
         return plan.text.replace(self.log.descriptions[TOPIC].id, "ID")
@@ -182,7 +182,7 @@ def test_killed_after_any_step_it_is_simply_run_again(world: World, killed_after
     """After each step the Broker is the peer's, or the operator can take it as it is."""
     adopter = world.adopter()
     for step in world.plan().steps[:killed_after]:
-        adopter.do(step)
+        adopter.run_step(step)
         # Before the operator may take it, all that it goes by is written.
         if PEERS_FINALIZER not in world.found("Broker", "default")["metadata"]["finalizers"]:
             assert world.state()["Broker", "default"][1]["knafka.dev/topic-id"]
@@ -209,7 +209,7 @@ def test_members_of_a_group_have_to_leave_first(world: World) -> None:
     plan = world.plan()
     assert plan.waits == [f"group {MAIL} has 2 members still: they have to leave first"]
     with pytest.raises(ClusterError, match=r"after 0 s group .* has 2 members still"):
-        world.adopter().until_left("Broker", OF, 0)
+        world.adopter().wait_until_group_empty("Broker", OF, 0)
 
 
 def test_what_runs_of_the_peer_is_in_the_way_and_its_receiver_is_not(world: World) -> None:
@@ -301,7 +301,7 @@ def test_giving_back_is_one_write_and_says_what_follows(world: World) -> None:
     adopter.carry_out(world.plan())
     path = world.server.path(EVENTING, "Broker", "shop", "default")
     world.server.objects[path]["metadata"]["finalizers"] = ["somebodys", FINALIZER]
-    plan = release(adopter.see(OF))
+    plan = release(adopter.observe_broker(OF))
     assert world.text(plan) == BACK
     adopter.carry_out(plan)
     finalizers = world.found("Broker", "default")["metadata"]["finalizers"]
@@ -310,14 +310,14 @@ def test_giving_back_is_one_write_and_says_what_follows(world: World) -> None:
     assert find_not_released([broker, trigger]) == "Broker shop/default", "the topic's id is there"
     del broker["status"]["annotations"]["knafka.dev/topic-id"]
     assert find_not_released([broker, trigger]) is None
-    assert not release(adopter.see(OF)).steps
+    assert not release(adopter.observe_broker(OF)).steps
 
 
 def test_a_broker_of_our_own_class_can_not_be_given_away(world: World) -> None:
     path = world.server.path(EVENTING, "Broker", "shop", "default")
     metadata = world.server.objects[path]["metadata"]
     metadata["annotations"] = {"eventing.knative.dev/broker.class": "kafka"}
-    (problem,) = release(world.adopter().see(OF)).problems
+    (problem,) = release(world.adopter().observe_broker(OF)).problems
     assert "its class is kafka" in problem
 
 
@@ -441,8 +441,8 @@ def test_not_ready_names_each_that_is_not() -> None:
     ready = {"conditions": READY}
     metadata = {"namespace": "shop", "name": "mail"}
     trigger = {"kind": "Trigger", "metadata": metadata}
-    assert not_ready([{**trigger, "status": ready}]) is None
-    text = not_ready([{**trigger, "status": ready}, trigger])
+    assert explain_not_ready([{**trigger, "status": ready}]) is None
+    text = explain_not_ready([{**trigger, "status": ready}, trigger])
     assert text == "Trigger shop/mail: it says nothing yet"
 
 

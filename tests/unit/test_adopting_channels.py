@@ -135,7 +135,7 @@ class World:
         return adopter_of(self.client, self.log, self.members)
 
     def plan(self) -> Plan:
-        return channel_adoption(self.adopter().see_channel(OF))
+        return channel_adoption(self.adopter().observe_channel(OF))
 
     def run(self, *arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, list(arguments))
@@ -169,7 +169,7 @@ def test_killed_after_any_step_it_is_simply_run_again(world: World, killed_after
     """After each step the channel is the peer's, or the operator can take it as it is."""
     adopter = world.adopter()
     for step in world.plan().steps[:killed_after]:
-        adopter.do(step)
+        adopter.run_step(step)
         if PEERS_CHANNEL_FINALIZER not in world.stored["metadata"]["finalizers"]:
             assert world.annotations["knafka.dev/topic-id"]
             assert world.annotations.keys() >= {PROMISE + AUDIT, PROMISE + MAIL}

@@ -12,9 +12,9 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.channels.admission import (
     check_channel,
     check_subscription,
-    defaulted_channel,
-    defaulted_subscription,
     may_be_ours,
+    with_channel_defaults,
+    with_subscription_defaults,
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING, SUBSCRIBABLE
@@ -64,14 +64,14 @@ def test_a_channel_is_filled_in() -> None:
     """KN-CHN-07, KN-CHN-10."""
     document = channel(delivery={"deadLetterSink": DEAD, "retry": 0})
     before = copy.deepcopy(document)
-    defaulted = defaulted_channel(document)
+    defaulted = with_channel_defaults(document)
     assert defaulted["metadata"]["annotations"] == {"messaging.knative.dev/subscribable": "v1"}
     assert defaulted["spec"] == {
         **DEFAULTS,
         "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}, "retry": 0},
     }
     assert document == before, "it is not changed in place"
-    assert defaulted_channel(defaulted) == defaulted
+    assert with_channel_defaults(defaulted) == defaulted
     assert refusal(defaulted) == ""
 
 
@@ -79,7 +79,7 @@ def test_a_channel_without_a_spec_or_annotations_is_filled_in() -> None:
     """KN-CHN-10."""
     document = {**channel(), "metadata": {"name": "orders", "namespace": "shop"}}
     del document["spec"]
-    defaulted = defaulted_channel(document)
+    defaulted = with_channel_defaults(document)
     assert defaulted["spec"] == DEFAULTS
     assert defaulted["metadata"]["annotations"] == {SUBSCRIBABLE: "v1"}
 
@@ -88,14 +88,14 @@ def test_a_channel_without_a_spec_or_annotations_is_filled_in() -> None:
 def test_empty_values_of_a_channel_count_as_not_set(empty: object) -> None:
     """As upstream (KN-CHN-10)."""
     spec: dict[str, Any] = dict.fromkeys(DEFAULTS, empty)
-    assert defaulted_channel(channel(**spec))["spec"] == DEFAULTS
+    assert with_channel_defaults(channel(**spec))["spec"] == DEFAULTS
 
 
 def test_what_a_channel_declares_itself_is_kept() -> None:
     """KN-CHN-10."""
     spec: dict[str, Any] = {"numPartitions": 3, "replicationFactor": 2, "retentionDuration": "P1D"}
     document = channel({SUBSCRIBABLE: "v1beta1", "team": "shop"}, **spec)
-    defaulted = defaulted_channel(document)
+    defaulted = with_channel_defaults(document)
     assert defaulted == document
 
 
@@ -104,7 +104,7 @@ def test_the_references_of_a_subscription_get_its_namespace() -> None:
     there = {"ref": {**MAIL["ref"], "namespace": "post"}, "uri": "/in"}
     document = subscription(reply=there, delivery={"deadLetterSink": DEAD})
     before = copy.deepcopy(document)
-    defaulted = defaulted_subscription(document)
+    defaulted = with_subscription_defaults(document)
     assert defaulted["spec"] == {
         "channel": ORDERS,
         "subscriber": {"ref": {**MAIL["ref"], "namespace": "shop"}},
@@ -112,20 +112,20 @@ def test_the_references_of_a_subscription_get_its_namespace() -> None:
         "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}},
     }
     assert document == before, "it is not changed in place"
-    assert defaulted_subscription(defaulted) == defaulted
+    assert with_subscription_defaults(defaulted) == defaulted
     assert refusal(defaulted) == ""
 
 
 def test_a_destination_without_a_reference_is_kept() -> None:
     document = subscription(subscriber={"uri": "http://mail/"}, reply={"uri": "http://answers/"})
-    assert defaulted_subscription(document) == document
+    assert with_subscription_defaults(document) == document
 
 
 @pytest.mark.parametrize("spec", ["orders", ["orders"], 5])
 def test_what_is_no_spec_at_all_is_left_for_the_check(spec: object) -> None:
     for document, defaulted in (
-        (channel(), defaulted_channel),
-        (subscription(), defaulted_subscription),
+        (channel(), with_channel_defaults),
+        (subscription(), with_subscription_defaults),
     ):
         broken = {**document, "spec": spec}
         assert defaulted(broken) == broken

@@ -14,7 +14,7 @@ from knafka_operator.model.conditions import (
     Condition,
     Severity,
     Status,
-    merged_conditions,
+    merge_conditions,
     summary_condition,
 )
 
@@ -32,7 +32,7 @@ def of(conditions: Sequence[dict[str, Any]], type_: str) -> dict[str, Any]:
 @pytest.mark.conformance("KN-CON-01", "KN-CON-02")
 def test_the_list_is_sorted_and_holds_the_summary() -> None:
     """KN-CON-01, KN-CON-02."""
-    assert merged_conditions([], [NO_TOPIC, ADDRESSABLE], NOW) == [
+    assert merge_conditions([], [NO_TOPIC, ADDRESSABLE], NOW) == [
         {"type": "Addressable", "status": "True", "lastTransitionTime": NOW},
         {
             "type": "Ready",
@@ -86,14 +86,14 @@ def test_ready_sums_up_what_counts(conditions: list[Condition], ready: tuple[Sta
 @pytest.mark.conformance("KN-CON-01")
 def test_the_transition_time_moves_only_with_the_status() -> None:
     """KN-CON-01."""
-    before = merged_conditions([], [NO_TOPIC, ADDRESSABLE], EARLIER)
+    before = merge_conditions([], [NO_TOPIC, ADDRESSABLE], EARLIER)
     retold = Condition("TopicReady", Status.FALSE, "KafkaUnreachable", "Nobody answers")
-    after = merged_conditions(before, [retold, ADDRESSABLE], NOW)
+    after = merge_conditions(before, [retold, ADDRESSABLE], NOW)
     assert of(after, "TopicReady")["lastTransitionTime"] == EARLIER
     assert of(after, "Ready") == {**of(before, "Ready"), "reason": "KafkaUnreachable"} | {
         "message": "Nobody answers"
     }
-    mended = merged_conditions(after, [Condition("TopicReady", Status.TRUE), ADDRESSABLE], NOW)
+    mended = merge_conditions(after, [Condition("TopicReady", Status.TRUE), ADDRESSABLE], NOW)
     assert of(mended, "TopicReady")["lastTransitionTime"] == NOW
     assert of(mended, "Ready")["lastTransitionTime"] == NOW
     assert of(mended, "Addressable")["lastTransitionTime"] == EARLIER
@@ -101,8 +101,8 @@ def test_the_transition_time_moves_only_with_the_status() -> None:
 
 def test_what_is_not_found_any_more_goes() -> None:
     """A condition that nobody keeps would be False, or True, for ever."""
-    before = merged_conditions([], [NO_TOPIC, ADDRESSABLE], EARLIER)
-    assert [each["type"] for each in merged_conditions(before, [ADDRESSABLE], NOW)] == [
+    before = merge_conditions([], [NO_TOPIC, ADDRESSABLE], EARLIER)
+    assert [each["type"] for each in merge_conditions(before, [ADDRESSABLE], NOW)] == [
         "Addressable",
         "Ready",
     ]
@@ -111,14 +111,14 @@ def test_what_is_not_found_any_more_goes() -> None:
 @pytest.mark.parametrize("before", [{}, {"type": "Addressable", "status": "True"}], ids=repr)
 def test_a_condition_that_never_had_a_time_gets_one(before: dict[str, Any]) -> None:
     assert (
-        of(merged_conditions([before], [ADDRESSABLE], NOW), "Addressable")["lastTransitionTime"]
+        of(merge_conditions([before], [ADDRESSABLE], NOW), "Addressable")["lastTransitionTime"]
         == NOW
     )
 
 
 def test_a_severity_is_told() -> None:
     warning = Condition("TopicAsDeclared", Status.FALSE, "Drift", "3, not 4", Severity.WARNING)
-    assert of(merged_conditions([], [warning], NOW), "TopicAsDeclared")["severity"] == "Warning"
+    assert of(merge_conditions([], [warning], NOW), "TopicAsDeclared")["severity"] == "Warning"
 
 
 @pytest.mark.conformance("KN-CON-01", "KN-CON-03")
@@ -155,7 +155,7 @@ def test_a_condition_that_tells_too_little_is_a_bug(
 )
 def test_a_condition_is_given_once_and_the_summary_not_at_all(conditions: list[Condition]) -> None:
     with pytest.raises(ValueError, match="given once"):
-        merged_conditions([], conditions, NOW)
+        merge_conditions([], conditions, NOW)
 
 
 @pytest.mark.conformance("KN-CON-01")
@@ -163,7 +163,7 @@ def test_a_condition_is_given_once_and_the_summary_not_at_all(conditions: list[C
 def test_a_time_is_rfc_3339(at: str) -> None:
     """KN-CON-01."""
     with pytest.raises(ValueError, match="RFC 3339"):
-        merged_conditions([], [ADDRESSABLE], at)
+        merge_conditions([], [ADDRESSABLE], at)
 
 
 FOUND = st.lists(
@@ -183,8 +183,8 @@ FOUND = st.lists(
 @given(FOUND, FOUND)
 def test_the_rules_hold_over_any_change(before: list[Condition], after: list[Condition]) -> None:
     """KN-CON-01, KN-CON-02."""
-    old = merged_conditions([], before, EARLIER)
-    new = merged_conditions(old, after, NOW)
+    old = merge_conditions([], before, EARLIER)
+    new = merge_conditions(old, after, NOW)
     assert [each["type"] for each in new] == sorted({each.type for each in after} | {READY})
     was = {each["type"]: each["status"] for each in old}
     for each in new:
@@ -193,4 +193,4 @@ def test_the_rules_hold_over_any_change(before: list[Condition], after: list[Con
     counting = {each.status for each in after if each.severity is Severity.ERROR}
     ready = next((each for each in (Status.FALSE, Status.UNKNOWN) if each in counting), Status.TRUE)
     assert of(new, READY)["status"] == ready
-    assert merged_conditions(new, after, "2027-01-01T00:00:00Z") == new
+    assert merge_conditions(new, after, "2027-01-01T00:00:00Z") == new

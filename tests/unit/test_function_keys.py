@@ -15,7 +15,7 @@ from knafka.core.tokens.caller_tokens import CALLERS, Callers
 from knafka_operator.functions import rolls, services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
-from knafka_operator.model.cluster import ClusterError, decoded_secret
+from knafka_operator.model.cluster import ClusterError, decode_secret
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.runtime.function_keys import KEYS_SECRET, FunctionKeys
@@ -36,7 +36,7 @@ def put(cluster: MemoryCluster, values: Mapping[str, str]) -> None:
 
 
 def stored(cluster: MemoryCluster) -> Mapping[str, str]:
-    return decoded_secret(cluster.objects[CORE, "Secret", "knafka", KEYS_SECRET])
+    return decode_secret(cluster.objects[CORE, "Secret", "knafka", KEYS_SECRET])
 
 
 async def test_a_key_is_made_once_for_all_replicas() -> None:

@@ -79,7 +79,7 @@ def test_conditions_that_wait_say_for_which_one_and_not_why() -> None:
     conditions = ConditionSet(["ConfigParsed", "TopicReady", "ContractUpdated", "Addressable"])
     conditions.set_true("ConfigParsed")
     conditions.fail("TopicReady", NotReady("TopicTaken", "the topic is another Broker's"))
-    told = {each["type"]: each for each in conditions.merged_into([], "2026-11-21T10:00:00Z")}
+    told = {each["type"]: each for each in conditions.merge_into([], "2026-11-21T10:00:00Z")}
     for waiting in ("ContractUpdated", "Addressable"):
         assert told[waiting]["reason"] == "Waiting"
         assert told[waiting]["message"] == "waits for TopicReady"
@@ -87,5 +87,5 @@ def test_conditions_that_wait_say_for_which_one_and_not_why() -> None:
 
 
 def test_what_waits_for_the_operator_says_so() -> None:
-    (told, ready) = ConditionSet(["TopicReady"]).merged_into([], "2026-11-21T10:00:00Z")
+    (told, ready) = ConditionSet(["TopicReady"]).merge_into([], "2026-11-21T10:00:00Z")
     assert ready["message"] == told["message"] == "waits for the operator"

@@ -40,7 +40,7 @@ def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 async def main():
     before = peak()
     kafkas = KafkaClusters(lambda of: KafkaAdmin(of, request_timeout=20), cast(Any, None))
-    kafka = kafkas.cluster_at(sys.argv[1], None)
+    kafka = kafkas.ensure_cluster(sys.argv[1], None)
     for _ in range(2):
         try:
             await kafka.topics.topics()
@@ -150,7 +150,7 @@ def test_servers_that_are_not_allowed_are_not_connected_to(servers: str) -> None
     seen: list[Mapping[str, Any]] = []
     kafkas = KafkaClusters(seen.append, None, allowed=("*.kafka.svc:9092",))  # type: ignore[arg-type]
     with pytest.raises(NotReady, match="is not among those that this installation allows") as it:
-        kafkas.cluster_at(servers, None)
+        kafkas.ensure_cluster(servers, None)
     assert it.value.reason == "ServersNotAllowed"
     assert seen == []
 

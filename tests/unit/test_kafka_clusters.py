@@ -69,9 +69,9 @@ def _kafkas(log: MemoryLog, drains: Drains, seen: list[Mapping[str, Any]]) -> Ka
 async def test_brokers_that_reach_a_kafka_the_same_way_share_it(log: MemoryLog) -> None:
     seen: list[Mapping[str, Any]] = []
     kafkas = _kafkas(log, Drains(), seen)
-    assert kafkas.cluster_at("a:1", None) is kafkas.cluster_at("a:1", None)
-    assert kafkas.cluster_at("a:1", SECRET) is not kafkas.cluster_at("a:1", None)
-    assert kafkas.cluster_at("a:1", {**SECRET, "password": "two"}) is not kafkas.cluster_at(
+    assert kafkas.ensure_cluster("a:1", None) is kafkas.ensure_cluster("a:1", None)
+    assert kafkas.ensure_cluster("a:1", SECRET) is not kafkas.ensure_cluster("a:1", None)
+    assert kafkas.ensure_cluster("a:1", {**SECRET, "password": "two"}) is not kafkas.ensure_cluster(
         "a:1", SECRET
     )
     assert [each.get("sasl.password") for each in seen] == [None, "one", "two"]
@@ -81,17 +81,17 @@ async def test_brokers_that_reach_a_kafka_the_same_way_share_it(log: MemoryLog) 
 @pytest.mark.looptime
 async def test_a_secret_that_cannot_work_is_told(log: MemoryLog) -> None:
     with pytest.raises(InvalidDocument):
-        _kafkas(log, Drains(), []).cluster_at("a:1", {"protocol": "CARRIER_PIGEON"})
+        _kafkas(log, Drains(), []).ensure_cluster("a:1", {"protocol": "CARRIER_PIGEON"})
 
 
 @pytest.mark.looptime
 async def test_a_kafka_that_nobody_asks_for_is_let_go(log: MemoryLog) -> None:
     kafkas = _kafkas(log, Drains(), [])
-    before = kafkas.cluster_at("old:1", None)
+    before = kafkas.ensure_cluster("old:1", None)
     for _ in range(4):
         await asyncio.sleep(module.UNUSED_TIMEOUT / 3)
-        kafkas.cluster_at("new:1", None)
-    assert kafkas.cluster_at("old:1", None) is not before
+        kafkas.ensure_cluster("new:1", None)
+    assert kafkas.ensure_cluster("old:1", None) is not before
     await kafkas.close()
 
 
@@ -100,7 +100,7 @@ async def test_a_topic_that_grows_wakes_its_triggers_before_their_interval(log: 
     """performance: one look at all topics, so that an idle Trigger costs nothing by itself."""
     drains = Drains()
     kafkas = _kafkas(log, drains, [])
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await side.topics.ensure_topic("orders", 1, 1, {})
     await side.topics.ensure_committed("group", "orders")
     side.watched.add("orders")
@@ -120,7 +120,7 @@ async def test_an_event_that_comes_before_the_first_look_at_a_topic_is_no_later_
     """The first look has nothing to compare the ends with, and the scaler has looked before."""
     drains = Drains()
     kafkas = _kafkas(log, drains, [])
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await side.topics.ensure_topic("orders", 1, 1, {})
     await side.topics.ensure_committed("group", "orders")
     await asyncio.sleep(
@@ -169,7 +169,7 @@ async def test_a_topics_growth_wakes_a_shard_without_a_question_for_its_groups(
     """Issue 15: waking costs the same however many Triggers share a dispatcher."""
     admin, drains = Questions(log), Sharing()
     kafkas = KafkaClusters(lambda _: admin, drains)
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await admin.ensure_topic("orders", 3, 1, {})
     await admin.ensure_committed("group", "orders")
     side.watched.add("orders")
@@ -194,7 +194,7 @@ async def test_the_first_look_after_a_restart_starts_no_shard_for_which_nothing_
     _append(log, "orders")
     await admin.ensure_committed("group", "orders")
     kafkas = KafkaClusters(lambda _: admin, drains)
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     side.watched.add("orders")
     await side.scaler.watch("shop/all", EGRESS, SLOW, SHARD)
     await asyncio.sleep(5)
@@ -209,7 +209,7 @@ async def test_a_partition_that_was_away_or_is_new_is_no_growth(
     """Its end was not known: whether anything waits is asked for."""
     admin, drains = Questions(log), Sharing()
     kafkas = KafkaClusters(lambda _: admin, drains)
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await admin.ensure_topic("orders", 1, 1, {})
     await admin.ensure_committed("group", "orders")
     side.watched.add("orders")
@@ -255,7 +255,7 @@ async def test_topics_to_which_nothing_writes_are_looked_at_in_turns(log: Memory
     topics, resting = [f"topic-{number}" for number in range(40)], set[str]()
     admin, drains = Looks(log), Drains()
     kafkas = KafkaClusters(lambda _: admin, drains, resting=lambda kafka: resting)
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     for topic in topics:
         await admin.ensure_topic(topic, 1, 1, {})
     side.watched.update(topics)
@@ -293,7 +293,7 @@ async def test_a_topic_that_is_drained_does_not_rest(log: MemoryLog) -> None:
 
     admin = Looks(log)
     kafkas = KafkaClusters(lambda _: admin, Held(), resting=lambda kafka: {"orders"})
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await admin.ensure_topic("orders", 1, 1, {})
     side.watched.add("orders")
     await side.scaler.watch("shop/all", EGRESS, Autoscaling(min_scale=1))
@@ -311,7 +311,7 @@ async def test_an_event_in_a_topic_that_rests_wakes_its_triggers_within_two_seco
 ) -> None:
     admin, drains = Looks(log), Drains()
     kafkas = KafkaClusters(lambda _: admin, drains, resting=lambda kafka: {"orders"})
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await admin.ensure_topic("orders", 1, 1, {})
     await admin.ensure_committed("group", "orders")
     side.watched.add("orders")
@@ -333,7 +333,7 @@ async def test_who_waits_for_a_kafka_is_told_once_when_it_answers_again(
     kafkas = KafkaClusters(
         lambda _: MemoryAdmin(log), Drains(), on_return=lambda: returned.append(True)
     )
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     await side.topics.ensure_topic("orders", 1, 1, {})
     side.watched.add("orders")
     await asyncio.sleep(2)
@@ -364,7 +364,7 @@ async def test_a_scaler_that_fails_is_told_and_started_again(
 
     monkeypatch.setattr(Scaler, "run", run)
     kafkas = _kafkas(log, Drains(), [])
-    kafkas.cluster_at("a:1", None)
+    kafkas.ensure_cluster("a:1", None)
     await asyncio.sleep(3)
     assert len(runs) > 1
     assert "a bug" in caplog.text
@@ -382,7 +382,7 @@ async def test_a_look_that_takes_too_long_is_a_line_in_the_log_and_not_a_bug(
     log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kafkas = _kafkas(log, Drains(), [])
-    side = kafkas.cluster_at("a:1", None)
+    side = kafkas.ensure_cluster("a:1", None)
     side.watched.add("orders")
 
     async def hangs(topics: Collection[str]) -> Mapping[str, Positions]:

@@ -20,7 +20,7 @@ from knafka.core.events.kafka_binding import Draft
 from knafka.ports.subscriber import Response
 from knafka_operator.dispatchers.conditions import delivering_condition, loop_condition
 from knafka_operator.model.family import CHANNELS
-from knafka_operator.scale.decide import Scale, TriggerStatus
+from knafka_operator.scale.decide import Scale, ScalingStatus
 
 pytestmark = pytest.mark.looptime
 
@@ -268,7 +268,7 @@ async def test_a_trigger_that_sends_to_its_own_broker_says_so(
 def test_a_loop_that_a_dispatcher_has_seen_is_a_condition() -> None:
     """A reply that matches its own Trigger can't be seen in what is declared."""
     text = "replies come back to it and are answered again, 255 in a row"
-    scaled = TriggerStatus(0, 1, Scale(1, "lag"), DrainProgress(loop=text), None)
+    scaled = ScalingStatus(0, 1, Scale(1, "lag"), DrainProgress(loop=text), None)
     condition = delivering_condition(scaled)
     assert (condition.status, condition.reason, condition.severity) == ("False", "Loop", "Warning")
     assert condition.message.startswith(f"{text}: it ends after 255 replies or 3 dead letters")

@@ -35,7 +35,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import ISOLATION, PAUSED_ANNOTATION
 from knafka_operator.operator import MOVE_INTERVAL
-from knafka_operator.scale.decide import Scale, TriggerStatus
+from knafka_operator.scale.decide import Scale, ScalingStatus
 
 AUTO = {ISOLATION: "auto"}
 OWN, SHARED = Isolation.OWN, Isolation.SHARED
@@ -87,7 +87,7 @@ def test_a_lag_that_no_dispatcher_would_work_off_does_not_count(
     lag: int | None, error: str | None, congestion: str | None, counts: int | None
 ) -> None:
     progress = DrainProgress(delivered=7, congestion=congestion)
-    status = TriggerStatus(lag, 1, Scale(1, ""), progress, error)
+    status = ScalingStatus(lag, 1, Scale(1, ""), progress, error)
     assert moves.sample_of(status, 3.0) == Sample(3.0, 7, counts)
 
 

@@ -17,7 +17,7 @@ from knafka_operator.installation.naming import (
     NamedObject,
     NameKind,
     Naming,
-    normalized_template,
+    normalize_template,
     rendered,
 )
 from knafka_operator.kafka.topics import TOPIC_ID
@@ -48,7 +48,7 @@ FEATURES = ("knative-eventing", "config-kafka-features")
     ],
 )
 def test_a_template_has_the_three_placeholders_of_upstreams_docs(template: str, name: str) -> None:
-    assert rendered(normalized_template(BROKER, template), OF) == name
+    assert rendered(normalize_template(BROKER, template), OF) == name
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_else_stands_in_a_template_is_refused(
     kind: NameKind, template: str, problem: str
 ) -> None:
     with pytest.raises(InvalidDocument, match=problem) as refused:
-        normalized_template(kind, template)
+        normalize_template(kind, template)
     assert refused.value.path == f"data.{kind.value}"
 
 
@@ -89,12 +89,12 @@ def test_without_templates_names_are_upstreams() -> None:
 def test_a_name_that_kafka_does_not_take_is_refused_when_it_is_made() -> None:
     naming = Naming()
     naming.put_in_force(
-        BROKER, normalized_template(BROKER, "{{ .Namespace }}-" + "x" * 200 + "{{ .Name }}")
+        BROKER, normalize_template(BROKER, "{{ .Namespace }}-" + "x" * 200 + "{{ .Name }}")
     )
     assert naming.name(BROKER, OF)
     with pytest.raises(InvalidDocument, match="at most 249"):
         naming.name(BROKER, OF._replace(name="n" * 60))
-    naming.put_in_force(BROKER, normalized_template(BROKER, "{{ .Namespace }}-{{ .Name }}"))
+    naming.put_in_force(BROKER, normalize_template(BROKER, "{{ .Namespace }}-{{ .Name }}"))
     with pytest.raises(InvalidDocument, match="a name that is others'"):
         naming.name(BROKER, NamedObject("knafka", "default"))
 
@@ -212,7 +212,7 @@ async def world() -> AsyncIterator[OperatorWorld]:
 
 
 def use(world: OperatorWorld, kind: NameKind, template: str) -> None:
-    world.operator.settings.naming.put_in_force(kind, normalized_template(kind, template))
+    world.operator.settings.naming.put_in_force(kind, normalize_template(kind, template))
 
 
 @pytest.mark.looptime

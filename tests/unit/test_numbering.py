@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from knafka.core.numbering import STRIDE, Numbering, partition_of
 from knafka.ports.log import Lag
-from knafka_operator.scale.lag_checks import merged_lags
+from knafka_operator.scale.lag_checks import merge_lags
 
 TOPICS = ("a", "b", "c")
 
@@ -30,7 +30,7 @@ def test_what_is_known_by_number_is_told_by_topic_and_back() -> None:
 def test_the_lag_on_several_topics_is_that_on_each_of_them() -> None:
     first = Lag({0: 1, 1: 2}, frozenset({1}), {0: 5, 1: 5})
     second = Lag({0: 4}, frozenset({0}), {0: 9})
-    lag = merged_lags(("a", "b"), [first, second])
+    lag = merge_lags(("a", "b"), [first, second])
     assert lag.total == first.total + second.total
     assert lag.beyond_end == {1, STRIDE}
     assert Numbering(("a", "b")).by_topic(lag.settled) == {"a": first.settled, "b": second.settled}

@@ -131,7 +131,7 @@ def test_an_effect_that_failed_is_a_condition_and_nothing_after_it_is_done() -> 
     assert decision.effects == ()
     (topic,) = (
         each
-        for each in decision.conditions.merged_into((), "2026-11-23T01:00:00Z")
+        for each in decision.conditions.merge_into((), "2026-11-23T01:00:00Z")
         if each["type"] == "TopicReady"
     )
     assert (topic["status"], topic["reason"]) == ("False", "KafkaNotAuthorized")
@@ -306,7 +306,7 @@ NO_SUBSCRIBER = {"subscriber": Unresolved("NotFound", "it does not exist")}
 @pytest.mark.parametrize("seen", [{}, NO_SUBSCRIBER, {"broker": None}], ids=str)
 def test_a_paused_trigger_says_so_whatever_else_is_wrong(seen: dict[str, Any]) -> None:
     decision = _trigger(PROMISED, PAUSE, **seen)
-    found = decision.conditions.merged_into((), "2026-11-23T01:00:00Z")
+    found = decision.conditions.merge_into((), "2026-11-23T01:00:00Z")
     (delivering,) = (each for each in found if each["type"] == "Delivering")
     assert (delivering["reason"], delivering["severity"]) == ("Paused", "Info")
     assert Step.DELETE_FUNCTIONS in _kinds(decision.effects)

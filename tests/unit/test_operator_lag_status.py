@@ -13,7 +13,7 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core.drain import DrainProgress
 from knafka_operator import operator as operator_module
 from knafka_operator.model.identity import Identity
-from knafka_operator.scale.decide import Scale, TriggerStatus
+from knafka_operator.scale.decide import Scale, ScalingStatus
 
 pytestmark = pytest.mark.looptime
 
@@ -39,10 +39,10 @@ async def _ready(monkeypatch: pytest.MonkeyPatch, scaled: dict[str, Any]) -> Asy
 
         monkeypatch.setattr(world.cluster, "write_status", written_status)
 
-        def status(trigger_id: object) -> TriggerStatus:
+        def status(trigger_id: object) -> ScalingStatus:
             given = {"lag": 0, "replicas": 0, "error": None, **scaled}
             counts = DrainProgress()
-            return TriggerStatus(scale=Scale(0, "so"), counts=counts, **given)
+            return ScalingStatus(scale=Scale(0, "so"), counts=counts, **given)
 
         monkeypatch.setattr(world.operator.triggers, "scaling_status", status)
         yield world, written

@@ -20,7 +20,7 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import SERVING
 from knafka_operator.runtime.metrics import operator_metrics
 from knafka_operator.scale import scaled_groups
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.triggers import publishing
 
 BROKERS = 10
@@ -46,11 +46,11 @@ class Statuses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.built = 0
-        monkeypatch.setattr(scaled_groups, "TriggerStatus", self._build)
+        monkeypatch.setattr(scaled_groups, "ScalingStatus", self._build)
 
-    def _build(self, **fields: Any) -> TriggerStatus:
+    def _build(self, **fields: Any) -> ScalingStatus:
         self.built += 1
-        return TriggerStatus(**fields)
+        return ScalingStatus(**fields)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from knafka.core.drain import DrainProgress, Holding, Waiting
 from knafka.core.sensor.contract import MAX_HELD_KEYS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, PAUSED_ANNOTATION
-from knafka_operator.scale.decide import Scale, TriggerStatus
+from knafka_operator.scale.decide import Scale, ScalingStatus
 from knafka_operator.scale.scaled_groups import sum_progress
 from knafka_operator.sensors import scaling as sensor_scaling
 from knafka_operator.sensors.limits import MAX_HELD_BYTES_ANNOTATION, MAX_HELD_KEYS_ANNOTATION
@@ -151,10 +151,10 @@ def test_its_status_says_how_many_events_came_too_late() -> None:
     none = Scale(0, "")
     assert sensor_scaling.in_order_condition(None) is None
     assert (
-        sensor_scaling.in_order_condition(TriggerStatus(0, 0, none, DrainProgress(), None)) is None
+        sensor_scaling.in_order_condition(ScalingStatus(0, 0, none, DrainProgress(), None)) is None
     )
     counted = sum_progress([DrainProgress(late=2)], [DrainProgress(late=1)])
-    told = sensor_scaling.in_order_condition(TriggerStatus(0, 0, none, counted, None))
+    told = sensor_scaling.in_order_condition(ScalingStatus(0, 0, none, counted, None))
     assert told is not None
     assert (told.type, told.reason) == ("InOrder", "EventsCameLate")
     assert told.message.startswith("3 events came later than the Sensor's grace allows")

@@ -14,13 +14,13 @@ from knafka_operator.decisions.status import ConditionSet, NotReady
 from knafka_operator.dispatchers.conditions import delivering_condition
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.topics import TopicRefused
-from knafka_operator.scale.decide import Scale, TriggerStatus
+from knafka_operator.scale.decide import Scale, ScalingStatus
 
 AT = "2026-11-21T12:00:00Z"
 
 
 def _ready(conditions: ConditionSet) -> dict[str, str]:
-    return dict(status.ready_condition(conditions.merged_into((), AT)))
+    return dict(status.ready_condition(conditions.merge_into((), AT)))
 
 
 def test_what_was_not_looked_at_is_unknown() -> None:
@@ -39,7 +39,7 @@ def test_a_step_that_set_its_condition_keeps_its_reason() -> None:
     conditions = ConditionSet(["DeadLetterSinkResolved"])
     with conditions.step("DeadLetterSinkResolved"):
         conditions.set(Condition("DeadLetterSinkResolved", Status.TRUE, "NotConfigured"))
-    (found, _) = conditions.merged_into((), AT)
+    (found, _) = conditions.merge_into((), AT)
     assert found["reason"] == "NotConfigured"
 
 
@@ -118,7 +118,7 @@ def test_a_condition_says_why_a_trigger_does_not_deliver(
 ) -> None:
     """KN-DP-05: congestion; and offsets that lie beyond the log's end."""
     known: dict[str, Any] = {"lag": 1, "replicas": 1, "scale": Scale(1, "lag 1"), "error": None}
-    condition = delivering_condition(TriggerStatus(**{"counts": DrainProgress(), **known, **told}))
+    condition = delivering_condition(ScalingStatus(**{"counts": DrainProgress(), **known, **told}))
     assert (condition.status is Status.TRUE) == (not reason)
     assert condition.reason == reason
     assert says in condition.message

@@ -18,7 +18,7 @@ from knafka.settings import TRUST_BUNDLES
 from knafka_operator.functions import services
 from knafka_operator.functions import trust_bundle_manifests as trust_bundles
 from knafka_operator.functions.services import TRUST_BUNDLE, TRUST_PATH
-from knafka_operator.functions.trust_bundle_manifests import TRUST_BUNDLE_LABEL, merged_bundle
+from knafka_operator.functions.trust_bundle_manifests import TRUST_BUNDLE_LABEL, merge_certificates
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.resources import CORE, SERVING
@@ -74,7 +74,7 @@ def template(world: OperatorWorld, name: str) -> Mapping[str, Any]:
 def test_bundles_are_merged(
     config_maps: Sequence[dict[str, Any]], pem: str, problems: Mapping[str, str]
 ) -> None:
-    found = merged_bundle(config_maps)
+    found = merge_certificates(config_maps)
     assert found.pem == pem
     assert found.problems.keys() == problems.keys()
     assert all(found.problems[name].startswith(why) for name, why in problems.items())
@@ -84,14 +84,14 @@ def test_an_item_of_a_list_has_no_kind() -> None:
     """As the API server answers."""
     listed = bundle("a", x=PEM)
     del listed["apiVersion"], listed["kind"]
-    assert merged_bundle([listed]).pem == PEM
+    assert merge_certificates([listed]).pem == PEM
     del listed["data"]
-    assert merged_bundle([listed]).problems["a"].startswith("it holds no certificate")
+    assert merge_certificates([listed]).problems["a"].startswith("it holds no certificate")
 
 
 def test_what_does_not_fit_into_a_config_map_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust_bundles, "MAX_BUNDLE_BYTES", len(PEM) + 10)
-    found = merged_bundle([bundle("a", x=PEM), bundle("b", x=OTHER_PEM)])
+    found = merge_certificates([bundle("a", x=PEM), bundle("b", x=OTHER_PEM)])
     assert found.pem == PEM
     assert "all certificates together have more than" in found.problems["b"]
 

@@ -16,7 +16,7 @@ from knafka_operator.dispatchers.move_decisions import History
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.scale.decide import Cause, Scale, TriggerStatus
+from knafka_operator.scale.decide import Cause, Scale, ScalingStatus
 from knafka_operator.scale.filter_rest import LONGEST_REST
 
 pytestmark = pytest.mark.looptime
@@ -149,7 +149,7 @@ def test_auto_moves_one_that_rests_to_a_shared_dispatcher() -> None:
     history = History(ActivityState(Activity.BUSY, 0.0))
     resting = Scale(0, "", Cause.FILTERED_OUT)
     for second in range(0, 700, 5):
-        status = TriggerStatus(100_000, 0, resting, DrainProgress(filtered=second), None)
+        status = ScalingStatus(100_000, 0, resting, DrainProgress(filtered=second), None)
         history.add(moves.sample_of(status, float(second)))
     move = moves.desired_move(Identity("shop", "mail"), Identity("shop", "orders"), history, 100)
     assert move is not None

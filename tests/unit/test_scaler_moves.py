@@ -60,7 +60,7 @@ async def test_a_changed_egress_on_another_topic_is_looked_for_there(
         assert scaler.statuses()["mail"].lag is None
         await asyncio.sleep(1)
         assert [topic for _, _, topic in lags.asked] == ["orders", "elsewhere"]
-        assert scaler.drained() == {"elsewhere"}
+        assert scaler.topics_with_drains() == {"elsewhere"}
         assert len(drains.of_shards) == 1
 
 

@@ -288,12 +288,12 @@ async def test_only_a_shard_without_a_request_is_woken(lags: FakeLags, drains: F
     async with running(lags, drains) as scaler:
         await share(scaler, "mail", "bill", autoscaling=SLOW)
         await asyncio.sleep(1)
-        assert scaler.drained() == set()
+        assert scaler.topics_with_drains() == set()
         lags.by_group["group-bill"] = 1
         scaler.wake("orders")
         await asyncio.sleep(1)
         assert len(drains.open_shards) == 1
-        assert scaler.drained() == {"orders"}
+        assert scaler.topics_with_drains() == {"orders"}
         for _ in range(10):
             scaler.wake("orders")
             await asyncio.sleep(0.5)

@@ -8,7 +8,7 @@ import pytest
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.sinks.admission import check_sink, defaulted_sink
+from knafka_operator.sinks.admission import check_sink, with_sink_defaults
 
 SPEC: dict[str, Any] = {
     "topic": "raw",
@@ -25,16 +25,18 @@ def sink(annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, An
 
 @pytest.mark.parametrize("mode", [None, ""])
 def test_what_is_left_out_is_filled_in_as_upstream_does_and_once(mode: str | None) -> None:
-    found = defaulted_sink(sink(contentMode=mode))
+    found = with_sink_defaults(sink(contentMode=mode))
     assert found == sink()
-    assert defaulted_sink(found) == found
-    assert defaulted_sink(sink(contentMode="structured")) == sink(contentMode="structured")
+    assert with_sink_defaults(found) == found
+    assert with_sink_defaults(sink(contentMode="structured")) == sink(contentMode="structured")
 
 
 @pytest.mark.parametrize("spec", [{}, None, "x"])
 def test_what_is_no_spec_is_no_reason_to_fail(spec: Any) -> None:
     document = {**sink(), "spec": spec}
-    assert defaulted_sink(document)["spec"] == ("x" if spec == "x" else {"contentMode": "binary"})
+    assert with_sink_defaults(document)["spec"] == (
+        "x" if spec == "x" else {"contentMode": "binary"}
+    )
     with pytest.raises(InvalidDocument):
         check_sink(document)
 

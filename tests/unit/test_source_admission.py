@@ -8,7 +8,7 @@ import pytest
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.sources import KEY_TYPE
-from knafka_operator.sources.admission import check_source, defaulted_source
+from knafka_operator.sources.admission import check_source, with_source_defaults
 
 REF = {"apiVersion": "v1", "kind": "Service", "name": "sink"}
 KEY = {"secretKeyRef": {"name": "s", "key": "k", "optional": False}}
@@ -32,7 +32,7 @@ def test_what_is_left_out_is_filled_in_as_upstream_does_and_once() -> None:
     declared = source(sink={"ref": REF}, delivery={"deadLetterSink": {"ref": REF}})
     for name in ("consumerGroup", "initialOffset", "ordering"):
         del declared["spec"][name]
-    found = defaulted_source(declared, unique="1")["spec"]
+    found = with_source_defaults(declared, unique="1")["spec"]
     here = {**REF, "namespace": "shop"}
     assert found == {
         **SPEC,
@@ -41,8 +41,8 @@ def test_what_is_left_out_is_filled_in_as_upstream_does_and_once() -> None:
         "delivery": {"deadLetterSink": {"ref": here}},
     }
     again = {**declared, "spec": found}
-    assert defaulted_source(again, again, unique="2") == again
-    assert defaulted_source(declared, again, unique="2")["spec"] == found, "it keeps its group"
+    assert with_source_defaults(again, again, unique="2") == again
+    assert with_source_defaults(declared, again, unique="2")["spec"] == found, "it keeps its group"
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def may_send(*policies: dict[str, Any]) -> bool | Any:
     """Whether the sender may send to the Broker shop/default, for which these policies are known;
     without any, everybody may."""
     known = Policies()
-    known.heard(policies, ())
+    known.update(policies, ())
     resource = Resource.model_validate(
         {**BROKER, "metadata": {"namespace": "shop", "name": "default"}}
     )

@@ -204,7 +204,7 @@ class KafkaShard:
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
         """Return the clients of one drain, which share memory and connections with all others."""
         return Clients(
-            self._reader_opener(egress),
+            self._make_reader_opener(egress),
             self.writer,
             open_subscriber(egress, self._refusal, self._tokens, self._bundles),
             self._topic_maker,
@@ -231,15 +231,15 @@ class KafkaShard:
     def open_contract(self) -> PositionedReader:
         return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
 
-    def _reader_opener(self, egress: Egress) -> OpenReader:
+    def _make_reader_opener(self, egress: Egress) -> OpenReader:
         """Return the function that opens the Egress's reader in its shared topic."""
 
         def open_reader(assignment: Assignment) -> LogReader:
-            return self._topic(egress.topic).open_reader(egress.group, assignment)
+            return self._open_topic(egress.topic).open_reader(egress.group, assignment)
 
         return open_reader
 
-    def _topic(self, name: str) -> SharedTopic:
+    def _open_topic(self, name: str) -> SharedTopic:
         """Return the `SharedTopic` of this name, opening it at its first use."""
         if name not in self._topics:
             group = names.shard_members(self._shard.group, name)

@@ -46,7 +46,7 @@ class Dispatcher(DrainingFunction):
         refusal = None if settings.local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)
         bundles = None if folder is None else TrustBundles(folder)
-        tokens = sink_tokens(settings.oidc_url(environment), settings.oidc_folder(environment))
+        tokens = make_sink_tokens(settings.oidc_url(environment), settings.oidc_folder(environment))
         if shard is None:
             egress = settings.egress(environment)
             connect_egress = self._connect or partial(
@@ -59,7 +59,7 @@ class Dispatcher(DrainingFunction):
         return ServedShard(shard, open_shard_clients(shard), drains.service_url, tracer)
 
 
-def sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
+def make_sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
     """Return the cache of destinations' tokens, which are requested from the API server at `url`
     with the credentials in `folder`; None: there is no URL. No token is requested before a
     destination requires one. Raises `InvalidDocument`."""

@@ -43,7 +43,7 @@ class PolicyVerdict:
 
 
 def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
-    """The named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or the only one. Raises
+    """Return the named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or the only one. Raises
     `UnknownObject`."""
     targets: dict[str, Broker | KafkaChannel] = {
         broker.id: broker for broker in declared.of_type(Broker)
@@ -63,7 +63,7 @@ def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaCh
 
 
 def authentication_of(declared: DeclaredObjects, namespace: str) -> Authentication:
-    """The demands on senders in a namespace, as if `authentication-oidc` were enabled.
+    """Return the demands on senders in a namespace, as if `authentication-oidc` were enabled.
 
     Raises `InvalidDocument`.
     """
@@ -104,7 +104,7 @@ def judge(
 
 
 def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
-    """A sentence on whether one policy accepts the sender's event, and why not."""
+    """Return a sentence on whether one policy accepts the sender's event, and why not."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it accepts nobody"
@@ -120,7 +120,7 @@ def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | Non
 
 
 def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
-    """The declared features, with `authentication-oidc` enabled."""
+    """Return the declared features, with `authentication-oidc` enabled."""
     # The namespace of Knative Eventing differs between installations, the ConfigMap's name doesn't.
     for features in declared.of_type(ConfigMap):
         if features.metadata.name == FEATURES_CONFIG_MAP:
@@ -131,7 +131,7 @@ def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
 
 
 def _ingress_for_senders(broker: Broker | KafkaChannel) -> Ingress:
-    """The Broker's or KafkaChannel's Ingress, with the fields that concern senders only."""
+    """Return the Broker's or KafkaChannel's Ingress, with the fields that concern senders only."""
     metadata = broker.metadata
     return Ingress(
         namespace=metadata.namespace,

@@ -71,20 +71,20 @@ def adopt(
     and waits until all are Ready. Killed in between, run it again. Exit code 1: something is in the
     way, or isn't Ready in time.
     """
-    from knafka_cli.adoption.cluster import not_ready
+    from knafka_cli.adoption.cluster import explain_not_ready
 
-    adopter, own = _adopter(
+    adopter, own = _make_adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
     )
     failed = False
-    for kind, identity in _named(names, namespace or own):
-        plan, unseen = adopter.planned(kind, identity)
+    for kind, identity in _parse_names(names, namespace or own):
+        plan, unseen = adopter.make_plan(kind, identity)
         if yes and plan.waits and not plan.problems:
-            plan = adopter.until_left(kind, identity, timeout)
+            plan = adopter.wait_until_group_empty(kind, identity, timeout)
         failed |= not _show(plan, unseen)
         if yes and not plan.problems and not plan.waits:
             adopter.carry_out(plan)
-            adopter.until("not Ready", kind, identity, timeout, not_ready)
+            adopter.wait_until_complete("not Ready", kind, identity, timeout, explain_not_ready)
             typer.echo(f"\n{kind} {identity} is Knafka's, and Ready.")
     _end(failed, yes)
 
@@ -108,22 +108,22 @@ def release(
     """
     from knafka_cli.adoption.plan import find_not_released
 
-    adopter, own = _adopter(
+    adopter, own = _make_adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
     )
     failed = False
-    for kind, identity in _named(names, namespace or own):
-        plan, unseen = adopter.planned(kind, identity, back=True)
+    for kind, identity in _parse_names(names, namespace or own):
+        plan, unseen = adopter.make_plan(kind, identity, back=True)
         failed |= not _show(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
-            adopter.until("not let go of", kind, identity, timeout, find_not_released)
-            adopter.until_left(kind, identity, timeout)
+            adopter.wait_until_complete("not let go of", kind, identity, timeout, find_not_released)
+            adopter.wait_until_group_empty(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
     _end(failed, yes)
 
 
-def _adopter(
+def _make_adopter(
     context: str | None,
     kubeconfig: Path | None,
     namespace: str | None,
@@ -157,7 +157,7 @@ def _adopter(
     return adopter, own
 
 
-def _named(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
+def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
     """Parse the command's arguments to kind and identity each; prints a malformed one and exits."""
     named = []
     for text in names:

@@ -81,7 +81,7 @@ class SeenBroker:
 
 
 def adoption(seen: SeenBroker) -> Plan:
-    """How Knafka takes a Broker over."""
+    """Return how Knafka takes a Broker over."""
     identity, metadata = seen.identity, seen.broker["metadata"]
     class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS, "")
     about = f"Broker {identity}, class {class_ or 'none'}: from {PEER} to Knafka"
@@ -153,7 +153,7 @@ def _is_taken(seen: SeenBroker) -> bool:
 
 
 def release(seen: SeenBroker) -> Plan:
-    """How Knafka gives a Broker back."""
+    """Return how Knafka gives a Broker back."""
     identity = seen.identity
     about = f"Broker {identity}: from Knafka to {PEER}"
     problems = list(running(seen.peers, "this Broker", dispatchers=False))
@@ -179,7 +179,7 @@ def release(seen: SeenBroker) -> Plan:
 
 
 def topic_of(broker: Document, naming: Naming) -> str:
-    """The topic that a Broker has, or would have; raises `InvalidDocument`."""
+    """Return the topic that a Broker has, or would have; raises `InvalidDocument`."""
     annotations = broker["metadata"].get("annotations") or {}
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)
@@ -188,7 +188,7 @@ def topic_of(broker: Document, naming: Naming) -> str:
 
 
 def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
-    """The group that a Trigger has, or would have, and why Knafka can't take it; raises
+    """Return the group that a Trigger has, or would have, and why Knafka can't take it; raises
     `InvalidDocument`."""
     of, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
     group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, of)

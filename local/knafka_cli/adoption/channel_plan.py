@@ -88,7 +88,7 @@ class SeenChannel:
 
 
 def channel_adoption(seen: SeenChannel) -> Plan:
-    """How Knafka takes a KafkaChannel over; raises `InvalidDocument`."""
+    """Return how Knafka takes a KafkaChannel over; raises `InvalidDocument`."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     topic, claimed = topic_of_channel(seen.stored, seen.naming), _is_claimed(seen)
     problems = [*running(seen.peers, "this KafkaChannel"), *_problems(seen, topic)]
@@ -160,7 +160,7 @@ def channel_release(seen: SeenChannel) -> Plan:
 
 
 def topic_of_channel(channel: Document, naming: Naming) -> str:
-    """The topic that a KafkaChannel has, or would have; raises `InvalidDocument`."""
+    """Return the topic that a KafkaChannel has, or would have; raises `InvalidDocument`."""
     kept = annotations_of(channel).get(TOPIC_STATUS)
     return kept or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
 

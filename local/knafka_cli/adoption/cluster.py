@@ -38,38 +38,38 @@ class Adopter(Looking):
     """Makes plans for objects of one cluster, and carries them out, under the rights of its
     user."""
 
-    def planned(
+    def make_plan(
         self, kind: str, identity: Identity, *, back: bool = False
     ) -> tuple[Plan, Sequence[str]]:
-        """The plan to take something over, or to give it back, and what could not be read for it.
-        Raises `ClusterError`, also where there is no such object, `LogError` and
+        """Return the plan to take something over, or to give it back, and what could not be read
+        for it. Raises `ClusterError`, also where there is no such object, `LogError` and
         `InvalidDocument`."""
         if kind == KAFKA_SOURCE:
-            source = self.see_source(identity)
+            source = self.observe_source(identity)
             decide_source = source_plan.source_release if back else source_plan.source_adoption
             return decide_source(source), source.unseen
         if kind == KAFKA_CHANNEL:
-            channel = self.see_channel(identity)
+            channel = self.observe_channel(identity)
             decide = channel_plan.channel_release if back else channel_plan.channel_adoption
             return decide(channel), channel.unseen
-        broker = self.see(identity)
+        broker = self.observe_broker(identity)
         decide_broker = broker_plan.release if back else broker_plan.adoption
         return decide_broker(broker), broker.unseen
 
-    def until_left(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Wait until no group has members; gives the plan to adopt it as it is then. Raises
+    def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
+        """Wait until no group has members; returns the plan to adopt it as it is then. Raises
         `ClusterError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
-            plan, _ = self.planned(kind, identity)
+            plan, _ = self.make_plan(kind, identity)
             if not plan.waits:
                 return plan
             if time.monotonic() > deadline:
                 raise ClusterError(f"after {timeout:.0f} s {'; '.join(plan.waits)}")
             time.sleep(LOOK_AGAIN)
 
-    def do(self, step: Step) -> None:
-        """One step; done again it changes nothing. Raises `ClusterError`."""
+    def run_step(self, step: Step) -> None:
+        """Run one step of a plan; running it again changes nothing. Raises `ClusterError`."""
         match step:
             case WriteAnnotations(kind, of, annotations, clears):
                 status: dict[str, Any] = {"annotations": dict(annotations)}
@@ -81,9 +81,9 @@ class Adopter(Looking):
     def carry_out(self, plan: Plan) -> None:
         """Carry out every step, in order. Raises `ClusterError`."""
         for step in plan.steps:
-            self.do(step)
+            self.run_step(step)
 
-    def until(
+    def wait_until_complete(
         self,
         what: str,
         kind: str,
@@ -125,9 +125,9 @@ class Adopter(Looking):
         raise ClusterError(f"{step.kind} {step.of} is written by somebody else all the time")
 
 
-def not_ready(documents: Sequence[Document]) -> str | None:
-    """What of them isn't Ready by Knafka's operator; None: all are. With a KafkaChannel go the
-    entries of its `spec.subscribers`."""
+def explain_not_ready(documents: Sequence[Document]) -> str | None:
+    """Return which of these objects Knafka's operator hasn't made Ready, and why; None: all are
+    Ready. A KafkaChannel is Ready only with all entries of its `spec.subscribers`."""
     waiting = [
         f"{document['kind']} {Identity.of(document)}: {why}"
         for document in documents

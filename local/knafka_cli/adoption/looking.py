@@ -32,7 +32,7 @@ from knafka_operator.installation.settings import KAFKA_FEATURES
 from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.kafka.desired import SECRET_NAME_KEY
 from knafka_operator.model.channels import KAFKA_CHANNEL, KAFKA_CHANNEL_VERSIONS
-from knafka_operator.model.cluster import ClusterError, NotAllowed, decoded_secret
+from knafka_operator.model.cluster import ClusterError, NotAllowed, decode_secret
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -53,7 +53,7 @@ from knafka_operator.model.sources import consumer_group_of as consumer_group_of
 from knafka_operator.runtime.naming import (
     TEMPLATES_CONFIG_MAP,
     declared_template,
-    recorded_templates,
+    parse_recorded_templates,
 )
 from knafka_operator.sources.decide import kafka_secret_values
 
@@ -112,13 +112,13 @@ class Looking:
         self._servers = bootstrap_servers
         self._connect = connect
 
-    def see(self, identity: Identity) -> SeenBroker:
-        """All that a plan goes by. Raises `ClusterError`, also where there is no such Broker, and
-        `LogError`."""
-        stored = self._existing("Broker", identity)
+    def observe_broker(self, identity: Identity) -> SeenBroker:
+        """Read everything that a Broker's plan needs. Raises `LogError`, and `ClusterError`, also
+        if there is no such Broker."""
+        stored = self._read_existing("Broker", identity)
         triggers = self._triggers_of(identity)
         unseen: list[str] = []
-        naming = self._naming(unseen)
+        naming = self._read_naming(unseen)
         broker = parse(Broker, stored)
         reached, _, problems = self._source.connection_of(broker)
         where, _, _ = self._declared.connection_of(broker)
@@ -130,20 +130,21 @@ class Looking:
             triggers=triggers,
             topic=found,
             groups=seen_groups,
-            classes=self._classes(unseen),
+            classes=self._read_classes(unseen),
             naming=naming,
             servers=str(where["bootstrap.servers"]),
-            peers=list(self._running(BROKERS_PEERS, unseen)),
-            claimed_by=self._other_claimant("Broker", identity, topic),
+            peers=list(self._find_running(BROKERS_PEERS, unseen)),
+            claimed_by=self._find_other_claimant("Broker", identity, topic),
             refused=self._refusal(stored, topic, unseen),
             unseen=[*problems, *unseen],
         )
 
-    def see_channel(self, identity: Identity) -> SeenChannel:
-        """All that the plan of a KafkaChannel goes by. Raises as `see`, and `InvalidDocument`."""
-        stored = self._existing(KAFKA_CHANNEL, identity)
+    def observe_channel(self, identity: Identity) -> SeenChannel:
+        """Read everything that a KafkaChannel's plan needs. Raises as `observe_broker`, and
+        `InvalidDocument`."""
+        stored = self._read_existing(KAFKA_CHANNEL, identity)
         unseen: list[str] = []
-        naming, channel = self._naming(unseen), CHANNELS.read_broker(stored)
+        naming, channel = self._read_naming(unseen), CHANNELS.read_broker(stored)
         reached, config, problems = self._source.connection_of_channel(channel)
         where, _, _ = self._declared.connection_of_channel(channel)
         topic = topic_of_channel(stored, naming)
@@ -160,13 +161,13 @@ class Looking:
             secret=named or ("" if config is None else config.data.get(SECRET_NAME_KEY, "")),
             served=self._is_enabled("KNAFKA_CHANNELS", unseen),
             peers_config=self._peers_channel_config(unseen),
-            peers=list(self._running(CHANNELS_PEERS, unseen)),
-            claimed_by=self._other_claimant(KAFKA_CHANNEL, identity, topic),
+            peers=list(self._find_running(CHANNELS_PEERS, unseen)),
+            claimed_by=self._find_other_claimant(KAFKA_CHANNEL, identity, topic),
             unseen=[*problems, *unseen],
         )
 
     def _peers_channel_config(self, unseen: list[str]) -> Mapping[str, str]:
-        """What the peer goes by for all channels; empty: it can't be seen."""
+        """Read eventing-kafka-broker's ConfigMap for all channels; empty if it can't be read."""
         try:
             config = self._api.get(CONFIG_MAP_OBJECTS, self._peers, CHANNEL_CONFIG)
         except NotAllowed as error:
@@ -175,9 +176,10 @@ class Looking:
         data: Mapping[str, str] = (config or {}).get("data") or {}
         return data
 
-    def see_source(self, identity: Identity) -> SeenSource:
-        """All that the plan of a KafkaSource goes by. Raises as `see`, and `InvalidDocument`."""
-        stored = self._existing(KAFKA_SOURCE, identity)
+    def observe_source(self, identity: Identity) -> SeenSource:
+        """Read everything that a KafkaSource's plan needs. Raises as `observe_broker`, and
+        `InvalidDocument`."""
+        stored = self._read_existing(KAFKA_SOURCE, identity)
         source, unseen = parse(KafkaSource, stored), list[str]()
         given = dict.fromkeys(required_credentials(source.spec.net), None)
         found: dict[Credential, str | None] = {
@@ -195,7 +197,7 @@ class Looking:
             group,
             missing,
             served=self._is_enabled("KNAFKA_SOURCES", unseen),
-            peers=list(self._running(SOURCES_PEERS, unseen)),
+            peers=list(self._find_running(SOURCES_PEERS, unseen)),
             unseen=unseen,
         )
 
@@ -208,25 +210,25 @@ class Looking:
 
     def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
         found = self._api.get(SECRET_OBJECTS, namespace, name)
-        return {} if found is None else decoded_secret(found)
+        return {} if found is None else decode_secret(found)
 
     def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
         objects = OBJECTS[kind]
         found = self._api.get(objects, *of)
         return None if found is None else {**found, "apiVersion": objects.version, "kind": kind}
 
-    def _existing(self, kind: str, identity: Identity) -> dict[str, Any]:
-        """An object that must exist. Raises `ClusterError`."""
+    def _read_existing(self, kind: str, identity: Identity) -> dict[str, Any]:
+        """Read an object. Raises `ClusterError` if it doesn't exist."""
         if (stored := self._get(kind, identity)) is None:
             raise ClusterError(f"there is no {kind} {identity}")
         return stored
 
-    def _naming(self, unseen: list[str]) -> Naming:
+    def _read_naming(self, unseen: list[str]) -> Naming:
         """Return the naming rules of the operator, as far as its ConfigMaps may be read."""
         naming = Naming()
         try:
             record = self._api.get(CONFIG_MAP_OBJECTS, self._system, TEMPLATES_CONFIG_MAP)
-            for kind, templates in recorded_templates(record).items():
+            for kind, templates in parse_recorded_templates(record).items():
                 for template in templates:
                     naming.remember(kind, template)
             namespace, _, name = KAFKA_FEATURES.partition("/")
@@ -237,8 +239,8 @@ class Looking:
             unseen.append(str(error))
         return naming
 
-    def _variables(self, unseen: list[str]) -> Mapping[str, str] | None:
-        """The operator's environment; None: it can't be seen."""
+    def _read_variables(self, unseen: list[str]) -> Mapping[str, str] | None:
+        """Read the environment variables of the operator's pods; None if they can't be read."""
         try:
             operator = self._api.get(DEPLOYMENTS, self._system, OPERATOR_DEPLOYMENT)
         except NotAllowed as error:
@@ -254,18 +256,18 @@ class Looking:
 
     def _is_enabled(self, variable: str, unseen: list[str]) -> bool:
         """Whether a variable of the operator's says `enabled`, or can't be seen."""
-        variables = self._variables(unseen)
+        variables = self._read_variables(unseen)
         return variables is None or variables.get(variable, "") == "enabled"
 
-    def _classes(self, unseen: list[str]) -> frozenset[str]:
+    def _read_classes(self, unseen: list[str]) -> frozenset[str]:
         """Return the Broker classes that the operator serves; the defaults if its environment sets
         none or can't be seen."""
-        given = (self._variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
+        given = (self._read_variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
         if given is None:
             return BROKER_CLASSES
         return frozenset(each.strip() for each in given.split(",") if each.strip())
 
-    def _running(
+    def _find_running(
         self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
     ) -> Iterator[tuple[str, str, str]]:
         """Yield kind, namespace and name of each of the other implementation's workloads that has,
@@ -282,9 +284,9 @@ class Looking:
             if replicas or (found.get("spec") or {}).get("replicas", 1):
                 yield kind, self._peers, name
 
-    def _other_claimant(self, kind: str, mine: Identity, topic: str) -> Identity | None:
-        """Another Broker or KafkaChannel whose status names this topic; where only one namespace
-        may be listed, of that one."""
+    def _find_other_claimant(self, kind: str, mine: Identity, topic: str) -> Identity | None:
+        """Return another Broker or KafkaChannel whose status names this topic; None: there is none.
+        A user who may list only one namespace gets an answer for that one."""
         objects = OBJECTS[kind]
         try:
             listed = self._api.list(objects)
@@ -302,7 +304,7 @@ class Looking:
         return None
 
     def _refusal(self, broker: Document, topic: str, unseen: list[str]) -> str | None:
-        """Why a Broker may not use the external topic that it names; None: it may, or names
+        """Return why a Broker may not use the external topic that it names; None: it may, or names
         none."""
         if EXTERNAL_TOPIC not in (broker["metadata"].get("annotations") or {}):
             return None
@@ -344,7 +346,7 @@ class Looking:
     async def _ask_kafka_of(
         self, reached: Mapping[str, Any], source: KafkaSource
     ) -> tuple[Sequence[str], SeenGroup]:
-        """Topics that aren't there, and the group on the others."""
+        """Return the names of topics that don't exist, and the state of the group on the others."""
         admin, group = self._connect(reached), consumer_group_of(source)
         try:
             missing, waiting, committed = [], 0, False

@@ -108,8 +108,7 @@ class Plan:
 
 
 def find_not_released(documents: Sequence[Document]) -> str | None:
-    """What the operator hasn't let go of yet, of a Broker and its Triggers, a KafkaChannel or a
-    KafkaSource; None: of all."""
+    """Return which of these objects the operator hasn't released yet; None: all are released."""
     held = [
         f"{each['kind']} {Identity.of(each)}"
         for each in documents
@@ -120,15 +119,16 @@ def find_not_released(documents: Sequence[Document]) -> str | None:
 
 
 def _mark(document: Document) -> str:
-    """What the keys begin with that the operator removes from a status as it lets go. Of a channel
-    that it never served it leaves what `knafka adopt` has written."""
+    """Return the prefix of the status annotations that the operator removes when it releases an
+    object. Of a channel that it never served it keeps those that `knafka adopt` has written."""
     return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OWN_ANNOTATION_PREFIX
 
 
 def running(
     peers: Sequence[tuple[str, str, str]], what: str, *, dispatchers: bool = True
 ) -> Iterator[str]:
-    """What runs of eventing-kafka-broker that may not, and how it is stopped."""
+    """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped,
+    with the command that stops it."""
     for kind, namespace, name in peers:
         if not dispatchers and "dispatcher" in name:
             continue
@@ -140,25 +140,25 @@ def running(
 
 
 def servers_of(text: str) -> frozenset[str]:
-    """Bootstrap servers, in any order."""
+    """Parse comma-separated bootstrap servers; equal sets mean the same servers."""
     return frozenset(each.strip() for each in text.split(",") if each.strip())
 
 
 def topic_line(name: str, topic: TopicDescription) -> str:
-    """A topic, for people."""
+    """Return a line for users that describes a topic."""
     return f"topic {name}  {topic.partitions} partitions, id {topic.id}"
 
 
 def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
-    """A line about the topic that a status names, if it names one; None: Kafka has none of the
-    name."""
+    """Return a line about the topic that a status names, if it names one; None: Kafka has none of
+    the name."""
     if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]
 
 
 def give_back(kind: str, of: Identity, finalizers: Sequence[str], theirs: str) -> list[Step]:
-    """The steps to an object with the peer's finalizer in the place of ours."""
+    """Return the steps that replace our finalizers on an object by the peer's, `theirs`."""
     if FINALIZER not in finalizers and theirs in finalizers:
         return []
     drop = [each for each in (FINALIZER,) if each in finalizers]
@@ -167,12 +167,12 @@ def give_back(kind: str, of: Identity, finalizers: Sequence[str], theirs: str) -
 
 
 def members_left(group: str, found: SeenGroup) -> str:
-    """What is waited for while a group has members."""
+    """Return a sentence for users that a group still has members, whose end is awaited."""
     return f"group {group} has {len(found.members)} members still: they have to leave first"
 
 
 def unknown_name(what: str, kind: NameKind, owner: str) -> str:
-    """Why Knafka can't take over something with this name; `what` begins with it."""
+    """Return why Knafka can't take over something with this name; `what` begins with it."""
     return (
         f"{what} no template of {kind.value} gives it to {owner} that this installation knows: add "
         "the template that did to ConfigMap knafka-name-templates, in a line of its own"
@@ -190,8 +190,8 @@ def delivery_differences(delivery: Document) -> Iterator[str]:
 
 
 def difference_sentences(differences: Mapping[str, Iterable[str]], everybody: str) -> list[str]:
-    """What differs of which object, by name, as a sentence for each difference; `everybody` stands
-    for all of several."""
+    """Return a sentence for each difference that names the objects that have it; `everybody`
+    stands for all of them, if there are several."""
     names: dict[str, list[str]] = {}
     for name, sentences in differences.items():
         for sentence in sentences:

@@ -56,7 +56,7 @@ class SeenSource:
 
 
 def source_adoption(seen: SeenSource) -> Plan:
-    """How Knafka takes a KafkaSource over."""
+    """Return how Knafka takes a KafkaSource over."""
     spec, group = seen.source.spec, consumer_group_of(seen.source)
     about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     problems = list(running(seen.peers, "this KafkaSource"))
@@ -91,7 +91,7 @@ def source_adoption(seen: SeenSource) -> Plan:
 
 
 def source_release(seen: SeenSource) -> Plan:
-    """How Knafka gives a KafkaSource back."""
+    """Return how Knafka gives a KafkaSource back."""
     finalizers = finalizers_of(seen.stored)
     about = f"KafkaSource {seen.identity}: from Knafka to {PEER}"
     steps = give_back(KAFKA_SOURCE, seen.identity, finalizers, PEERS_SOURCE_FINALIZER)

@@ -70,7 +70,11 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.sensors import Sensor
 from knafka_operator.model.topics import REPLICATION_KEY
-from knafka_operator.triggers.admission import check_trigger, defaulted_trigger, trigger_warnings
+from knafka_operator.triggers.admission import (
+    check_trigger,
+    trigger_warnings,
+    with_trigger_defaults,
+)
 
 KNOWN_ANNOTATIONS: Final = frozenset(
     {
@@ -206,7 +210,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
 def _problems(
     document: Any, known: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
-    """The problems of one document; None if its kind isn't ours."""
+    """Return the problems of one document; None if its kind isn't ours."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
@@ -253,18 +257,18 @@ def _problems(
 
 
 def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
-    """The answer of the admission webhook if it refuses the document, or else None."""
+    """Return the answer of the admission webhook if it refuses the document, or else None."""
     try:
         if kind == "Trigger":
-            check_trigger(defaulted_trigger(document))
+            check_trigger(with_trigger_defaults(document))
         elif kind == KAFKA_CHANNEL:
-            channel_admission.check_channel(channel_admission.defaulted_channel(document))
+            channel_admission.check_channel(channel_admission.with_channel_defaults(document))
         elif kind == "Subscription":
             if channel_admission.may_be_ours(document):
-                defaulted = channel_admission.defaulted_subscription(document)
+                defaulted = channel_admission.with_subscription_defaults(document)
                 channel_admission.check_subscription(defaulted)
         elif _broker_class(document) in BROKER_CLASSES | {""}:
-            admission.check_broker(admission.defaulted_broker(document))
+            admission.check_broker(admission.with_broker_defaults(document))
     except InvalidDocument as error:
         return str(error)
     return None
@@ -273,7 +277,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 def _broker_problems(
     broker: Broker, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Errors about missing references of a Broker, and warnings."""
+    """Return errors about missing references of a Broker, and warnings."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
     if broker_class not in BROKER_CLASSES | {""}:
         return [], [f"its class {broker_class} is another implementation's, so it is not checked"]
@@ -295,7 +299,7 @@ def _broker_problems(
 
 
 def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
-    """Errors and warnings about a Broker's ConfigMap."""
+    """Return errors and warnings about a Broker's ConfigMap."""
     name = f"ConfigMap {config.id}"
     errors = []
     try:
@@ -317,7 +321,7 @@ def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
 def _trigger_problems(
     trigger: Trigger, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Errors about missing references of a Trigger, and warnings."""
+    """Return errors about missing references of a Trigger, and warnings."""
     missing = []
     broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     if broker not in known:
@@ -335,7 +339,7 @@ def _trigger_problems(
 def _subscription_problems(
     subscription: Subscription, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Errors about missing references of a Subscription, and warnings."""
+    """Return errors about missing references of a Subscription, and warnings."""
     spec, namespace = subscription.spec, subscription.metadata.namespace
     if not spec.channel.is_kafka_channel:
         channel_kind = f"{spec.channel.kind} of {spec.channel.api_version}"
@@ -358,7 +362,7 @@ def _subscription_problems(
 def _sensor_problems(
     sensor: Sensor, known: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Errors about missing references of a Sensor, and warnings."""
+    """Return errors about missing references of a Sensor, and warnings."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
     bus = ObjectIdentity(family.broker, *sensor.bus.identity)
     path = "spec.broker" if family is BROKERS else "spec.channel"
@@ -372,8 +376,8 @@ def _sensor_problems(
 def _references(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
-    """The Services, Brokers and KafkaChannels that destinations refer to, with the path of the
-    reference.
+    """Yield the Services, Brokers and KafkaChannels that destinations refer to, with the path of
+    the reference.
 
     References to other kinds are left out.
     """
@@ -386,14 +390,14 @@ def _references(
 def _missing_error(
     path: str, referenced: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
 ) -> str:
-    """The error for a reference to an object that isn't among the files."""
+    """Return the error for a reference to an object that isn't among the files."""
     names = [identity.name for identity in known if identity[:2] == referenced[:2]]
     text = f"{path}: {referenced} isn't among the files{_suggestion(referenced.name, names)}"
     return f"{text} (--partial, if it is in the cluster already)"
 
 
 def _unknown_annotations(document: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each annotation with our prefix that Knafka doesn't know."""
+    """Yield a sentence for each annotation with our prefix that Knafka doesn't know."""
     metadata = document.get("metadata")
     annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
     for annotation in annotations if isinstance(annotations, Mapping) else ():
@@ -407,7 +411,7 @@ def _unknown_annotations(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    """A hint at a similar known name: `; did you mean X?`; empty if there is none."""
+    """Return a hint at a similar known name: `; did you mean X?`; empty if there is none."""
     similar = get_close_matches(name, list(known), 1)
     return f"; did you mean {similar[0]}?" if similar else ""
 
@@ -415,7 +419,7 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 def _known_objects(
     placed_documents: Iterable[tuple[ManifestPlace, Any]],
 ) -> dict[ObjectIdentity, Any]:
-    """All named objects of our kinds; an unreadable one counts as present."""
+    """Return all named objects of our kinds; an unreadable one counts as present."""
     known: dict[ObjectIdentity, Any] = {}
     for _, document in placed_documents:
         if (identity := identity_of(document)) is not None:
@@ -431,7 +435,7 @@ class _UnreadableObject:
 
 
 def _broker_class(document: Mapping[str, Any]) -> str:
-    """The Broker class that a document declares; empty if it declares none."""
+    """Return the Broker class that a document declares; empty if it declares none."""
     match document:
         case {"metadata": {"annotations": {**annotations}}}:
             return str(annotations.get(BROKER_CLASS, ""))

@@ -34,15 +34,15 @@ class _Demand:
 
 
 def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
-    """A sentence for each contradiction among filters that must all match."""
+    """Return a sentence for each contradiction among filters that must all match."""
     return list(_find_contradictions([], filters, path))
 
 
 def _find_contradictions(
     above: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
-    """A sentence for each contradiction among these filters, or between one of them and a demand of
-    `above`."""
+    """Yield a sentence for each contradiction among these filters, or between one of them and a
+    demand of `above`."""
     demands = [
         *above,
         *(demand for i, spec in enumerate(filters) for demand in _demands(spec, f"{path}[{i}]")),
@@ -67,7 +67,7 @@ def _find_contradictions(
 
 
 def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
-    """What single attributes must be for the filter to match."""
+    """Yield what single attributes must be for the filter to match."""
     match spec:
         case Exact() | Prefix() | Suffix():
             for dialect, operand in spec:  # its only field
@@ -79,7 +79,7 @@ def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
 
 
 def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
-    """The branches of each `any` filter, with its path."""
+    """Yield the branches of each `any` filter, with its path."""
     for index, filter_ in enumerate(filters):
         match filter_:
             case Any_(any=branches):

@@ -22,7 +22,7 @@ def loop_warnings(
     bus: ObjectIdentity,
     known: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
-    """A warning for each destination that leads back to the Broker or channel `bus`.
+    """Return a warning for each destination that leads back to the Broker or channel `bus`.
 
     `destinations` by path: one that is the bus itself, or a dead letter sink from which other
     Brokers' dead letter sinks lead back to the bus.
@@ -45,14 +45,15 @@ def loop_warnings(
 
 
 def broker_warnings(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
-    """Warnings about a Broker's dead letter sink, which its Triggers use if they have none."""
+    """Return warnings about a Broker's dead letter sink, which its Triggers use if they have
+    none."""
     bus = ObjectIdentity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
     sinks = {DEAD_LETTER_SINK_PATH: broker.spec.delivery.dead_letter_sink}
     return loop_warnings(sinks, bus, known)
 
 
 def _consequence(path: str) -> str:
-    """What happens if the destination at `path` leads back to its own Broker."""
+    """Return what happens if the destination at `path` leads back to its own Broker."""
     if path == DEAD_LETTER_SINK_PATH:
         return (
             f"a failed event comes back {MAX_HOPS} times at most, and then goes to the "
@@ -66,8 +67,8 @@ def _consequence(path: str) -> str:
 def _way_back(
     destination: Destination, bus: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """The Brokers whose dead letter sinks lead from `destination` back to `bus`, in order; empty if
-    none do."""
+    """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, in order;
+    empty if none do."""
     way: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

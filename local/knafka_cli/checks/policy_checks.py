@@ -78,7 +78,8 @@ class _Policy(Declared):
 
 
 def errors(policy: EventPolicy) -> list[str]:
-    """Sentences about what Knative's webhook refuses in an EventPolicy, and what never works."""
+    """Return sentences about what Knative's webhook refuses in an EventPolicy, and what never
+    works."""
     try:
         spec = _parse_spec(policy)
     except InvalidDocument as error:
@@ -90,7 +91,7 @@ def errors(policy: EventPolicy) -> list[str]:
 def missing_objects(
     policy: EventPolicy, known: Mapping[ObjectIdentity, Any]
 ) -> Iterator[ObjectIdentity]:
-    """The objects that an EventPolicy names and that are not among the files."""
+    """Yield the objects that an EventPolicy names and that are not among the files."""
     for target in _spec_or_default(policy).to:
         if target.ref is not None and target.ref.kind in ADDRESSED:
             identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
@@ -101,7 +102,7 @@ def missing_objects(
 def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
-    """Sentences about what is allowed in an EventPolicy, but is probably a mistake."""
+    """Yield sentences about what is allowed in an EventPolicy, but is probably a mistake."""
     spec = _spec_or_default(policy)
     if not spec.from_:
         yield "spec.from is empty: the policy accepts nobody"
@@ -133,7 +134,7 @@ def _may_match_account(sub: str) -> bool:
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
-    """The policy's spec; one without any problem if the policy can't be read."""
+    """Return the policy's spec; one without any problem if the policy can't be read."""
     try:
         return _parse_spec(policy)
     except InvalidDocument:

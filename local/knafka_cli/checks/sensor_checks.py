@@ -26,13 +26,13 @@ def is_sensor(document: object) -> bool:
 
 
 def parse_sensor(document: Mapping[str, Any]) -> Sensor:
-    """The Sensor that a document declares. Raises `InvalidDocument`."""
+    """Return the Sensor that a document declares. Raises `InvalidDocument`."""
     return parse(Sensor, document)
 
 
 def errors(sensor: Sensor) -> list[str]:
-    """Sentences about invalid annotations, filters that no event can match, and expressions that
-    call functions that don't exist."""
+    """Return sentences about invalid annotations, filters that no event can match, and expressions
+    that call functions that don't exist."""
     problems: list[str] = []
     for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED_MAXIMA), held_limits):
         try:
@@ -51,7 +51,7 @@ def errors(sensor: Sensor) -> list[str]:
 
 
 def warnings(sensor: Sensor) -> list[str]:
-    """Sentences about what a Sensor may declare but is probably a mistake."""
+    """Return sentences about what a Sensor may declare but is probably a mistake."""
     sentences = []
     used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
     for number, dependency in enumerate(sensor.spec.dependencies):
@@ -67,7 +67,7 @@ def warnings(sensor: Sensor) -> list[str]:
 
 
 def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
-    """The destinations that a Sensor sends to, by their path in its document."""
+    """Return the destinations that a Sensor sends to, by their path in its document."""
     by_path: dict[str, Destination | None] = {}
     for number, trigger in enumerate(sensor.spec.triggers):
         path = f"spec.triggers[{number}]"

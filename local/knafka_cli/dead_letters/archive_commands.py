@@ -165,7 +165,7 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 
 
 def _ask_about(view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]) -> Any:
-    """The result of `ask` for one Egress, from its Kafka."""
+    """Return the result of `ask` for one Egress, from its Kafka."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
@@ -182,7 +182,7 @@ def _refuse_local_options(options: Mapping[str, Any]) -> None:
 
 
 def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
-    """Some of the options, by name."""
+    """Return some of the options, by name."""
     return {name: job_options[name] for name in names}
 
 
@@ -202,7 +202,7 @@ def _print_error(line: str) -> None:
 
 
 def open_operations(target: ClusterTarget) -> ArchiveOperations:
-    """The operations on archives in the chosen cluster and namespace."""
+    """Return the operations on archives in the chosen cluster and namespace."""
     # The client takes half a second to import: only commands about a cluster pay for it.
     from knafka_cli.dead_letters import archive_operations
     from knafka_client.declared import cluster_source
@@ -275,7 +275,7 @@ def _run_archive(
 
 
 def _selection(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
-    """The selection as `spec.select` of a DeadLetterReplay has it."""
+    """Return the selection as `spec.select` of a DeadLetterReplay has it."""
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}

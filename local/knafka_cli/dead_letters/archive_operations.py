@@ -59,8 +59,8 @@ class ArchiveOperations:
     poll_interval: float = OPERATION_POLL_INTERVAL
 
     def find_archive(self, name: str | None, broker: str | None = None) -> Document:
-        """The archive of this name, or else the only one of the Broker (`namespace/name`) or of the
-        namespace.
+        """Return the archive of this name, or else the only one of the Broker (`namespace/name`) or
+        of the namespace.
 
         Raises `UnknownObject` if there is none or several.
         """
@@ -141,10 +141,10 @@ class ArchiveOperations:
 
 
 def _name_of(document: Document) -> str:
-    """An object's name."""
+    """Return an object's name."""
     return str(document["metadata"]["name"])
 
 
 def _broker_of(archive: Document) -> str:
-    """The name of an archive's Broker."""
+    """Return the name of an archive's Broker."""
     return str((archive.get("spec") or {}).get("broker") or "default")

@@ -28,7 +28,7 @@ from knafka_client.declared import triggers
 from knafka_client.state.installation import DEFAULT_DATA
 from knafka_jobs.failure_selection import FailureCondition
 from knafka_jobs.job_errors import JobError
-from knafka_operator.model.cluster import Document, NotAllowed, decoded_secret
+from knafka_operator.model.cluster import Document, NotAllowed, decode_secret
 
 if TYPE_CHECKING:
     from knafka_cli.dead_letters.archive_operations import ArchiveOperations
@@ -47,7 +47,7 @@ class TablesSource(Protocol):
         """Open the tables; exits with code 2 if there are none."""
 
     def replay_id(self, given: str) -> str:
-        """The id that the tables have for a replay that the user names so."""
+        """Return the id that the tables have for a replay that the user names so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LocalTables:
         return files
 
     def replay_id(self, given: str) -> str:
-        """The id as the user gives it."""
+        """Return the id as the user gives it."""
         return given
 
 
@@ -116,7 +116,7 @@ class ArchiveTables:
         raise refuse(f"the {name} has no tables yet: knafka dead-letters compact makes them")
 
     def replay_id(self, given: str) -> str:
-        """The UID of the DeadLetterReplay of this name, else the id as the user gives it."""
+        """Return the UID of the DeadLetterReplay of this name, else the id as the user gives it."""
         from knafka_cli.dead_letters.archive_operations import OPERATION_OBJECTS
         from knafka_operator.archives.operation_model import REPLAY
 
@@ -139,8 +139,8 @@ class ArchiveTables:
 
 
 def _keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
-    """The keys in an archive's Secret; none if the user may not read it and has keys of their
-    own."""
+    """Return the keys in an archive's Secret; none if the user may not read it and has keys of
+    their own."""
     from knafka_client.declared.kubernetes_api import Objects
 
     try:
@@ -156,7 +156,7 @@ def _keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
         ) from None
     if secret is None:
         raise refuse(f"there is no Secret {operations.namespace}/{name} with the store's keys")
-    values = decoded_secret(secret)
+    values = decode_secret(secret)
     return {key: values[key] for key in KEY_NAMES if key in values}
 
 

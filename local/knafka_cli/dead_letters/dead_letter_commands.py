@@ -186,7 +186,7 @@ def show_letters(
 def _open_sources(
     tables: str | None, data_dir: Path
 ) -> tuple[RunningState | None, TableFiles | None]:
-    """The running installation and the tables' files; None for the one that doesn't exist.
+    """Return the running installation and the tables' files; None for the one that doesn't exist.
 
     With `tables` only the tables are read. Raises `NotRunning` if neither exists.
     """
@@ -204,7 +204,8 @@ def _open_sources(
 
 
 def _dead_letter_egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
-    """The Egress of a Trigger, or the one that stands for the dead letters of a Broker itself."""
+    """Return the Egress of a Trigger, or the one that stands for the dead letters of a Broker
+    itself."""
     if trigger is not None:
         return egress_of(running, trigger)
     return dead_letters.broker_dead_letter_egress(ingress_of(running, broker))
@@ -213,7 +214,8 @@ def _dead_letter_egress(running: RunningState, trigger: str | None, broker: str 
 def _failure_conditions(
     running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[FailureCondition]:
-    """Conditions that select the failures of a Trigger, or of a Broker itself; none select all."""
+    """Return conditions that select the failures of a Trigger, or of a Broker itself; none select
+    all."""
     if trigger is None and broker is None:
         return ()
     if running is not None:
@@ -319,7 +321,7 @@ def purge(
 
 
 def _replay_command(tables: str | None, data_dir: Path) -> str:
-    """How a report's commands begin: they run as they are, in any folder of this machine."""
+    """Return how a report's commands begin: they run as they are, in any folder of this machine."""
     words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
     if tables is not None:
         words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]

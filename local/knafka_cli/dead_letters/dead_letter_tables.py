@@ -47,12 +47,12 @@ INSTALL_TABLES: Final = (
 
 
 def tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    """The option that tells a job where the tables are."""
+    """Return the option that tells a job where the tables are."""
     return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
 def kafka_option(data_dir: Path) -> dict[str, Any]:
-    """The option that tells a job where Kafka is. Raises `NotRunning`."""
+    """Return the option that tells a job where Kafka is. Raises `NotRunning`."""
     return {"bootstrap-servers": Installation(data_dir).read_state().bootstrap_servers}
 
 
@@ -135,8 +135,8 @@ GROUP_COLUMNS: Final = (
 def group_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[Sequence[str]]:
-    """The groups with unresolved events, for `GROUP_COLUMNS`: acknowledged ones last, else the
-    newest first. Raises `JobError`."""
+    """Return the groups with unresolved events, for `GROUP_COLUMNS`: acknowledged ones last, else
+    the newest first. Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -159,7 +159,7 @@ def group_rows(
 
 
 def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
-    """Who acknowledged a group, until when and why; empty if nobody has."""
+    """Return who acknowledged a group, until when and why; empty if nobody has."""
     if acknowledgement is None:
         return ""
     until, note = acknowledgement.until, acknowledgement.note
@@ -172,7 +172,7 @@ def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
 def latest_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[StoredDeadLetter]:
-    """The newest `limit` dead letters in the tables, oldest first. Raises `JobError`."""
+    """Return the newest `limit` dead letters in the tables, oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
     return _letters(lookup.latest_dead_letters(files, conditions, limit))
@@ -192,7 +192,7 @@ def page_of_letters(
 
 
 def _letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
-    """Records and when they were replayed as dead letters, in the opposite order."""
+    """Return records and when they were replayed as dead letters, in the opposite order."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
@@ -215,5 +215,5 @@ def report(
 
 
 def _time_text(moment: datetime) -> str:
-    """A time as the command line prints it."""
+    """Return a time as the command line prints it."""
     return timestamp(moment.timestamp())

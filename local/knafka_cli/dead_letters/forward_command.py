@@ -62,7 +62,7 @@ def forward(
     refused, left_out = 0, 0
 
     def whole_events() -> Iterator[Event]:
-        """The events that can be posted; the others are counted."""
+        """Yield the events that can be posted; the others are counted."""
         nonlocal left_out
         for event in read_events(files, predicate):
             if event is None:

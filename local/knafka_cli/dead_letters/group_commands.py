@@ -225,7 +225,7 @@ def _parse_until(text: str, now: datetime) -> datetime:
 
 
 def user_name() -> str:
-    """The name of the user who runs the command."""
+    """Return the name of the user who runs the command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -197,7 +197,8 @@ def replay(
 
 
 def _edits(*given: list[str] | None) -> dict[str, Sequence[str]]:
-    """The options that edit events, by name; exits with code 2 if one of them can't be used."""
+    """Return the options that edit events, by name; exits with code 2 if one of them can't be
+    used."""
     options: dict[str, Sequence[str]] = {
         name: texts or () for name, texts in zip(EDIT_OPTIONS, given, strict=True)
     }
@@ -211,8 +212,8 @@ def _edits(*given: list[str] | None) -> dict[str, Sequence[str]]:
 def _preview_from_tables(
     place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
-    """The result of a dry run by the tables' files alone; None if only the Spark job can evaluate
-    it."""
+    """Return the result of a dry run by the tables' files alone; None if only the Spark job can
+    evaluate it."""
     if job_options["where"] is not None:
         return None
     files = dead_letter_tables.open_tables(place, print_error)
@@ -236,8 +237,8 @@ def _preview_from_tables(
 
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
-    """A predicate for events with any of these ids that also match `where`: the job itself takes
-    one id only."""
+    """Return a predicate for events with any of these ids that also match `where`: the job itself
+    takes one id only."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"

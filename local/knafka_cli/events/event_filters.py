@@ -13,7 +13,7 @@ from knafka_cli.shared.cesql_calls import missing_functions
 
 
 def expression_predicate(text: str) -> Predicate:
-    """The predicate of a CESQL expression.
+    """Return the predicate of a CESQL expression.
 
     Raises `InvalidDocument` with the position of a syntax error, and for an expression that can
     never be true.
@@ -30,7 +30,8 @@ def expression_predicate(text: str) -> Predicate:
 
 
 def attributes_predicate(pairs: Sequence[str]) -> Predicate:
-    """A predicate that requires all of these attributes: `name=value`, or `name` with any value.
+    """Return a predicate that requires all of these attributes: `name=value`, or `name` with any
+    value.
 
     Raises `InvalidDocument`.
     """
@@ -47,7 +48,7 @@ def attributes_predicate(pairs: Sequence[str]) -> Predicate:
 
 
 def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
-    """A predicate that is true if all of these are; None if there are none."""
+    """Return a predicate that is true if all of these are; None if there are none."""
 
     def passes_all(event: Attributes) -> bool:
         """Whether an event passes all predicates."""

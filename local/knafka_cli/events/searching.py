@@ -42,7 +42,7 @@ class TopicSearch:
 
 
 def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
-    """A predicate for records that hold the event with this id, from this source or any."""
+    """Return a predicate for records that hold the event with this id, from this source or any."""
     encoded_id = id_.encode()
     encoded_source = None if source is None else source.encode()
 
@@ -63,7 +63,7 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
 
 
 def _content_type(headers: Mapping[str, bytes | None]) -> str:
-    """The record's `content-type` header; empty if it has none."""
+    """Return the record's `content-type` header; empty if it has none."""
     content_types = (value for name, value in headers.items() if name.lower() == CONTENT_TYPE)
     return (next(content_types, None) or b"").decode(errors="replace")
 

@@ -168,7 +168,7 @@ def _parse_extension(text: str) -> tuple[str, str]:
 def _send_target(
     installation: Installation, broker: str | None, url: str | None, account: str | None
 ) -> tuple[str, Callable[[], bytes]]:
-    """The URL to send to, and a function that makes the `authorization` header line."""
+    """Return the URL to send to, and a function that makes the `authorization` header line."""
     if url is not None:
         return url, bytes
     running = installation.read_state()

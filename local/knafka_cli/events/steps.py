@@ -42,7 +42,7 @@ def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> 
 
 
 def _step_time(step: TraceStep) -> float:
-    """The step's time in seconds since the Unix epoch; 0 if it isn't valid."""
+    """Return the step's time in seconds since the Unix epoch; 0 if it isn't valid."""
     try:
         return datetime.fromisoformat(step.at).timestamp()
     except ValueError:  # anybody can write a dead letter's attributes

@@ -136,7 +136,9 @@ def tail(
         )
         view = view_of(source, namespace, trigger or broker)
         with exit_on_bad_input():
-            owner, topics, trigger_filter = _topics_to_read(view, broker, trigger, dead_letters)
+            owner, topics, trigger_filter = _find_topics_to_read(
+                view, broker, trigger, dead_letters
+            )
         if trigger_filter is not None:
             predicates.append(trigger_filter)
         format_ = OutputFormat.JSON if as_json else output or OutputFormat.TEXT
@@ -147,7 +149,8 @@ def tail(
 
 
 def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
-    """The Broker's and the Trigger's name in the argument; None for those that aren't named."""
+    """Return the Broker's and the Trigger's name in the argument; None for those that aren't
+    named."""
     kind, slash, name = (target or "").partition("/")
     broker, trigger_name = target, None
     if slash and kind in ("trigger", "triggers"):
@@ -161,10 +164,10 @@ def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, 
     return broker, trigger or trigger_name
 
 
-def _topics_to_read(
+def _find_topics_to_read(
     view: DeclaredView, broker: str | None, trigger: str | None, dead_letters: bool
 ) -> tuple[Ingress | Egress, Sequence[str], Predicate | None]:
-    """The owner whose Kafka is read, the topics to read, and the Trigger's filter.
+    """Return the owner whose Kafka is read, the topics to read, and the Trigger's filter.
 
     Raises `UnknownObject`.
     """

@@ -102,8 +102,8 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 def _spans(
     reader: RangeReader, topics: Sequence[str], tail: TailStart
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
-    """The offset at which each partition is read from, and its end now. Raises `LogError` and
-    `TopicsMissing`."""
+    """Return the offset at which each partition is read from, and its end now. Raises `LogError`
+    and `TopicsMissing`."""
     starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
     for topic in topics:
         try:
@@ -126,8 +126,8 @@ def _spans(
 def _newest_existing(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Existing records in the order of time, without all but the newest `count`; newer records are
-    kept."""
+    """Return existing records in the order of time, without all but the newest `count`; newer
+    records are kept."""
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
         return records
@@ -139,7 +139,7 @@ def _newest_existing(
 
 
 def problem_of(record: Record) -> str | None:
-    """Why a record holds no event, with its time and place; None if it holds one."""
+    """Return why a record holds no event, with its time and place; None if it holds one."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent as error:
@@ -148,7 +148,7 @@ def problem_of(record: Record) -> str | None:
 
 
 def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) -> str | None:
-    """One line about a record's event; None if `predicate` refuses it.
+    """Return one line about a record's event; None if `predicate` refuses it.
 
     Raises `InvalidEvent` if the record holds no event.
     """
@@ -173,7 +173,7 @@ def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) 
 
 
 def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
-    """The record's place and key, and the attributes that the line doesn't show yet."""
+    """Return the record's place and key, and the attributes that the line doesn't show yet."""
     key = record.key()
     pairs = {"key": key.decode(errors="replace")} if key is not None else {}
     pairs |= {name: value for name, value in attributes.items() if name not in _SHOWN_ATTRIBUTES}
@@ -183,11 +183,11 @@ def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
 
 
 def _place_text(record: Record) -> str:
-    """The record's place: `TOPIC/PARTITION/OFFSET`."""
+    """Return the record's place: `TOPIC/PARTITION/OFFSET`."""
     return f"{record.topic()}/{record.partition()}/{record.offset()}"
 
 
 def _time_text(record: Record) -> str:
-    """The record's local time, to the millisecond."""
+    """Return the record's local time, to the millisecond."""
     local = moment(record.timestamp()[1] / 1000).astimezone()
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"

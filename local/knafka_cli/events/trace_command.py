@@ -236,7 +236,7 @@ def _print_trace(record_trace: Trace, zipkin: str) -> None:
 def _not_found_message(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
-    """Why the event may not have been found, and which dead letters of it are kept."""
+    """Return why the event may not have been found, and which dead letters of it are kept."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
     if all(search.covers_topic for search in searches):
@@ -247,16 +247,16 @@ def _not_found_message(
             "--since start for all that Kafka has kept)"
         )
     for ingress in view.ingresses:
-        for letter in _dead_letters(view, ingress, id_):
+        for letter in _find_dead_letters(view, ingress, id_):
             if source in (None, letter.letter.source):
                 text += f"\nits dead letter is kept: {letter.description} {letter.letter.last_time}"
     return text
 
 
-def _dead_letters(
+def _find_dead_letters(
     view: DeclaredView, ingress: Ingress, id_: str
 ) -> Sequence[replaying.ReplayChoice]:
-    """The dead letters of an event in the topics of a Broker's Triggers."""
+    """Return the dead letters of an event in the topics of a Broker's Triggers."""
     with view.explain_unreached_kafka(ingress):
         return ask_kafka(
             view.connection(ingress),

@@ -143,7 +143,8 @@ async def trace_record(
 
 
 def trace_context(envelope: Envelope) -> tuple[str, bool]:
-    """The trace's id and whether it is sampled, from the event's header or else its attribute.
+    """Return the trace's id and whether it is sampled, from the event's header or else its
+    attribute.
 
     The id is empty if neither is there and valid.
     """
@@ -190,7 +191,7 @@ async def _trace_delivery(
 
 
 def _dead_letter_steps(record: Record) -> Sequence[TraceStep]:
-    """The attempts that a dead letter lists, and the step of keeping it."""
+    """Return the attempts that a dead letter lists, and the step of keeping it."""
     details = parse_dead_letter(record)
     reason = f"{details.reason} {details.code}".strip()
     place = f"{record.topic()}/{record.partition()}/{record.offset()}"
@@ -203,7 +204,7 @@ def _dead_letter_steps(record: Record) -> Sequence[TraceStep]:
 def _state_and_history(
     letters: Sequence[StoredDeadLetter], replays: Sequence[TracedReplay]
 ) -> tuple[TracedState, str]:
-    """The event's latest state, and a text with its dead letters and replays in order."""
+    """Return the event's latest state, and a text with its dead letters and replays in order."""
     parts = [(dead_letter.last_time, _dead_letter_text(dead_letter)) for dead_letter in letters]
     parts += [(replay.at, f"sent again {replay.at}") for replay in replays]
     history = "; ".join(text for _, text in sorted(parts))
@@ -215,7 +216,7 @@ def _state_and_history(
 
 
 def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
-    """Text about a dead letter: reason, attempts and time."""
+    """Return text about a dead letter: reason, attempts and time."""
     reason = f"{dead_letter.reason} {dead_letter.code}".strip()
     if dead_letter.reason == Reason.REPLY_NOT_DELIVERED:
         reason += f" to {dead_letter.destination}"
@@ -225,7 +226,8 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
 async def _read_group_progress(
     committed: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
-    """How far a group is with a record, with a short text and the last attempt if it has failed."""
+    """Return how far a group is with a record, with a short text and the last attempt if it has
+    failed."""
     partition, offset = record.partition(), record.offset()
     commits = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
     place, policy = commits.get(partition), policy_of(egress)
@@ -245,7 +247,7 @@ async def _read_group_progress(
 def offset_state(
     offset: int, committed: OffsetAndMetadata | None, policy: int = 0
 ) -> tuple[TracedState, str]:
-    """How far a consumer group is with one offset, as a state and a short explanation."""
+    """Return how far a consumer group is with one offset, as a state and a short explanation."""
     if committed is None:
         return TracedState.WAITING, "nothing of its partition is settled"
     if offset < committed.offset:
@@ -266,7 +268,7 @@ def offset_state(
 
 
 def _attempts_text(delivery: DeliveryState) -> str:
-    """Text about the attempts of an unsettled delivery."""
+    """Return text about the attempts of an unsettled delivery."""
     stage = {
         DeliveryStage.SUBSCRIBER: "",
         DeliveryStage.SINK: ", now at the dead letter sink",
@@ -287,7 +289,7 @@ async def _find_dead_letters(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """The dead letters of this record and of its replays.
+    """Return the dead letters of this record and of its replays.
 
     Also whether every dead letter of the Trigger is still in the topic and was read.
     """
@@ -315,7 +317,7 @@ async def _find_dead_letters(
 
 
 def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
-    """A dead letter with the time at which it was first replayed."""
+    """Return a dead letter with the time at which it was first replayed."""
     written = timestamp(record.timestamp()[1] / 1000)
     return replace(
         parse_dead_letter(record),
@@ -330,7 +332,7 @@ async def _find_replays(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
-    """The replays of an event to this Trigger."""
+    """Return the replays of an event to this Trigger."""
     replay = replay_egress(egress)
     if replay.topic not in topics:
         return []
@@ -352,10 +354,10 @@ def is_traceable(record: Record) -> bool:
 
 
 def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
-    """A function that reads commits from Kafka without joining the group."""
+    """Return a function that reads commits from Kafka without joining the group."""
 
     def read_commits(group: str, topic: str, partitions: Collection[int]) -> Commits:
-        """The group's commits, from Kafka."""
+        """Return the group's commits, from Kafka."""
         with RangeReader(connection, group) as reader:
             return reader.committed(topic, partitions)
 

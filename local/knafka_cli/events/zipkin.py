@@ -33,7 +33,7 @@ class ZipkinError(KnafkaError):
 
 
 def fetch_spans(url: str, trace_id: str) -> Sequence[Span]:
-    """The spans of a trace; none if Zipkin doesn't have it. Raises `ZipkinError`."""
+    """Return the spans of a trace; none if Zipkin doesn't have it. Raises `ZipkinError`."""
     address = f"{url.rstrip('/')}/api/v2/trace/{trace_id}"
     try:
         with urllib.request.urlopen(address, timeout=ZIPKIN_TIMEOUT) as answer:
@@ -51,7 +51,7 @@ def fetch_spans(url: str, trace_id: str) -> Sequence[Span]:
 
 
 def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
-    """The steps of an event at one Trigger or Subscription, from the spans of its trace."""
+    """Return the steps of an event at one Trigger or Subscription, from the spans of its trace."""
     destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
     steps = []
     for span in spans:
@@ -65,7 +65,7 @@ def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
 
 
 def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
-    """Text about a span's result: status code or error, destination and duration."""
+    """Return text about a span's result: status code or error, destination and duration."""
     code, error = tags.get("http.response.status_code", ""), tags.get("error", "")
     outcome = error if not code or code in error else f"{code} {error}".strip()
     destination = tags.get("messaging.kafka.topic") or tags.get("url.full", "")

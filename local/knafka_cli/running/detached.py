@@ -90,7 +90,7 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
 
 
 def log_file(installation: Installation) -> Path:
-    """The file with the output of a `knafka up` in the background."""
+    """Return the file with the output of a `knafka up` in the background."""
     return installation.logs / "up.log"
 
 

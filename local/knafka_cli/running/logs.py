@@ -32,11 +32,11 @@ class Logs:
         """Offset up to which each log has been returned."""
 
     def names(self, part: str | None = None) -> Sequence[str]:
-        """The names of all logs, or of those of one process, Trigger or Service; sorted."""
+        """Return the names of all logs, or of those of one process, Trigger or Service; sorted."""
         return sorted(name for name in self._files() if part is None or is_log_of(name, part))
 
     def last_lines(self, name: str, lines: int) -> Sequence[str]:
-        """The last `lines` lines of a log, oldest first."""
+        """Return the last `lines` lines of a log, oldest first."""
         with self._files()[name].open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
             all_lines = file.read().decode(errors="replace").splitlines()
@@ -61,7 +61,7 @@ class Logs:
             self._pause(LOG_POLL_INTERVAL)
 
     def _files(self) -> dict[str, Path]:
-        """The log files by name."""
+        """Return the log files by name."""
         files = {
             file.stem: file
             for file in sorted(self._installation.logs.glob("*.log"))
@@ -82,7 +82,7 @@ def is_log_of(name: str, part: str) -> bool:
 
 
 def _size(path: Path) -> int:
-    """A file's size in bytes; 0 if it doesn't exist."""
+    """Return a file's size in bytes; 0 if it doesn't exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def _size(path: Path) -> int:
 
 
 def _read_lines(path: Path, start: int) -> tuple[Sequence[str], int]:
-    """The complete lines after offset `start`, and the offset at which they end."""
+    """Return the complete lines after offset `start`, and the offset at which they end."""
     try:
         with path.open("rb") as file:
             file.seek(start)

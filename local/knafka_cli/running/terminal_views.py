@@ -104,7 +104,7 @@ class TableView:
 
 
 def changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
-    """A sentence for each difference between two snapshots."""
+    """Yield a sentence for each difference between two snapshots."""
     if current.kafka != previous.kafka:
         yield f"Kafka: {current.kafka}"
     yield from (problem for problem in current.problems if problem not in previous.problems)
@@ -136,7 +136,7 @@ class _Change:
 
 
 def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
-    """A line for each change, or one line for all with the same text if they are many."""
+    """Yield a line for each change, or one line for all with the same text if they are many."""
     by_text: dict[tuple[str, str], list[_Change]] = {}
     for change in changes:
         by_text.setdefault((change.row.kind, change.text_of_several), []).append(change)
@@ -158,7 +158,7 @@ def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
 def _trigger_changes(
     previous: Sequence[TriggerRow], current: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
-    """The changes between two lists of Triggers, Subscriptions or Sensors."""
+    """Yield the changes between two lists of Triggers, Subscriptions or Sensors."""
     previous_rows = {(row.kind, row.name): row for row in previous}
     for row in current:
         if (previous_row := previous_rows.pop((row.kind, row.name), None)) is not row:
@@ -167,7 +167,7 @@ def _trigger_changes(
 
 
 def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Change]:
-    """The changes of one Trigger, Subscription or Sensor."""
+    """Yield the changes of one Trigger, Subscription or Sensor."""
     if previous is None or previous.refused != row.refused:
         if row.refused:
             yield _Change(row, " is not ready", " are not ready", f": {row.refused}")
@@ -188,8 +188,8 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
 
 
 def summary(snapshot: Snapshot) -> str:
-    """All counts in one line: each Trigger if they are few, or else the busiest and sums of the
-    others."""
+    """Return all counts in one line: each Trigger if they are few, or else the busiest and sums of
+    the others."""
     brokers = [
         f"{_display_name(broker)} accepted {broker.accepted}"
         + (f" rejected {broker.rejected}" if broker.rejected else "")
@@ -215,7 +215,7 @@ def summary(snapshot: Snapshot) -> str:
 
 
 def _display_name(row: BrokerRow | TriggerRow) -> str:
-    """The object's name, after its kind unless it is a Broker or Trigger."""
+    """Return the object's name, after its kind unless it is a Broker or Trigger."""
     return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
 
 
@@ -225,12 +225,12 @@ def _is_busy(row: TriggerRow) -> bool:
 
 
 def _waiting_events(row: TriggerRow) -> float:
-    """The number of waiting events, for sorting; an unknown lag comes first."""
+    """Return the number of waiting events, for sorting; an unknown lag comes first."""
     return math.inf if row.lag is None else row.lag
 
 
 def _counts_text(row: TriggerRow) -> str:
-    """A Trigger's counts as text."""
+    """Return a Trigger's counts as text."""
     return (
         f"{_display_name(row)} waiting {'?' if row.lag is None else row.lag}"
         f" delivered {row.delivered} filtered {row.filtered} retried {row.retried}"
@@ -239,7 +239,7 @@ def _counts_text(row: TriggerRow) -> str:
 
 
 def _sum_row(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
-    """A row with the sums of several rows' counts."""
+    """Return a row with the sums of several rows' counts."""
     known = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
@@ -329,7 +329,7 @@ class StatusTable:
 def _grid(
     title: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
 ) -> Grid:
-    """The table of the objects of one kind."""
+    """Return the table of the objects of one kind."""
     shown_columns = [column for column in columns if column.from_width <= width]
     grid = Grid(expand=True, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     grid.add_column(title, overflow="fold", ratio=1)
@@ -344,15 +344,15 @@ def _grid(
 
 
 def _address_text(row: BrokerRow) -> Text:
-    """A Broker's or channel's address, or why it isn't served."""
+    """Return a Broker's or channel's address, or why it isn't served."""
     if row.refused:
         return Text(f"not served: {row.refused}", style="red")
     return Text(row.url, style="dim")
 
 
 def _state_text(row: TriggerRow) -> Text:
-    """Why a Trigger isn't ready, its error, that it is paused, what is wrong with its dead letters,
-    or the scaler's reason for its number of replicas."""
+    """Return why a Trigger isn't ready, its error, that it is paused, what is wrong with its dead
+    letters, or the scaler's reason for its number of replicas."""
     if row.refused:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
@@ -378,6 +378,6 @@ def _state_text(row: TriggerRow) -> Text:
 
 
 def choose_view(plain: bool) -> View:
-    """A table if stdout is a terminal and `plain` is False, or else lines."""
+    """Return a table if stdout is a terminal and `plain` is False, or else lines."""
     console = Console()
     return LineView() if plain or not console.is_terminal else TableView(console)

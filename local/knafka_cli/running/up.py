@@ -92,7 +92,8 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
 
 
 def sender_authorization(state: RunningState, data: Path, url: str) -> Callable[[], bytes]:
-    """A function that returns the `authorization` header line for sending to the Broker at `url`.
+    """Return a function that returns the `authorization` header line for sending to the Broker at
+    `url`.
 
     The sender is the service account `default` of the Broker's namespace, as for a pod that names
     none. The line is empty if the Broker requires no tokens.

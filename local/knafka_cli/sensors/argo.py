@@ -91,7 +91,7 @@ def convert_sensor(
 
 
 def _object_field(document: Document, name: str, path: str = "") -> Document:
-    """The object in a field; empty if the field isn't set. Raises `InvalidDocument`."""
+    """Return the object in a field; empty if the field isn't set. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is None:
         return {}
@@ -103,7 +103,7 @@ def _object_field(document: Document, name: str, path: str = "") -> Document:
 def _list_field(
     document: Document, name: str, path: str, *, required: bool = False
 ) -> Sequence[Document]:
-    """The list of objects in a field; empty if it isn't set and not required. Raises
+    """Return the list of objects in a field; empty if it isn't set and not required. Raises
     `InvalidDocument`."""
     value = document.get(name)
     if value is None and not required:
@@ -114,14 +114,14 @@ def _list_field(
 
 
 def _text(value: Any, path: str) -> str:
-    """A value as text. Raises `InvalidDocument` for anything but a string or a number."""
+    """Return a value as text. Raises `InvalidDocument` for anything but a string or a number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InvalidDocument(path, "must be a text")
     return str(value)
 
 
 def _flag_field(document: Document, name: str, path: str) -> bool:
-    """The truth value of a field; False if it isn't set. Raises `InvalidDocument`."""
+    """Return the truth value of a field; False if it isn't set. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidDocument(_join_path(path, name), "must be true or false")
@@ -129,7 +129,7 @@ def _flag_field(document: Document, name: str, path: str) -> bool:
 
 
 def _join_path(path: str, name: str) -> str:
-    """The path of a field below `path`."""
+    """Return the path of a field below `path`."""
     return f"{path}.{name}" if path else name
 
 
@@ -239,7 +239,8 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
 
 
 def _template_url(template: Document, path: str, converted: ArgoConversion) -> str | None:
-    """The URL of a trigger template's HTTP request; None if the template has another kind."""
+    """Return the URL of a trigger template's HTTP request; None if the template has another
+    kind."""
     if template.get("http") is None:
         known = {"name", "conditions", "conditionsReset"}
         kinds = ", ".join(str(name) for name in template if name not in known) or "nothing"
@@ -283,8 +284,8 @@ def _convert_resets(
 
 
 def _equivalent_cron(cron: str) -> str:
-    """A cron expression that names the same times to our parser, which reads `*/2` as `*` and
-    Argo's doesn't."""
+    """Return a cron expression that names the same times to our parser, which reads `*/2` as `*`
+    and Argo's doesn't."""
     fields = cron.split()
     if len(fields) != 5 or fields[2] in _ANY_VALUE or fields[4] in _ANY_VALUE:
         return cron
@@ -338,7 +339,7 @@ def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) ->
 
 
 def _amount(value: Any) -> float:
-    """The value of Argo's Amount, which is a number, a text, or an object with a number."""
+    """Return the value of Argo's Amount, which is a number, a text, or an object with a number."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:
@@ -348,7 +349,7 @@ def _amount(value: Any) -> float:
 
 
 def _duration(value: Any, path: str) -> str:
-    """A duration as Go writes it, of Argo's Int64OrString: nanoseconds, or such a text."""
+    """Return a duration as Go writes it, of Argo's Int64OrString: nanoseconds, or such a text."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0

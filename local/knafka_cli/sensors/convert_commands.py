@@ -69,7 +69,7 @@ def sensor(
 
 
 def _read_sensors(file: Path) -> list[dict[str, object]]:
-    """The Sensors in a YAML file. Raises `BadInput` if there is none."""
+    """Return the Sensors in a YAML file. Raises `BadInput` if there is none."""
     try:
         documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -85,7 +85,7 @@ def show_status(
 def _cluster_sensors(
     context: str | None, kubeconfig: Path | None, namespace: str | None
 ) -> Sequence[TriggerRow]:
-    """The Sensors of a cluster's namespace. Raises `ClusterError`."""
+    """Return the Sensors of a cluster's namespace. Raises `ClusterError`."""
     # Kubernetes' client takes half a second to import: only commands about a cluster pay for it.
     from knafka_client.declared import cluster_source
     from knafka_client.state.condition_rows import sensor_row
@@ -174,8 +174,8 @@ def backtest_sensor(
 
 
 def _topic_options(sensor: Sensor, job_options: JobArguments, data_dir: Path) -> Mapping[str, str]:
-    """The job's options for a topic and its Kafka; by default those of the Sensor's bus in `knafka
-    up`."""
+    """Return the job's options for a topic and its Kafka; by default those of the Sensor's bus in
+    `knafka up`."""
     if job_options["bootstrap-servers"] is not None:
         if job_options["topic"] is None:
             raise event_input.BadInput(
@@ -196,7 +196,7 @@ def _topic_options(sensor: Sensor, job_options: JobArguments, data_dir: Path) ->
 
 
 def _iso_moment(text: str | None) -> str | None:
-    """A moment that an option names, in ISO 8601; None if it isn't given."""
+    """Return a moment that an option names, in ISO 8601; None if it isn't given."""
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())
@@ -204,7 +204,7 @@ def _iso_moment(text: str | None) -> str | None:
 
 
 def _conditions_document(sensor: Sensor) -> dict[str, Any]:
-    """The part of a Sensor that decides when it fires, as JSON for the job."""
+    """Return the part of a Sensor that decides when it fires, as JSON for the job."""
     from knafka.core.sensor.contract import Conditions, SensorTrigger
 
     known = SensorTrigger.model_fields.keys()
@@ -259,7 +259,7 @@ def _print_errors(errors: Mapping[str, int]) -> None:
 
 
 def _read_sensor(file: Path) -> Sensor:
-    """The only Sensor in a YAML file. Raises `BadInput` and `InvalidDocument`."""
+    """Return the only Sensor in a YAML file. Raises `BadInput` and `InvalidDocument`."""
     from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
     try:
@@ -283,8 +283,8 @@ def _read_sensor(file: Path) -> Sensor:
 
 
 def _read_events(file: Path) -> Iterator[PastEvent]:
-    """The events of an NDJSON file with their times; one without a time is a millisecond after the
-    event before it."""
+    """Yield the events of an NDJSON file with their times; one without a time is a millisecond
+    after the event before it."""
     from knafka.core.sensor.backtest import PastEvent
 
     try:
@@ -306,7 +306,7 @@ def _milliseconds(time: str) -> int:
 
 
 def _firing_document(fired: Fired) -> Mapping[str, Any]:
-    """A firing in the JSON format of the job's result."""
+    """Return a firing in the JSON format of the job's result."""
     from knafka.core.sensor.records import correlation_of, trigger_of
 
     return {
@@ -318,7 +318,7 @@ def _firing_document(fired: Fired) -> Mapping[str, Any]:
 
 
 def _event_document(event: HeldEvent) -> Mapping[str, Any]:
-    """An event in the JSON format of the job's result."""
+    """Return an event in the JSON format of the job's result."""
     source, _, identity = event.identity.partition(" ")
     return {
         "dependency": event.dependency, "source": source, "id": identity, "at": _time_text(event.at)
@@ -326,12 +326,12 @@ def _event_document(event: HeldEvent) -> Mapping[str, Any]:
 
 
 def _time_text(milliseconds: int) -> str:
-    """A time in RFC 3339."""
+    """Return a time in RFC 3339."""
     return rfc3339(milliseconds / 1000)
 
 
 def _firing_line(firing: Mapping[str, Any]) -> str:
-    """One line of text about a firing."""
+    """Return one line of text about a firing."""
     correlation = firing["correlation"]
     key = firing["trigger"] + ("" if correlation is None else f"/{correlation}")
     return f"{firing['at']} {key} fires with {_event_names(firing['events'])}"

@@ -68,14 +68,15 @@ class SensorPosition:
         return f"{self.topic}/{self.partition}/{offset}"
 
     def text(self, sensor: SensorPlace) -> str:
-        """One line of text about the next record."""
+        """Return one line of text about the next record."""
         unread = f"{self.place}, {self.end - self.offset} offsets before the end"
         if self.record is None:
             return f"{unread}: nothing to read"
         return f"{unread}: {self._record_description(sensor)}"
 
     def _record_description(self, sensor: SensorPlace) -> str:
-        """What the next record holds: an event of the bus, an event for a trigger, or no event."""
+        """Return what the next record holds: an event of the bus, an event for a trigger, or no
+        event."""
         record = cast(Record, self.record)
         value = record.value()
         description = f"{len(value or b'')} bytes of {rfc3339(record.timestamp()[1] / 1000)}"
@@ -102,7 +103,7 @@ class SensorPosition:
 def unread_positions(
     connection: Mapping[str, Any], sensor: SensorPlace
 ) -> Sequence[SensorPosition]:
-    """The partitions of a Sensor's bus and trigger topic that have unread records. Raises
+    """Return the partitions of a Sensor's bus and trigger topic that have unread records. Raises
     `LogError`."""
     with _open_reader(connection, sensor) as reader:
         return list(_read_positions(reader, sensor))
@@ -129,12 +130,12 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
 
 
 def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeReader:
-    """A reader of the Sensor's topics that can commit for its group."""
+    """Return a reader of the Sensor's topics that can commit for its group."""
     return RangeReader(connection, sensor.group, {**READING, "auto.offset.reset": "earliest"})
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
-    """The partitions with unread records, each with its next record."""
+    """Yield the partitions with unread records, each with its next record."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
@@ -147,7 +148,8 @@ def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[Sensor
 
 
 def _read_headers(record: Record) -> RecordHeaders | None:
-    """The record's headers; None if one's name isn't UTF-8. The client returns them only once."""
+    """Return the record's headers; None if one's name isn't UTF-8. The client returns them only
+    once."""
     try:
         return record.headers() or []
     except Exception:

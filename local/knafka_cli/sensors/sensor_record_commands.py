@@ -133,7 +133,7 @@ def _find_sensor(
     bootstrap_servers: str | None,
     system_namespace: str,
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """The librdkafka configuration for a Sensor's Kafka, and the Sensor's topics. Raises
+    """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's topics. Raises
     `KnafkaError`."""
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
@@ -174,7 +174,7 @@ def _find_sensor(
 
 
 def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
-    """The group and topics of a Sensor in a cluster, by its status.
+    """Return the group and topics of a Sensor in a cluster, by its status.
 
     `bus` and `own_name` are the internal names of its bus and of itself (`Family.own_name`). Exits
     with code 2 if the status has no valid names.

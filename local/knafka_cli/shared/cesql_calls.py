@@ -17,7 +17,8 @@ from knafka.core.filters import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
-    """A sentence for each call of a function that doesn't exist, or not with so many arguments."""
+    """Yield a sentence for each call of a function that doesn't exist, or not with so many
+    arguments."""
     for expression_path, text in expressions(filters, path):
         for call in _calls(parse(text)):
             if resolve(call.name, len(call.arguments)) is None:
@@ -25,7 +26,8 @@ def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
 
 
 def _call_problem(call: Call) -> str:
-    """Why a call can't be evaluated, with the name of a similar function or all functions."""
+    """Return why a call can't be evaluated, with the name of a similar function or all
+    functions."""
     if call.name in names():
         return f"the function {call.name} does not take {len(call.arguments)} arguments"
     similar = get_close_matches(call.name, names(), 1)
@@ -34,7 +36,7 @@ def _call_problem(call: Call) -> str:
 
 
 def _calls(node: Node) -> Iterator[Call]:
-    """All function calls in an expression."""
+    """Yield all function calls in an expression."""
     match node:
         case Call(arguments=arguments):
             yield node

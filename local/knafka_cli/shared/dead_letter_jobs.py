@@ -148,8 +148,8 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
 
 
 def java_home(java: Path, folder: Path) -> Path:
-    """A JAVA_HOME that PySpark can start: that of `java`, or a folder with a script that calls
-    `java`."""
+    """Return a JAVA_HOME that PySpark can start: that of `java`, or a folder with a script that
+    calls `java`."""
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)
     if _VECTOR_MODULE in modules.stdout:
         return java.resolve().parent.parent

@@ -58,7 +58,7 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _typer_parameter(name: str) -> inspect.Parameter:
-    """The Typer parameter for one option of the jobs."""
+    """Return the Typer parameter for one option of the jobs."""
     declared = OPTIONS[name]
     text = declared["help"] % declared
     option: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
@@ -77,7 +77,7 @@ def _typer_parameter(name: str) -> inspect.Parameter:
 
 
 def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
-    """A parser that returns the text unchanged if the job can read it; raises
+    """Return a parser that returns the text unchanged if the job can read it; raises
     `typer.BadParameter`."""
 
     def check(text: str) -> str:

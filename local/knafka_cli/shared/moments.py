@@ -16,8 +16,8 @@ _ago = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
 
 
 def parse_moment(text: str, now: float) -> float:
-    """The moment that `2h` (ago), `start` or an ISO 8601 time names, in seconds since the Unix
-    epoch.
+    """Return the moment that `2h` (ago), `start` or an ISO 8601 time names, in seconds since the
+    Unix epoch.
 
     A time without an offset is local time. Raises `BadInput`.
     """
@@ -34,8 +34,8 @@ def parse_moment(text: str, now: float) -> float:
 
 
 def parse_end(text: str, now: float) -> float:
-    """The moment to come that `3d` (from now) or an ISO 8601 time names, in seconds since the Unix
-    epoch.
+    """Return the moment to come that `3d` (from now) or an ISO 8601 time names, in seconds since
+    the Unix epoch.
 
     A time without an offset is local time. Raises `BadInput`, also for a time that is over.
     """

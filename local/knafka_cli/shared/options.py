@@ -90,7 +90,7 @@ def refuse(problem: str) -> typer.Exit:
 
 
 def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
-    """The objects declared in these files, or in those that the running installation uses.
+    """Return the objects declared in these files, or in those that the running installation uses.
 
     Problems with a file are printed on stderr.
     """
@@ -115,8 +115,8 @@ def read_event(text: str) -> Event:
 
 
 def ingress_of(running: RunningState, broker: str | None) -> Ingress:
-    """The Ingress of the named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or of the only
-    one.
+    """Return the Ingress of the named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or of
+    the only one.
 
     Exits with code 2 if there is none, or several and no name.
     """
@@ -140,8 +140,8 @@ def ingress_of(running: RunningState, broker: str | None) -> Ingress:
 
 
 def audience_of(ingress: Ingress) -> str:
-    """The audience of tokens for this Broker or KafkaChannel; exits with code 2 if it requires
-    none."""
+    """Return the audience of tokens for this Broker or KafkaChannel; exits with code 2 if it
+    requires none."""
     if ingress.audience is None:
         receiving_object = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
         raise refuse(
@@ -151,7 +151,7 @@ def audience_of(ingress: Ingress) -> str:
 
 
 def account_of(text: str) -> ServiceAccount:
-    """The service account of this name; exits with code 2 if the name is invalid."""
+    """Return the service account of this name; exits with code 2 if the name is invalid."""
     account = ServiceAccount.parse(text)
     if account is None:
         raise refuse(
@@ -161,13 +161,13 @@ def account_of(text: str) -> ServiceAccount:
 
 
 def _ingress_name(ingress: Ingress) -> str:
-    """How options name this Broker or KafkaChannel."""
+    """Return how options name this Broker or KafkaChannel."""
     name = f"{ingress.namespace}/{ingress.broker}"
     return CHANNEL_PREFIX + name if ingress.kind == "KafkaChannel" else name
 
 
 def egress_of(running: RunningState, trigger: str) -> Egress:
-    """The Egress of the named Trigger, or of the Subscription if no Trigger has that name.
+    """Return the Egress of the named Trigger, or of the Subscription if no Trigger has that name.
 
     `subscription/[NAMESPACE/]NAME` names a Subscription only. Exits with code 2 if neither runs.
     """
@@ -188,7 +188,7 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
 
 
 def kafka_configuration(running: RunningState) -> dict[str, Any]:
-    """The librdkafka configuration for the Kafka of the running installation."""
+    """Return the librdkafka configuration for the Kafka of the running installation."""
     return connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 

@@ -64,8 +64,8 @@ def source_of(
     bootstrap_servers: str | None,
     system_namespace: str = SYSTEM_NAMESPACE,
 ) -> DeclaredSource:
-    """The source of declared objects: the cluster of a context or kubeconfig, or else what `knafka
-    up` runs."""
+    """Return the source of declared objects: the cluster of a context or kubeconfig, or else what
+    `knafka up` runs."""
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers needs a cluster: name its --context")

@@ -199,7 +199,7 @@ def _set_paused(
 
 
 async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
-    """The number of waiting records of each Trigger, by `namespace/name`."""
+    """Return the number of waiting records of each Trigger, by `namespace/name`."""
     lags = {}
     for egress in egresses:
         by_group = await admin.lags([egress.group], egress.topic)

@@ -42,7 +42,7 @@ from knafka_operator.kafka import credentials, desired
 from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decoded_secret
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decode_secret
 from knafka_operator.model.family import (
     BROKERS,
     CHANNELS,
@@ -194,7 +194,7 @@ class ClusterSource:
                 secret = credentials.check_channel_secret(
                     secret_annotation, secret_document, secret_name
                 )
-                values = dict(decoded_secret(secret))
+                values = dict(decode_secret(secret))
             config = credentials.channel_config(secret_annotation, values, base, default)
         except InvalidDocument as error:
             # Without credentials, as for a Broker.
@@ -228,7 +228,7 @@ class ClusterSource:
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else self.config_map(Identity(*reference))
         try:
-            configured = credentials.merged_configuration(reference, broker_config, base, default)
+            configured = credentials.merge_configuration(reference, broker_config, base, default)
         except InvalidDocument as error:
             # Without credentials: those belong to servers that a ConfigMap names.
             servers = self._bootstrap_servers or broker.status.annotations.get(
@@ -247,7 +247,7 @@ class ClusterSource:
             secret = self._get("Secret", configured.secret)
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
-            librdkafka_configuration.update(for_librdkafka(decoded_secret(secret)))
+            librdkafka_configuration.update(for_librdkafka(decode_secret(secret)))
         return librdkafka_configuration, configured.config, []
 
     def config_map(self, identity: Identity) -> ConfigMap | None:

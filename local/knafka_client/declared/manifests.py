@@ -232,7 +232,7 @@ def _read_file(
 
 
 def _policy_problem(policy: EventPolicy) -> str:
-    """Why a policy can't be read, and so accepts nobody; empty if it can be read."""
+    """Return why a policy can't be read, and so accepts nobody; empty if it can be read."""
     try:
         decoding.parse(EventPolicySpec, policy.spec or {})
     except InvalidDocument as error:

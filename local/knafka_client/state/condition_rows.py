@@ -61,7 +61,7 @@ def sensor_row(document: Document) -> TriggerRow:
 
 
 def not_ready_reason(document: Document) -> str:
-    """Why an object isn't Ready, as `Reason: message`; empty if it is.
+    """Return why an object isn't Ready, as `Reason: message`; empty if it is.
 
     While a change is being reconciled, the last known reason is returned.
     """

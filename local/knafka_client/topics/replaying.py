@@ -89,7 +89,7 @@ async def choose_dead_letters(
 
 
 def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
-    """Why a dead letter can't be replayed; empty if it can."""
+    """Return why a dead letter can't be replayed; empty if it can."""
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):

@@ -72,7 +72,7 @@ class ClusterKafka:
         return await asyncio.to_thread(self._read_connection, {**version_and_kind, **document})
 
     def _read_connection(self, broker: Document) -> dict[str, Any]:
-        """The librdkafka configuration for a Broker's Kafka."""
+        """Return the librdkafka configuration for a Broker's Kafka."""
         configuration, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
         return dict(configuration)
 

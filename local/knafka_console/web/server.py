@@ -174,7 +174,8 @@ def application(
 def refusal_reason(
     hosts: Collection[str] | None, method: str, path: str, headers: Mapping[str, str]
 ) -> str:
-    """Why a request is refused; empty if it isn't. `headers` must compare names like HTTP."""
+    """Return why a request is refused; empty if it isn't. `headers` must compare names like
+    HTTP."""
     host = headers.get("Host", "").lower()
     if hosts is None:
         hosts = [host]

@@ -43,7 +43,8 @@ class KeptNames:
         self._names = self._clusters.setdefault(cluster_id, {})
 
     def annotations_of(self, owner: str) -> Mapping[str, str] | None:
-        """The kept annotations of an object (`Broker default/shop`); None if it is new here."""
+        """Return the kept annotations of an object (`Broker default/shop`); None if it is new
+        here."""
         return self._names.get(owner)
 
     def owners_of_kind(self, kind: str) -> Sequence[str]:

@@ -24,7 +24,7 @@ from knafka_local.cluster.kept_names import KeptNames
 from knafka_operator.functions import services
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.conditions import Condition, Status, merged_conditions
+from knafka_operator.model.conditions import Condition, Status, merge_conditions
 from knafka_operator.model.family import CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import CORE, FINALIZER, GROUP_STATUS
 from knafka_operator.model.sensors import KNAFKA, SENSOR
@@ -97,29 +97,33 @@ class LocalCluster(MemoryCluster):
         stored = localize.localized_document(document)
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
-            metadata = stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
-            previous = self.find(
-                stored["apiVersion"], document["kind"], *_namespace_and_name(stored)
-            )
-            if previous is None:
-                kept_annotations = self._names.annotations_of(name_of(stored))
-                if kept_annotations is None and self.adopts:
-                    kept_annotations = localize.adopted_annotations(stored)
-                _restore_kept_names(stored, kept_annotations or {})
-            if document["kind"] == CHANNELS.broker:
-                stored["spec"] = _with_subscribers(stored["spec"], previous)
+            stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
+            self._keep_previous_state(stored)
         elif document["kind"] == "Service":
             annotations = {**(metadata.get("annotations") or {}), FOLDER_ANNOTATION: str(folder)}
             stored["metadata"] = {**metadata, "annotations": annotations}
         self.put(stored)
 
+    def _keep_previous_state(self, stored: dict[str, Any]) -> None:
+        """Copy into a declared object what its file doesn't say: a new object gets the topic and
+        group names that it had in an earlier run, a KafkaChannel keeps its subscribers."""
+        kind = stored["kind"]
+        previous = self.find(stored["apiVersion"], kind, *_namespace_and_name(stored))
+        if previous is None:
+            kept_annotations = self._names.annotations_of(name_of(stored))
+            if kept_annotations is None and self.adopts:
+                kept_annotations = localize.adopted_annotations(stored)
+            _restore_kept_names(stored, kept_annotations or {})
+        if kind == CHANNELS.broker:
+            stored["spec"] = _with_subscribers(stored["spec"], previous)
+
     def find(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """The stored document, which must not be changed; None if there is none."""
+        """Return the stored document, which must not be changed; None if there is none."""
         return self.objects.get((_stored_version(api_version, kind), kind, namespace, name))
 
     def find_reconciled(self, kind: str, namespace: str, name: str) -> Document | None:
-        """The stored object of one of `DECLARED_KINDS`, which must not be changed; None if there is
-        none."""
+        """Return the stored object of one of `DECLARED_KINDS`, which must not be changed; None if
+        there is none."""
         return self.find(version_of(kind), kind, namespace, name)
 
     def undeclared(self, kind: str) -> list[str]:
@@ -134,8 +138,8 @@ class LocalCluster(MemoryCluster):
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """The stored document, with what only a real cluster has: ConfigMaps of Knative and of the
-        installation."""
+        """Return the stored document, with what only a real cluster has: ConfigMaps of Knative and
+        of the installation."""
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return stored
@@ -187,7 +191,7 @@ class LocalCluster(MemoryCluster):
 
 
 def version_of(kind: str) -> str:
-    """The apiVersion in which objects of one of `DECLARED_KINDS` are stored."""
+    """Return the apiVersion in which objects of one of `DECLARED_KINDS` are stored."""
     if kind == SENSOR:
         return KNAFKA
     family = family_of(kind)
@@ -195,7 +199,7 @@ def version_of(kind: str) -> str:
 
 
 def role_of(document: Document) -> str | None:
-    """The role of a Service that the operator made, such as a receiver's; None for any other
+    """Return the role of a Service that the operator made, such as a receiver's; None for any other
     document."""
     metadata = document["metadata"]
     if document["kind"] != "Service" or FOLDER_ANNOTATION in (metadata.get("annotations") or {}):
@@ -205,7 +209,7 @@ def role_of(document: Document) -> str | None:
 
 
 def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
-    """A Service's status with this condition, by Knative's rules; each generation is one
+    """Return a Service's status with this condition, by Knative's rules; each generation is one
     Revision."""
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
@@ -214,7 +218,7 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
     status = {
         **previous,
         "observedGeneration": metadata["generation"],
-        "conditions": merged_conditions(previous.get("conditions") or (), [condition], time),
+        "conditions": merge_conditions(previous.get("conditions") or (), [condition], time),
         "latestCreatedRevisionName": revision,
         **more,
     }
@@ -224,12 +228,12 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
 
 
 def name_of(document: Document) -> str:
-    """An object's name in messages: `Broker default/shop`."""
+    """Return an object's name in messages: `Broker default/shop`."""
     return f"{document['kind']} {'/'.join(_namespace_and_name(document))}"
 
 
 def ready_of(document: Document) -> Mapping[str, Any]:
-    """An object's `Ready` condition; empty if it describes an older generation."""
+    """Return an object's `Ready` condition; empty if it describes an older generation."""
     status = document.get("status") or {}
     if status.get("observedGeneration") != document["metadata"].get("generation"):
         return {}
@@ -238,13 +242,13 @@ def ready_of(document: Document) -> Mapping[str, Any]:
 
 
 def _stored_version(api_version: str, kind: str) -> str:
-    """The apiVersion in which objects of a kind are stored; an API server serves all of them in any
-    version."""
+    """Return the apiVersion in which objects of a kind are stored; an API server serves all of them
+    in any version."""
     return CHANNELS.broker_version if kind == CHANNELS.broker else api_version
 
 
 def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, Any]:
-    """A declared KafkaChannel's spec with its stored subscribers, which files don't declare
+    """Return a declared KafkaChannel's spec with its stored subscribers, which files don't declare
     (KN-CHN-05)."""
     declared = {key: value for key, value in spec.items() if key != "subscribers"}
     subscribers = ((previous or {}).get("spec") or {}).get("subscribers")
@@ -260,16 +264,16 @@ def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]
 
 
 def _subscription_uid(group: str | None) -> str:
-    """The UID of a Subscription: the one in its group's name, or a new one if it has no group
-    yet."""
+    """Return the UID of a Subscription: the one in its group's name, or a new one if it has no
+    group yet."""
     return str(uuid4()) if group is None else group.rpartition(".")[2]
 
 
 def _namespace(document: Document) -> str:
-    """An object's namespace."""
+    """Return an object's namespace."""
     return _namespace_and_name(document)[0]
 
 
 def _namespace_and_name(document: Document) -> tuple[str, str]:
-    """An object's namespace and name."""
+    """Return an object's namespace and name."""
     return document["metadata"]["namespace"], document["metadata"]["name"]

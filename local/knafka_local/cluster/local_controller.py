@@ -48,7 +48,7 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
@@ -209,11 +209,11 @@ class LocalController(Controller):
         return kind is None or kind.is_ours(document)
 
     def _operator_of(self, kind: str) -> Operator:
-        """The operator of a kind: that for Brokers and Triggers, or that for channels."""
+        """Return the operator of a kind: that for Brokers and Triggers, or that for channels."""
         return self._operators[family_of(kind)]
 
     def egresses(self) -> list[Egress]:
-        """The Egress of each Trigger, then of each Subscription, paused ones included."""
+        """Return the Egress of each Trigger, then of each Subscription, paused ones included."""
         operators = self._operators.values()
         return [
             watched.egress
@@ -222,7 +222,7 @@ class LocalController(Controller):
         ]
 
     def sensor_places(self) -> list[SensorPlace]:
-        """Which topics each Sensor uses; Sensors that aren't ready to run are left out."""
+        """Return which topics each Sensor uses; Sensors that aren't ready to run are left out."""
         records = self._operator.states.sensors.values()
         places = SensorPlace.model_fields
         return [
@@ -232,15 +232,15 @@ class LocalController(Controller):
         ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
-        """The Ingress of each Broker, then of each KafkaChannel, that receivers serve, sorted by
-        name."""
+        """Return the Ingress of each Broker, then of each KafkaChannel, that receivers serve,
+        sorted by name."""
         return [
             ingress for family in families or self._operators for ingress in self._ingresses(family)
         ]
 
     def _ingresses(self, family: Family) -> Iterator[Ingress]:
-        """The Ingress of each declared Broker or KafkaChannel of a family that is served, sorted by
-        name."""
+        """Return the Ingress of each declared Broker or KafkaChannel of a family that is served,
+        sorted by name."""
         served: dict[str, Ingress] = {}
         for contract in self._contracts(family):
             served |= contract.records
@@ -248,7 +248,7 @@ class LocalController(Controller):
         return (served[path] for path in declared if path in served)
 
     def _contracts(self, family: Family) -> Collection[ContractTopic[Ingress]]:
-        """The contracts that the receiver of a family follows; one at most here."""
+        """Return the contracts that the receiver of a family follows; one at most here."""
         return self._operators[family].brokers.receivers.contracts.values()
 
     async def _withdraw_undeclared(self) -> None:
@@ -267,8 +267,9 @@ class LocalController(Controller):
 
     def scaling_status(
         self, namespace: str, name: str, kind: str = "Trigger"
-    ) -> TriggerStatus | None:
-        """The scaler's status of a Trigger, Subscription or Sensor; None if it isn't scaled."""
+    ) -> ScalingStatus | None:
+        """Return the scaler's status of a Trigger, Subscription or Sensor; None if it isn't
+        scaled."""
         if kind == SENSOR:
             assert self._operator.sensors is not None, "localize.SETTINGS has them"
             return self._operator.sensors.scaling_status(Identity(namespace, name))
@@ -354,7 +355,7 @@ async def _wake(url: str) -> None:
 
 
 def _annotations(document: Document) -> Mapping[str, str]:
-    """An object's annotations."""
+    """Return an object's annotations."""
     return document["metadata"].get("annotations") or {}
 
 

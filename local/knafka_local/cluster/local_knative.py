@@ -126,7 +126,7 @@ class LocalKnative:
         self._answered_by_channels = await self._channels.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
-        """A snapshot of everything; `problems` are those of the manifest files."""
+        """Return a snapshot of everything; `problems` are those of the manifest files."""
         return self._observer.take_snapshot(
             self._answered, self._answered_by_channels, problems, kafka
         )

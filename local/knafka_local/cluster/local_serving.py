@@ -66,7 +66,7 @@ class LocalReceiver(Protocol):
         ...
 
     async def position(self) -> int | None:
-        """The offset up to which the process has read the contract topic; None if it doesn't
+        """Return the offset up to which the process has read the contract topic; None if it doesn't
         answer."""
         ...
 
@@ -88,7 +88,7 @@ class ServedFamily:
             raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
 
     async def positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
-        """The offset up to which the receiver has read its contract, by receiver name (see
+        """Return the offset up to which the receiver has read its contract, by receiver name (see
         `Positions`)."""
         return {name: await self.receiver.position()}
 
@@ -191,8 +191,8 @@ class LocalServing:
 
 
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
-    """The Service that delivers the events of a Trigger or Subscription, possibly shared, or of a
-    Sensor; None if it has none."""
+    """Return the Service that delivers the events of a Trigger or Subscription, possibly shared, or
+    of a Sensor; None if it has none."""
     trigger_id = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
         family = bus_of(trigger).family
@@ -205,7 +205,7 @@ def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
 
 
 def most_replicas(dispatcher: Document | None) -> int:
-    """The most processes that a dispatcher's Service may have: 1 if shared, 0 if there is no
+    """Return the most processes that a dispatcher's Service may have: 1 if shared, 0 if there is no
     Service."""
     if dispatcher is None:
         return 0
@@ -215,20 +215,20 @@ def most_replicas(dispatcher: Document | None) -> int:
 
 
 def _shared_contract(receiver: Document) -> ReceiverContract:
-    """The contract that all receivers follow: that of one receiver, without its own path."""
+    """Return the contract that all receivers follow: that of one receiver, without its own path."""
     contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
     return contract.model_copy(update={"path": None})
 
 
 def _family(receiver: Document) -> Family:
-    """The family of a receiver's Service: channels or Brokers."""
+    """Return the family of a receiver's Service: channels or Brokers."""
     return (
         CHANNELS if receiver_services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS
     )
 
 
 def _environment(document: Document) -> Mapping[str, str]:
-    """The environment variables of a Service's container."""
+    """Return the environment variables of a Service's container."""
     return services.environment_of(document["spec"]["template"]["spec"]["containers"][0])
 
 

@@ -35,7 +35,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.topics import REPLICATION_KEY
 from knafka_operator.senders.authentication import OIDC
-from knafka_operator.triggers.admission import defaulted_trigger
+from knafka_operator.triggers.admission import with_trigger_defaults
 
 LOCAL_OPERATOR_SETTINGS: Final = Settings(
     namespace="knafka",
@@ -61,7 +61,7 @@ cluster."""
 
 
 def localized_document(document: Document) -> dict[str, Any]:
-    """A declared document as this cluster stores it: with defaults, and without a status."""
+    """Return a declared document as this cluster stores it: with defaults, and without a status."""
     declared_metadata = _set_fields(document.get("metadata"))
     # What else `kubectl get -o yaml` shows is the API server's.
     kept_fields = {
@@ -73,19 +73,19 @@ def localized_document(document: Document) -> dict[str, Any]:
     document = {**document, "metadata": metadata}
     match document["kind"]:
         case "Broker":
-            stored = admission.defaulted_broker(
+            stored = admission.with_broker_defaults(
                 document, default_class=LOCAL_OPERATOR_SETTINGS.default_class
             )
         case "Trigger":
-            stored = defaulted_trigger(document)
+            stored = with_trigger_defaults(document)
             stored["metadata"] = with_local_scaling(stored["metadata"])
         case "KafkaChannel":
-            stored = channel_admission.defaulted_channel(document)
+            stored = channel_admission.with_channel_defaults(document)
             stored["apiVersion"] = CHANNELS.broker_version
             if isinstance(stored.get("spec"), Mapping):
                 stored["spec"] = {**stored["spec"], "replicationFactor": 1}
         case "Subscription":
-            stored = channel_admission.defaulted_subscription(document)
+            stored = channel_admission.with_subscription_defaults(document)
             stored["metadata"] = with_local_scaling(stored["metadata"])
         case "Sensor":
             stored = dict(document)
@@ -99,7 +99,8 @@ def localized_document(document: Document) -> dict[str, Any]:
 
 
 def with_local_scaling(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """An object's metadata with the local scaling annotations, where it has none of its own."""
+    """Return an object's metadata with the local scaling annotations, where it has none of its
+    own."""
     return {
         **metadata,
         "annotations": {**LOCAL_SCALING, **_set_fields(metadata.get("annotations"))},
@@ -109,8 +110,8 @@ def with_local_scaling(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def installation_config_map(
     name: str, declared: Document | None, bootstrap_servers: str
 ) -> Document:
-    """The ConfigMap with the defaults of all Brokers or KafkaChannels, over what users declared
-    under its name."""
+    """Return the ConfigMap with the defaults of all Brokers or KafkaChannels, over what users
+    declared under its name."""
     namespace = LOCAL_OPERATOR_SETTINGS.namespace
     data = {
         desired.PARTITIONS_KEY: LOCAL_PARTITIONS,
@@ -133,14 +134,14 @@ def features_config_map(declared: Document | None, *, requires_auth: bool) -> Do
 
 
 def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
-    """A ConfigMap with this data."""
+    """Return a ConfigMap with this data."""
     metadata = {"namespace": namespace, "name": name}
     return {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": dict(data)}
 
 
 def with_local_address(status: Document, url: str) -> Document:
-    """A Broker's or KafkaChannel's status with an address below `url` in place of its Service's
-    address."""
+    """Return a Broker's or KafkaChannel's status with an address below `url` in place of its
+    Service's address."""
     address = status.get("address")
     if not address:
         return status
@@ -151,7 +152,7 @@ def with_local_address(status: Document, url: str) -> Document:
 
 
 def adopted_annotations(document: Document) -> dict[str, str]:
-    """The status annotations of an object that ran here before annotations were kept.
+    """Return the status annotations of an object that ran here before annotations were kept.
 
     A topic's id is empty: then the operator takes the existing topic for the one it was about to
     create.
@@ -168,7 +169,7 @@ def adopted_annotations(document: Document) -> dict[str, str]:
 
 
 def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A ConfigMap's data, with one copy of each record and without Kafka's address and
+    """Return a ConfigMap's data, with one copy of each record and without Kafka's address and
     credentials."""
     kept = {
         key: value
@@ -182,5 +183,5 @@ def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_fields(fields: Any) -> dict[str, Any]:
-    """The fields that are set: null counts as left out."""
+    """Return the fields that are set: null counts as left out."""
     return {key: value for key, value in (fields or {}).items() if value is not None}

@@ -23,7 +23,7 @@ from knafka_operator.model.conditions import READY
 from knafka_operator.model.family import BROKERS, CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import BROKER_CLASS
 from knafka_operator.model.sensors import SENSOR
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _ObservedTrigger:
     document: Document
     is_ours: bool
     service: Document | None
-    status: TriggerStatus | None
+    status: ScalingStatus | None
     row: TriggerRow
 
 
@@ -85,8 +85,8 @@ class Observer:
         )
 
     def _shown_objects(self, kind: str) -> Iterator[Document]:
-        """The objects of a kind that a snapshot shows: not those being deleted, nor those without a
-        status yet."""
+        """Return the objects of a kind that a snapshot shows: not those being deleted, nor those
+        without a status yet."""
         return (
             document
             for document in self._cluster.of(kind)
@@ -95,7 +95,8 @@ class Observer:
         )
 
     def _observe_trigger(self, document: Document) -> _ObservedTrigger:
-        """The row of a Trigger, Subscription or Sensor; the previous one if nothing has changed."""
+        """Return the row of a Trigger, Subscription or Sensor; the previous one if nothing has
+        changed."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_ours = self._controller.is_ours(document)
         service = dispatcher_of(self._cluster, document)
@@ -115,7 +116,8 @@ class Observer:
 
 
 def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> BrokerRow:
-    """The row of a Broker or KafkaChannel, with the number of accepted and rejected events."""
+    """Return the row of a Broker or KafkaChannel, with the number of accepted and rejected
+    events."""
     metadata, kind = document["metadata"], document["kind"]
     if not is_ours:
         name = f"{metadata['namespace']}/{metadata['name']}"
@@ -142,9 +144,9 @@ def _trigger_row(
     document: Document,
     is_ours: bool,
     service: Document | None,
-    scaling_status: TriggerStatus | None,
+    scaling_status: ScalingStatus | None,
 ) -> TriggerRow:
-    """The row of a Trigger, Subscription or Sensor, with the scaler's counts."""
+    """Return the row of a Trigger, Subscription or Sensor, with the scaler's counts."""
     kind = document["kind"]
     if not is_ours:
         family = family_of(kind)
@@ -157,8 +159,8 @@ def _trigger_row(
     return row if scaling_status is None else _with_counts(row, scaling_status)
 
 
-def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
-    """A row with the scaler's lag, replicas, counts and decision."""
+def _with_counts(row: TriggerRow, status: ScalingStatus) -> TriggerRow:
+    """Return a row with the scaler's lag, replicas, counts and decision."""
     counts = status.counts
     return replace(
         row,
@@ -174,7 +176,7 @@ def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
 
 
 def _service_problem(document: Document) -> str:
-    """Why a declared Service isn't Ready; empty if it is, or isn't declared."""
+    """Return why a declared Service isn't Ready; empty if it is, or isn't declared."""
     declared = FOLDER_ANNOTATION in (document["metadata"].get("annotations") or {})
     failed = condition(document, READY).get("status") == "False"
     return f"{name_of(document)}: {not_ready_reason(document)}" if declared and failed else ""

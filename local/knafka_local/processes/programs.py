@@ -48,7 +48,7 @@ class Program:
     environment: Mapping[str, str]
 
     def source_files(self) -> Iterator[Path]:
-        """The existing files that the command names by relative paths."""
+        """Yield the existing files that the command names by relative paths."""
         for argument in self.arguments:
             file = Path(os.path.normpath(self.folder / argument))
             if not Path(argument).is_absolute() and file.is_file():
@@ -86,11 +86,11 @@ class Programs:
         self.report: ReportStatus = _ignore_report
 
     def url(self, service: Identity) -> str:
-        """The URL of a Service's program, which stays the same as long as we run."""
+        """Return the URL of a Service's program, which stays the same as long as we run."""
         return f"http://{HOST}:{self._port(service)}/"
 
     def _port(self, service: Identity) -> int:
-        """The port of a Service's program, the same at each start."""
+        """Return the port of a Service's program, the same at each start."""
         return self._ports.setdefault(service, free_port())
 
     async def run(self, service: Identity, program: Program) -> None:

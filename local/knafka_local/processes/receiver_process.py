@@ -134,8 +134,8 @@ class ReceiverProcess:
         return await self._get(path, {"k-network-probe": "probe"}) is not None
 
     async def position(self) -> int | None:
-        """The offset up to which the receiver has read its contract topic; None if it doesn't
-        answer."""
+        """Return the offset up to which the receiver has read its contract topic; None if it
+        doesn't answer."""
         (bearer,) = self._tokens.bearers(self._url)
         if (answer := await self._get("/contract", authorization(bearer))) is None:
             return None
@@ -149,7 +149,7 @@ class ReceiverProcess:
         return self._tally.add(Counter(dict(_request_counters(metrics))))
 
     async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
-        """The body of the answer to a GET; None unless the receiver answers 200."""
+        """Return the body of the answer to a GET; None unless the receiver answers 200."""
         url, timeout = self._url + path, aiohttp.ClientTimeout(total=RECEIVER_ANSWER_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
@@ -182,7 +182,7 @@ class CounterTotals:
 
 
 def _request_counters(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
-    """The request counters in the receiver's metrics, by namespace, name and status code."""
+    """Yield the request counters in the receiver's metrics, by namespace, name and status code."""
     for line in text.splitlines():
         if sample := _COUNTER_LINE(line):
             broker, code, namespace, count = sample.groups()

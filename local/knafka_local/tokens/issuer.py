@@ -133,7 +133,7 @@ class TokenProvider:
         self._line, self._until = b"", 0.0
 
     def header(self) -> bytes:
-        """The `authorization` header line of a request."""
+        """Return the `authorization` header line of a request."""
         if (now := time.time()) >= self._until:
             token = self._issuer.token(self._account, [self._audience], self.LIFETIME, now)
             self._line = f"authorization: Bearer {token}\r\n".encode()
@@ -156,7 +156,7 @@ def _read_key(file: Path) -> rsa.RSAPrivateKey:
 
 
 def _unusable_key_message(file: Path, reason: str) -> str:
-    """The error message for a key file that can't be used, with what to do."""
+    """Return the error message for a key file that can't be used, with what to do."""
     return (
         f"{file} can't be used ({reason}): delete it and start `knafka up --require-auth`, which "
         "makes another; tokens signed with the old key are then refused"

@@ -226,7 +226,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     ):
         return make_decision(*release_effects, phase=idle)
     assert observed.broker is not None
-    is_run_due, includes_report, again = _due_run(archive, {**previous_status, **status}, now)
+    is_run_due, includes_report, again = _find_due_run(archive, {**previous_status, **status}, now)
     operation, again = observed.next_operation, min(again, observed.next_operation_in)
     if operation is not None and is_run_due and not _is_last_run_own(previous_status):
         operation = None
@@ -293,7 +293,7 @@ def _waiting_status(
     return {"waiting": waiting, "waitingSince": since}
 
 
-def _due_run(
+def _find_due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
     """Return whether a run is due, whether it includes a report, and the seconds until that may

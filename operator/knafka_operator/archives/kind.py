@@ -98,7 +98,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return self.ensure_record(document)
 
     def timestamp(self) -> str:
-        """The time, RFC 3339."""
+        """Return the time, RFC 3339."""
         return archive_runs.timestamp(self.now())
 
     async def forget(self, document: Document) -> None:
@@ -128,11 +128,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         Raises `NotReady` while a pod of the Job still exists, `LogError` and `ClusterError`.
         """
         record = self.ensure_record(document)
-        jobs = await self._jobs(document)
+        jobs = await self._list_jobs(document)
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"]:
                 await self.cluster.delete(BATCH_VERSION, "Job", *Identity.of(job))
-        if jobs and (remaining_jobs := await self._jobs(document)):
+        if jobs and (remaining_jobs := await self._list_jobs(document)):
             message = f"Job {remaining_jobs[0]['metadata']['name']} is being ended"
             raise NotReady("Waiting", message, transient=True)
         if (lease := await self._read_lease(document)) is not None:
@@ -200,7 +200,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
 
     async def _with_operations(self, observed: Observed) -> Observed:
         """Add the operation that runs next. Raises `ClusterError`."""
-        operation, again = await self.operations.next_operation(Identity.of(observed.document))
+        operation, again = await self.operations.find_next_operation(Identity.of(observed.document))
         return replace(observed, next_operation=operation, next_operation_in=again)
 
     async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
@@ -215,7 +215,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         record.kafka, record.group = state.kafka, observed.group
         broker = archive.metadata.namespace, archive.spec.broker
         try:
-            waiting = await self._dead_letters.waiting(
+            waiting = await self._dead_letters.count_uncompacted(
                 state.kafka, *broker, observed.group, record.waiting
             )
         except EXPECTED as error:
@@ -268,7 +268,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _with_jobs(self, observed: Observed, record: _ArchiveRecord) -> Observed:
         """Add Jobs, their pods, and the Lease of the tables. Raises `ClusterError`."""
         document = observed.document
-        jobs = await self._jobs(document)
+        jobs = await self._list_jobs(document)
         pods, verdicts = (
             await read_last_pods(self.cluster, jobs),
             await self.operations.find_job_verdicts(jobs),
@@ -299,7 +299,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         address = ((stored or {}).get("status") or {}).get("address") or {}
         return str(address.get("url") or "")
 
-    async def _jobs(self, document: Document) -> list[Document]:
+    async def _list_jobs(self, document: Document) -> list[Document]:
         """Return the archive's stored Jobs. Raises `ClusterError`."""
         metadata = document["metadata"]
         return await list_jobs(

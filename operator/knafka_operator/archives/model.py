@@ -31,7 +31,7 @@ _PATH_PART = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
 
-def _checked_url(text: str) -> str:
+def _normalize_url(text: str) -> str:
     """Return the URL of a bucket and path without trailing slashes. Raises a validation error
     unless it has a known scheme and no `..`."""
     matched = _URL(text)
@@ -41,7 +41,7 @@ def _checked_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _checked_path(text: str) -> str:
+def _normalize_path(text: str) -> str:
     """Return the folder's path without slashes at the ends. Raises a validation error for `.`, `..`
     or an illegal part."""
     parts = text.strip("/").split("/")
@@ -50,20 +50,20 @@ def _checked_path(text: str) -> str:
     return "/".join(parts)
 
 
-def _checked_positive(seconds: float) -> float:
+def _check_positive(seconds: float) -> float:
     if seconds <= 0:
         raise problem("invalid value: want a duration that is longer than 0")
     return seconds
 
 
-Positive = Annotated[Duration, AfterValidator(_checked_positive)]
+Positive = Annotated[Duration, AfterValidator(_check_positive)]
 
 
 class Claim(Declared):
     """The PersistentVolumeClaim, in the archive's namespace, that holds the tables."""
 
     name: NonEmpty
-    path: Annotated[str, AfterValidator(_checked_path)] = "dead-letters"
+    path: Annotated[str, AfterValidator(_normalize_path)] = "dead-letters"
 
 
 class Credentials(Declared):
@@ -74,7 +74,7 @@ class Credentials(Declared):
 
 class Storage(Declared):
     claim: Claim | None = None
-    url: Annotated[str, AfterValidator(_checked_url)] | None = None
+    url: Annotated[str, AfterValidator(_normalize_url)] | None = None
     endpoint: str = ""
     """URL of an S3-compatible store that isn't AWS's; empty: AWS."""
     region: str = ""

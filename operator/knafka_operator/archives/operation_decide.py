@@ -120,7 +120,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         completion time if the operation has finished."""
         status.update(phase=phase, message=message)
         previous_conditions = observed.status.get("conditions") or ()
-        status["conditions"] = conditions.merged_into(previous_conditions, timestamp(now))
+        status["conditions"] = conditions.merge_into(previous_conditions, timestamp(now))
         if phase not in FINISHED:
             return OperationDecision(status, RECHECK_SECONDS)
         status["completionTime"] = timestamp(now)

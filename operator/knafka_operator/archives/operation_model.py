@@ -29,7 +29,7 @@ MAX_SELECT: Final = 50_000
 """Most characters of a selection, as it becomes one argument of a process."""
 
 
-def _utc_moment(text: str) -> str:
+def _parse_utc_time(text: str) -> str:
     """Normalise an ISO 8601 time to UTC; a time without a zone is UTC, as the jobs read it."""
     try:
         moment = datetime.fromisoformat(text)
@@ -40,7 +40,7 @@ def _utc_moment(text: str) -> str:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
-Moment: TypeAlias = Annotated[str, AfterValidator(_utc_moment)]
+Moment: TypeAlias = Annotated[str, AfterValidator(_parse_utc_time)]
 """ISO 8601, in UTC."""
 
 

@@ -116,7 +116,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         """Whether the operation has finished."""
         return deciding.is_finished(status)
 
-    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+    def event_to_post(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
         """Return the Event for an operation that has just finished; None for any other change."""
         if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
             return None
@@ -130,7 +130,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     # For the operations' archive.
 
-    async def next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
+    async def find_next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
         """Return the archive's oldest queued operation that may run now (None: there is none), and
         the seconds until another one may.
 
@@ -225,11 +225,11 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
         Raises `NotReady` while a pod of the Job still exists, and `ClusterError`.
         """
-        jobs = await self._jobs(document)
+        jobs = await self._list_jobs(document)
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"] and not job_outcome(job):
                 await self.cluster.delete(BATCH_VERSION, "Job", *Identity.of(job))
-        if jobs and (remaining_jobs := await self._jobs(document)):
+        if jobs and (remaining_jobs := await self._list_jobs(document)):
             message = f"Job {object_name(remaining_jobs[0])} is being ended"
             raise NotReady("Waiting", message, transient=True)
 
@@ -243,11 +243,11 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             observed = replace(observed, archive=archive)
         if record.at_rest:
             return observed
-        jobs = await self._jobs(observed.document)
+        jobs = await self._list_jobs(observed.document)
         record.at_rest = not jobs
         return replace(observed, jobs=jobs, pods=await read_last_pods(self.cluster, jobs))
 
-    async def _jobs(self, document: Document) -> list[Document]:
+    async def _list_jobs(self, document: Document) -> list[Document]:
         """Return the operation's stored Jobs. Raises `ClusterError`."""
         metadata = document["metadata"]
         return await list_jobs(

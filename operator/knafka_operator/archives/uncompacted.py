@@ -50,7 +50,7 @@ class UncompactedDeadLetters:
     def __init__(self) -> None:
         self._ends_by_kafka: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
 
-    async def waiting(
+    async def count_uncompacted(
         self,
         kafka: KafkaCluster,
         namespace: str,
@@ -65,7 +65,7 @@ class UncompactedDeadLetters:
             uncompacted.forget()
         ends = {
             topic: positions
-            for topic, positions in (await self._ends(kafka)).items()
+            for topic, positions in (await self._read_ends(kafka)).items()
             if names.is_dead_letter_topic(topic, namespace, broker)
         }
         for topic in uncompacted.counted.keys() - ends.keys():
@@ -85,7 +85,7 @@ class UncompactedDeadLetters:
             }
         return sum(lag for _, lag in uncompacted.counted.values())
 
-    async def _ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
+    async def _read_ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
         """Return the end offsets of all dead-letter topics of this Kafka, read at most
         `ENDS_MAX_AGE` seconds ago. Raises `LogError`."""
         topic_ends = self._ends_by_kafka.setdefault(kafka, _TopicEnds())

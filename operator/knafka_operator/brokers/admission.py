@@ -55,7 +55,7 @@ CLASS_SIMILARITY: Final = 0.75
 _IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
 
 
-def defaulted_broker(
+def with_broker_defaults(
     document: Document,
     old: Document | None = None,
     *,

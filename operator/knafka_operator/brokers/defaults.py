@@ -30,7 +30,7 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
     """Return the default class for a new Broker (KN-BRK-04): the namespace's, else the cluster's;
     empty: there is none. Raises `InvalidDocument` with the ConfigMap's name.
     """
-    entries = _entries(defaults)
+    entries = _parse_entries(defaults)
     namespace_entry = _mapping(_mapping(entries.get("namespaceDefaults")).get(namespace))
     for entry in (namespace_entry, _mapping(entries.get("clusterDefault"))):
         if isinstance(class_ := entry.get("brokerClass"), str) and class_:
@@ -45,7 +45,9 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
-    declared = _class_entry(_entries(defaults), broker.metadata.namespace, class_).get("delivery")
+    declared = _find_class_entry(_parse_entries(defaults), broker.metadata.namespace, class_).get(
+        "delivery"
+    )
     if declared is None:
         return broker
     try:
@@ -55,7 +57,7 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     return broker.model_copy(update={"spec": broker.spec.model_copy(update={"delivery": delivery})})
 
 
-def _entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
+def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
     """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`. Raises
     `InvalidDocument`."""
     if defaults is None:
@@ -70,7 +72,9 @@ def _location(defaults: ConfigMap) -> str:
     return f"data.{DEFAULTS_KEY} of ConfigMap {defaults.id}"
 
 
-def _class_entry(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:
+def _find_class_entry(
+    defaults: Mapping[str, Any], namespace: str, class_: str
+) -> Mapping[str, Any]:
     """Return the default entry of a class, looked up as upstream does: the namespace's, else the
     cluster's."""
     namespace_entry = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))

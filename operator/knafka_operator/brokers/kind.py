@@ -47,11 +47,11 @@ from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.kafka.topic_creation import (
     delete_broker_dead_letters,
+    find_topic_to_delete,
     has_records,
-    topic_to_delete,
 )
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
-from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     BROKER_CLASS,
@@ -125,7 +125,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         await self.neighbours.stop_triggers(identity)
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         await self.shards.delete(broker)
-        kafka = await self._kafka_of(broker)
+        kafka = await self._find_kafka(broker)
         if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
             await self._withdraw_entry(broker, entry, kafka)
         if record.has_contract:
@@ -150,14 +150,14 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         record = self.states.ensure_broker(document)
         await self.shards.delete(broker)
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self._withdraw_entry(broker, entry, await self._kafka_of(broker))
+            await self._withdraw_entry(broker, entry, await self._find_kafka(broker))
         topic = annotations.get(TOPIC_STATUS)
         is_own_topic = self._is_own(topic, document)
         if topic is not None and is_own_topic and EXTERNAL_TOPIC not in metadata.annotations:
-            topics = (await self._kafka_of(broker)).topics
+            topics = (await self._find_kafka(broker)).topics
             recorded_id, identity = annotations.get(TOPIC_ID), Identity.of(document)
             claimed = await self._own.is_claimed(identity, topic)
-            if await topic_to_delete(topics, topic, recorded_id, claimed=claimed) is not None:
+            if await find_topic_to_delete(topics, topic, recorded_id, claimed=claimed) is not None:
                 for group in groups:
                     # A dispatcher that hasn't left the group would commit its old offset, which
                     # Kafka applies to a topic recreated under the same name: events would be
@@ -165,10 +165,10 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
         if topic is not None:  # else no dispatcher was ever started
-            topics = (await self._kafka_of(broker)).topics
+            topics = (await self._find_kafka(broker)).topics
             await delete_broker_dead_letters(topics, metadata.namespace, metadata.name)
         if record.has_contract:
-            topics = (await self._kafka_of(broker)).topics
+            topics = (await self._find_kafka(broker)).topics
             for number in record.shards:
                 shard = names.shard_group(metadata.namespace, metadata.name, number)
                 await topics.delete_group(names.shard_members(shard, topic or ""))
@@ -182,7 +182,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         namespace = broker.metadata.namespace
         if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody wrote it there: it would be read to its end
-        receiver = await self.receivers.receiver_at(_receiver_identity(broker), kafka, topic)
+        receiver = await self.receivers.ensure_receiver(_receiver_identity(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:
             await receiver.write(path, None)
@@ -193,7 +193,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         """Remember the Kafka of a Broker that wasn't reconciled yet, if it has a contract topic."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
-            record.kafka = await self._kafka_of(parse(Broker, document))
+            record.kafka = await self._find_kafka(parse(Broker, document))
 
     def drop(self, document: Document) -> None:
         """Forget a Broker that is gone; nothing in Kafka is deleted."""
@@ -274,7 +274,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             return None, None
         # Don't read the allowed topics from the Broker's own ConfigMap: its user writes that, as
         # well as the annotation.
-        installation_config = await self._config_map(*self._installation)
+        installation_config = await self._read_config_map(*self._installation)
         allowed = (
             "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
         )
@@ -331,11 +331,11 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
         """Return the configuration and client of a Broker's Kafka: its ConfigMap, with the
         installation's for what that leaves out. Raises `EXPECTED`."""
-        installation_config = await self._config_map(*self._installation)
+        installation_config = await self._read_config_map(*self._installation)
         reference = desired.config_reference(broker)
-        broker_config = None if reference is None else await self._config_map(*reference)
+        broker_config = None if reference is None else await self._read_config_map(*reference)
         credentials.check_config_map_reference(reference, broker_config, broker, self._installation)
-        configured = credentials.merged_configuration(
+        configured = credentials.merge_configuration(
             reference, broker_config, installation_config, self._installation
         )
         credentials.check_secret(configured, broker, self.settings)
@@ -348,13 +348,13 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
         bootstrap_servers = defaults.kafka.bootstrap_servers
         if secret is None:
-            return BrokerConnection(configured.config, defaults), self.kafkas.cluster_at(
+            return BrokerConnection(configured.config, defaults), self.kafkas.ensure_cluster(
                 bootstrap_servers, None
             )
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
-            await check_endpoint(decoded_secret(secret), self.settings)
-        kafka = self.kafkas.cluster_at(bootstrap_servers, decoded_secret(secret), is_own=is_own)
+            await check_endpoint(decode_secret(secret), self.settings)
+        kafka = self.kafkas.ensure_cluster(bootstrap_servers, decode_secret(secret), is_own=is_own)
         mount = credentials.secret_mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
@@ -365,7 +365,7 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         if broker.spec.delivery.is_set:
             return broker
         namespace, _, name = self.settings.broker_defaults.partition("/")
-        return with_default_delivery(broker, await self._config_map(namespace, name))
+        return with_default_delivery(broker, await self._read_config_map(namespace, name))
 
     async def _observe_topic(
         self, observed: ObservedBroker, record: BrokerRecord
@@ -417,14 +417,14 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
         contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
         identity, service = Identity.of(observed.document), _receiver_identity(observed.broker)
         try:
-            receiver = await self.receivers.receiver_at(service, kafka, contract.contract_topic)
+            receiver = await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
             await self.receivers.check_contract(receiver, identity)
         except LogError:
             return observed  # its topic can't be read either, or the write reports the error
         ingress, accepted = receiver.entry(f"/{identity}", observed.document)
         return replace(observed, ingress=ingress, accepted=accepted)
 
-    async def _kafka_of(self, broker: Broker) -> KafkaCluster:
+    async def _find_kafka(self, broker: Broker) -> KafkaCluster:
         """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first."""
         try:
             return (await self._connect(broker))[1]
@@ -438,14 +438,14 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise
-            return self.kafkas.cluster_at(servers, None)
+            return self.kafkas.ensure_cluster(servers, None)
 
     @property
     def _installation(self) -> Identity:
         """Namespace and name of the ConfigMap with the defaults for all Brokers."""
         return Identity(self.settings.namespace, self.settings.config)
 
-    async def _config_map(self, namespace: str, name: str) -> ConfigMap | None:
+    async def _read_config_map(self, namespace: str, name: str) -> ConfigMap | None:
         stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if stored is None else parse(ConfigMap, stored)
 

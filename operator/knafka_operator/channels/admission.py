@@ -72,7 +72,7 @@ def may_be_ours(subscription: Document) -> bool:
     return not kind or kind == KAFKA_CHANNEL
 
 
-def defaulted_channel(document: Document) -> dict[str, Any]:
+def with_channel_defaults(document: Document) -> dict[str, Any]:
     """Return the KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
@@ -85,7 +85,7 @@ def defaulted_channel(document: Document) -> dict[str, Any]:
     return {**document, "metadata": metadata, "spec": spec}
 
 
-def defaulted_subscription(document: Document) -> dict[str, Any]:
+def with_subscription_defaults(document: Document) -> dict[str, Any]:
     """Return the Subscription with upstream's defaults, the namespaces of references.
     Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):

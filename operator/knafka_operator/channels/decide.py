@@ -56,7 +56,7 @@ from knafka_operator.kafka import desired
 from knafka_operator.kafka.desired import LOG_APPEND_TIME_CONFIG, MIN_IN_SYNC, Defaults
 from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged_conditions
+from knafka_operator.model.conditions import READY, Condition, Severity, Status, merge_conditions
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.topics import Topic
@@ -398,7 +398,7 @@ def conditions_beside_rival(
         SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", message, Severity.INFO
     )
     their_conditions = [dict(each) for each in conditions if each.get("type") != SERVED_BY_KNAFKA]
-    merged = merged_conditions(conditions, [own_condition], timestamp)
+    merged = merge_conditions(conditions, [own_condition], timestamp)
     return their_conditions + [each for each in merged if each["type"] == SERVED_BY_KNAFKA]
 
 

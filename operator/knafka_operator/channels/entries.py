@@ -58,7 +58,7 @@ class ListedEntries:
 def read_entries(channel: Document) -> ListedEntries:
     """Parse a KafkaChannel's entries; of two with the same UID the later generation counts."""
     valid, problems = dict[str, Document](), dict[str, str]()
-    for entry in _listed(channel):
+    for entry in _list_subscribers(channel):
         uid = str(entry.get("uid") or "")
         if _match_uid(uid) is None:
             problems[uid] = (
@@ -70,7 +70,7 @@ def read_entries(channel: Document) -> ListedEntries:
     return ListedEntries(valid, problems)
 
 
-def _listed(channel: Document) -> list[Document]:
+def _list_subscribers(channel: Document) -> list[Document]:
     """Return the objects in a channel's `spec.subscribers`; empty if that is no list."""
     listed = (channel.get("spec") or {}).get("subscribers")
     if not isinstance(listed, list | tuple):
@@ -157,7 +157,9 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
     """Return the status of the Subscription that stands for an entry: the annotations promised to
     its UID, and the readiness that its channel reports."""
     annotations = (
-        promised_annotations(channel, uid) or _promised_as_subscription(channel, uid, stored) or {}
+        find_promised_annotations(channel, uid)
+        or _find_promise_as_subscription(channel, uid, stored)
+        or {}
     )
     status: dict[str, Any] = {"annotations": annotations}
     reported = ((channel.get("status") or {}).get("subscribers")) or ()
@@ -172,7 +174,7 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
 def with_promise(subscription: Document, channel: Document) -> Document:
     """Return a stored Subscription that Knafka handles, with the annotations that it was promised
     as an entry."""
-    promised = promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
+    promised = find_promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
     if promised is None:
         return subscription
     status = subscription.get("status") or {}
@@ -180,7 +182,7 @@ def with_promise(subscription: Document, channel: Document) -> Document:
     return {**subscription, "status": {**status, "annotations": annotations}}
 
 
-def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
+def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
     """Return the status annotations that an entry was promised; None: it was promised nothing."""
     text = _annotations(channel).get(PROMISE + uid)
     if text is None:
@@ -195,7 +197,7 @@ def promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
     return {**strings, GROUP_STATUS: entry_group(Identity.of(channel), uid)}
 
 
-def _promised_as_subscription(
+def _find_promise_as_subscription(
     channel: Document, uid: str, stored: Document | None
 ) -> dict[str, str] | None:
     """Return the status annotations that an entry was promised as a Subscription, when Knafka still
@@ -216,7 +218,7 @@ def promise_annotation(
     """Return the annotation of the channel's status that keeps an entry's promised annotations;
     empty if it is up to date. `annotations` are the changed ones of the entry's status.
     """
-    previous = promised_annotations(channel, uid)
+    previous = find_promised_annotations(channel, uid)
     if previous is None and not annotations.get(GROUP_STATUS):
         return {}
     promise = {
@@ -253,7 +255,7 @@ def own_uids(channel: Document) -> set[str]:
     return set(_annotations(channel).get(DECLARED, "").split())
 
 
-def merged_subscribers(
+def merge_subscribers(
     listed: Iterable[Any], ours: Iterable[str], desired: Mapping[str, Document]
 ) -> list[Document]:
     """Merge Knafka's entries into `spec.subscribers`; others' entries stay as they are.

@@ -135,7 +135,7 @@ class ClusterWithEntries:
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         previous_name, current_name = (
             names.pop(uid, None),
-            self._name_for(channel, uid) if there else None,
+            self._choose_name(channel, uid) if there else None,
         )
         changed = {name for name in (previous_name, current_name) if name is not None}
         place = (
@@ -162,7 +162,7 @@ class ClusterWithEntries:
             self._missing.setdefault(key, self._now())
         return changed
 
-    def _name_for(self, channel: Identity, uid: str) -> Identity | None:
+    def _choose_name(self, channel: Identity, uid: str) -> Identity | None:
         """Return the name of the Subscription for an entry: the stored one's, or one made of its
         UID. None for an entry that Knafka wrote for a Subscription that is gone."""
         stored = self._subscriptions.get((channel.namespace, uid))
@@ -181,9 +181,9 @@ class ClusterWithEntries:
         delivered by it."""
         place = self._places.get(identity)
         channel = None if place is None else self._channels.get(place.channel)
-        return self._effective_subscription(identity, self._stored(identity, place), channel)
+        return self._choose_subscription(identity, self._find_stored(identity, place), channel)
 
-    def _stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
+    def _find_stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
         """Return the watched Subscription of this name, None if there is none; with `place`, only
         if it has the entry's UID."""
         if place is not None:
@@ -196,11 +196,11 @@ class ClusterWithEntries:
         same_name = (each for each in self._subscriptions.values() if Identity.of(each) == identity)
         return next(same_name, None)
 
-    def _effective_subscription(
+    def _choose_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None
     ) -> Document | None:
-        """Return the Subscription to show for a name, by who handles Subscriptions: `stored`, its
-        entry as a Subscription, or None."""
+        """Return the Subscription to show for a name, by who handles Subscriptions: `stored`,
+        its entry as a Subscription, or None."""
         place, handler = self._places.get(identity), self.handling.handler
         is_of_kafka_channel_kind = stored is not None and is_of_kafka_channel(stored)
         if place is None or channel is None:
@@ -210,18 +210,18 @@ class ClusterWithEntries:
         if is_of_kafka_channel_kind and handler is not Handler.EVENTING:
             assert stored is not None
             return entries.with_promise(stored, channel)
-        entry = self._entries_of(place.channel, channel).valid.get(place.uid)
+        entry = self._parse_entries(place.channel, channel).valid.get(place.uid)
         if entry is not None:
             return entries.as_subscription(channel, place.uid, identity.name, entry, stored)
         if stored is None and self._is_missing_too_long(place):
             return entries.as_subscription(channel, place.uid, identity.name, None, None)
         return None if is_of_kafka_channel_kind or stored is None else stored
 
-    def _entries_of(self, identity: Identity, channel: Document) -> entries.ListedEntries:
+    def _parse_entries(self, identity: Identity, channel: Document) -> entries.ListedEntries:
         """Return the parsed entries of a channel; parses only if they differ from the watched
         channel's."""
         watched_channel = self._channels.get(identity)
-        if watched_channel is not None and _listed(watched_channel) == _listed(channel):
+        if watched_channel is not None and _list_entries(watched_channel) == _list_entries(channel):
             return self._read[identity]
         return entries.read_entries(channel)
 
@@ -248,7 +248,7 @@ class ClusterWithEntries:
             self._names.get(channel, {}).get(uid, identity) for channel, uid in released_entries
         ]
 
-    async def stored(self, identity: Identity) -> Document | None:
+    async def read_stored(self, identity: Identity) -> Document | None:
         """Return the stored Subscription of this name, regardless of its entry."""
         return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *identity)
 
@@ -267,13 +267,13 @@ class ClusterWithEntries:
                 "is here"
             )
         if place is None:
-            return self._effective_subscription(identity, stored, None)
+            return self._choose_subscription(identity, stored, None)
         if (previous_name := self._leaving.get((place.channel, place.uid))) is not None:
             raise ClusterError(
                 f"can't reconcile {kind} {identity}: it is delivered as {previous_name} still"
             )
         channel_kind = CHANNELS.broker_version, CHANNELS.broker
-        return self._effective_subscription(
+        return self._choose_subscription(
             identity, stored, await self._inner.get(*channel_kind, *place.channel)
         )
 
@@ -360,8 +360,8 @@ def _is_entry(document: Document) -> bool:
 
 def _outline(channel: Document) -> tuple[Any, ...]:
     """Return the parts of a channel that determine its entries."""
-    return _listed(channel), entries.promised_uids(channel), entries.own_uids(channel)
+    return _list_entries(channel), entries.promised_uids(channel), entries.own_uids(channel)
 
 
-def _listed(channel: Document) -> Any:
+def _list_entries(channel: Document) -> Any:
     return (channel.get("spec") or {}).get("subscribers")

@@ -21,7 +21,7 @@ from knafka_operator.kafka import credentials, desired, kafka_settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.kafka.desired import Defaults
-from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING, ConfigMap
 
@@ -49,7 +49,7 @@ class ChannelKafkas:
         if secret_identity is not None:
             stored_secret = await self.cluster.get(CORE, "Secret", *secret_identity)
             secret = credentials.check_channel_secret(secret_name, stored_secret, secret_identity)
-        values = None if secret is None else dict(decoded_secret(secret))
+        values = None if secret is None else dict(decode_secret(secret))
         config = credentials.channel_config(secret_name, values, installation_config, installation)
         servers = config.data[desired.BOOTSTRAP_SERVERS]
         defaults = desired.defaults_with_config(
@@ -64,7 +64,7 @@ class ChannelKafkas:
             },
         )
         # The Secret is in the operator's namespace, so it is an administrator's.
-        kafka = self.kafkas.cluster_at(defaults.kafka.bootstrap_servers, values, is_own=True)
+        kafka = self.kafkas.ensure_cluster(defaults.kafka.bootstrap_servers, values, is_own=True)
         if secret is None:
             return ChannelConnection(defaults), kafka
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
@@ -73,7 +73,7 @@ class ChannelKafkas:
         mount = str(metadata["name"]), version
         return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
 
-    async def kafka_of(self, document: Document, before: KafkaCluster | None) -> KafkaCluster:
+    async def find_kafka(self, document: Document, before: KafkaCluster | None) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
         changed. `before` is the last known one. Raises `NotReady` and `InvalidDocument`.
         """
@@ -88,17 +88,17 @@ class ChannelKafkas:
             candidates.append(before)
         for name in receivers_of(annotations):
             with suppress(NotReady, InvalidDocument):
-                if (receiver_kafka := await self.kafka_of_receiver(name)) is not None:
+                if (receiver_kafka := await self.find_kafka_of_receiver(name)) is not None:
                     candidates.append(receiver_kafka[0])
         matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
         if matching:
             return matching[0]
         if servers is not None:  # without credentials it may still succeed
-            return self.kafkas.cluster_at(servers, None)
+            return self.kafkas.ensure_cluster(servers, None)
         assert failure is not None
         raise failure
 
-    async def kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
+    async def find_kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
         """Return the Kafka and the contract topic of the channel receiver whose Service has this
         name; None: there is no such receiver. Raises `NotReady` and `InvalidDocument`."""
         namespace = self.settings.namespace
@@ -112,7 +112,7 @@ class ChannelKafkas:
             if secret is None:
                 message = f"Secret {namespace}/{mounted[0]} of receiver {name} does not exist"
                 raise NotReady("SecretNotFound", message)
-            values = dict(decoded_secret(secret))
+            values = dict(decode_secret(secret))
             values.pop(desired.BOOTSTRAP_SERVERS, None)
-        kafka = self.kafkas.cluster_at(receiver.kafka.bootstrap_servers, values, is_own=True)
+        kafka = self.kafkas.ensure_cluster(receiver.kafka.bootstrap_servers, values, is_own=True)
         return kafka, receiver.contract_topic

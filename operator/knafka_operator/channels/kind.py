@@ -42,8 +42,8 @@ from knafka_operator.kafka import desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.topic_creation import (
     delete_broker_dead_letters,
+    find_topic_to_delete,
     has_records,
-    topic_to_delete,
 )
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
 from knafka_operator.model.channels import KafkaChannel
@@ -97,9 +97,9 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return self.handling.handler
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
-        """The Kafka that a channel's status names; by the installation's settings if its ConfigMap
-        is gone."""
-        return await self.connections.kafka_of(document, None)
+        """Return the Kafka that a channel's status names; by the installation's settings if its
+        ConfigMap is gone."""
+        return await self.connections.find_kafka(document, None)
 
     @property
     def states_with_topic(self) -> Mapping[Identity, BrokerState]:
@@ -117,9 +117,9 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         return self.settings.trusts_statuses or not claimed
 
     async def needs_finalizer(self, document: Document) -> bool:
-        return await self._rival_name(document) is None
+        return await self._find_rival(document) is None
 
-    async def _rival_name(self, document: Document) -> str | None:
+    async def _find_rival(self, document: Document) -> str | None:
         """Return the name of another implementation that may serve this channel. None: no other is
         installed, or the channel is ours, as its topic's id is recorded and the other one's
         finalizer is gone."""
@@ -154,7 +154,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
             await self.leave_receiver(document, name)
         await self.shards.delete(channel)
         if record.has_contract:
-            kafka = await self.connections.kafka_of(document, record.kafka)
+            kafka = await self.connections.find_kafka(document, record.kafka)
             contract = names.contract_topic(identity.namespace, CHANNELS.own_name(identity.name))
             await kafka.topics.delete_topic(contract)
         self.drop(document)
@@ -198,12 +198,12 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         await self.shards.delete(channel)
         if topic is not None and self._is_own(topic, document):
             own_topic = topic
-            kafka = await self.connections.kafka_of(document, record.kafka)
+            kafka = await self.connections.find_kafka(document, record.kafka)
             # Two channels have the same topic name only if the installation's name template allows
             # it.
             claimed = self.states.topics.get(own_topic, record.uid) != record.uid
             if (
-                await topic_to_delete(kafka.topics, own_topic, recorded_id, claimed=claimed)
+                await find_topic_to_delete(kafka.topics, own_topic, recorded_id, claimed=claimed)
                 is not None
             ):
                 for group in groups:
@@ -211,10 +211,10 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
                 await kafka.topics.delete_topic(own_topic)
         broker_name = identity.namespace, CHANNELS.own_name(identity.name)
         if topic is not None:  # else no dispatcher was ever started
-            kafka = await self.connections.kafka_of(document, record.kafka)
+            kafka = await self.connections.find_kafka(document, record.kafka)
             await delete_broker_dead_letters(kafka.topics, *broker_name)
         if record.has_contract:
-            kafka = await self.connections.kafka_of(document, record.kafka)
+            kafka = await self.connections.find_kafka(document, record.kafka)
             for number in record.shards:
                 shard = names.shard_group(*broker_name, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
@@ -226,7 +226,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         its Subscriptions have entries there that must be removed."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
-            record.kafka = await self.connections.kafka_of(document, record.kafka)
+            record.kafka = await self.connections.find_kafka(document, record.kafka)
 
     def drop(self, document: Document) -> None:
         """Forget a channel that is gone; nothing in Kafka is deleted."""
@@ -292,20 +292,20 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
             channel = parse(KafkaChannel, without_subscribers(document))
         except InvalidDocument as error:
             return ObservedChannel(
-                document, error, subscribers=self._subscribers.reported(document)
+                document, error, subscribers=self._subscribers.build_status(document)
             )
         observed = ObservedChannel(
             document,
             channel,
             CHANNELS.read_broker(document),
-            subscribers=self._subscribers.reported(document),
+            subscribers=self._subscribers.build_status(document),
         )
         declared = channel.spec.delivery.dead_letter_sink
         if declared is not None:
             namespace = channel.metadata.namespace
             sink = await observe_sink(self.cluster, declared, namespace, self.settings)
             observed = replace(observed, dead_letter_sink=sink)
-        if (rival := await self._rival_name(document)) is not None:
+        if (rival := await self._find_rival(document)) is not None:
             return replace(observed, rival=rival)
         try:
             connection, record.kafka = await self.connections.connect(document)
@@ -333,10 +333,10 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         except LogError:
             return observed  # its topic can't be read either, or the write reports the error
         ingress, accepted = receiver.entry(f"/{channel.id}", document)
-        gateway = await self._gateway(receiver.service.name)
+        gateway = await self._read_gateway(receiver.service.name)
         return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
 
-    async def _gateway(self, receiver: str) -> routes.Gateway | None:
+    async def _read_gateway(self, receiver: str) -> routes.Gateway | None:
         location = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
         return routes.gateway_of(await self.cluster.get(*location))
 
@@ -376,7 +376,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)
         service = self._service(_receiver_name(connection))
-        return await self.receivers.receiver_at(service, kafka, contract.contract_topic)
+        return await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
 
     def _service(self, receiver: str) -> Identity:
         return Identity(self.settings.namespace, receiver)
@@ -397,7 +397,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """Read the gateway again once the receiver was applied."""
         if not isinstance(effect, ApplyReceiver):
             return observed
-        return replace(observed, gateway=await self._gateway(effect.receiver.name))
+        return replace(observed, gateway=await self._read_gateway(effect.receiver.name))
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Remove a channel's entry from a receiver; returns when every replica has read the
@@ -408,7 +408,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         service = self._service(receiver)
         receiver_record = self.receivers.records.get(service)
         try:
-            kafka_and_topic = await self.connections.kafka_of_receiver(receiver)
+            kafka_and_topic = await self.connections.find_kafka_of_receiver(receiver)
         except (NotReady, InvalidDocument):
             if receiver_record is None:
                 raise
@@ -418,7 +418,7 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         if kafka_and_topic is None:
             return  # the receiver doesn't exist
         receiver_left, path = (
-            await self.receivers.receiver_at(service, *kafka_and_topic),
+            await self.receivers.ensure_receiver(service, *kafka_and_topic),
             f"/{Identity.of(document)}",
         )
         if path in receiver_left.contract.records:

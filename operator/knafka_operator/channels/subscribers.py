@@ -43,10 +43,10 @@ class Subscribers:
     states: States
     handling: Handling
 
-    def reported(self, channel: Document) -> list[Mapping[str, Any]]:
+    def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` of a channel, sorted by UID."""
         reported_by_uid = {
-            each.reported["uid"]: each.reported for each in self._channel_entries(channel)
+            each.reported["uid"]: each.reported for each in self._collect_entries(channel)
         }
         read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
@@ -60,7 +60,7 @@ class Subscribers:
             return
         desired_entries = {
             str(each.reported["uid"]): each.declared
-            for each in self._channel_entries(channel)
+            for each in self._collect_entries(channel)
             if each.declared is not None
         }
         for attempts_left in reversed(range(WRITE_ATTEMPTS)):
@@ -88,12 +88,12 @@ class Subscribers:
             and record.document is not None
             and not is_entry(record.document)
         }
-        merged = entries.merged_subscribers(listed, recorded_uids | handled_uids, desired_entries)
+        merged = entries.merge_subscribers(listed, recorded_uids | handled_uids, desired_entries)
         if merged != list(listed):
             # Record too many UIDs rather than too few: an entry of ours must not look foreign.
             if not desired_entries.keys() <= recorded_uids:
                 await self._record_own_uids(channel, recorded_uids | desired_entries.keys())
-                channel = await self._stored(channel)
+                channel = await self._read_channel(channel)
             kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
             metadata_keys = ("namespace", "name", "uid", "resourceVersion")
             identity = {
@@ -104,7 +104,7 @@ class Subscribers:
         if desired_entries.keys() != entries.own_uids(channel):
             await self._record_own_uids(channel, desired_entries.keys())
 
-    async def _stored(self, channel: Document) -> Document:
+    async def _read_channel(self, channel: Document) -> Document:
         """Read the channel again. Raises `Conflict` if it is gone or its list of subscribers has
         changed."""
         kind = CHANNELS.broker_version, CHANNELS.broker
@@ -118,7 +118,7 @@ class Subscribers:
         ours = {DECLARED: " ".join(sorted(uids)) or None}
         await self.cluster.write_status(channel, {"annotations": ours})
 
-    def _channel_entries(self, channel: Document) -> list[ChannelEntry]:
+    def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
         """Return the entries of a channel's Subscriptions, sorted by UID. A Subscription that
         wasn't reconciled yet keeps the channel's entry.
         """
@@ -159,7 +159,7 @@ async def explain_unserved_channel(
     previous_status = subscription.get("status") or {}
     status = {
         "observedGeneration": subscription["metadata"].get("generation", 0),
-        "conditions": conditions.merged_into(previous_status.get("conditions") or (), timestamp),
+        "conditions": conditions.merge_into(previous_status.get("conditions") or (), timestamp),
     }
     if patch := merge_patch(previous_status, status):
         await cluster.write_status(subscription, patch)

@@ -69,7 +69,7 @@ class Subscriptions(Triggers):
             return None  # Knafka handles the Subscription, and doesn't only deliver it
         if document is not None and not is_entry(document):
             return None
-        return await self.entries.stored(Identity(*key[1:]))
+        return await self.entries.read_stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
         """Return whether the Subscription is an entry, which has no finalizers; an entry of ours
@@ -87,6 +87,6 @@ class Subscriptions(Triggers):
             return (), ""
         return subscription.orphaned_finalizers(document, self.entries.handling)
 
-    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
-        """Return the Event as `Kind.event_news` does; None for an entry."""
-        return None if is_entry(document) else super().event_news(document, now)
+    def event_to_post(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+        """Return the Event as `Kind.event_to_post` does; None for an entry."""
+        return None if is_entry(document) else super().event_to_post(document, now)

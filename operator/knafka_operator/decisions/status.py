@@ -21,7 +21,7 @@ from knafka_operator.model.conditions import (
     Condition,
     Status,
     first_cause,
-    merged_conditions,
+    merge_conditions,
 )
 from knafka_operator.model.topics import TopicRefused
 
@@ -211,12 +211,12 @@ class ConditionSet:
             for type_, condition in self._found.items()
         }
 
-    def merged_into(
+    def merge_into(
         self, stored: Sequence[Mapping[str, Any]], timestamp: str
     ) -> list[dict[str, Any]]:
         """Return the new `status.conditions`: these and their summary, with the transition times of
         the stored list `stored`. `timestamp` is the time (RFC 3339)."""
-        return merged_conditions(stored, list(self.by_type().values()), timestamp, self._of)
+        return merge_conditions(stored, list(self.by_type().values()), timestamp, self._of)
 
 
 def no_dead_letter_sink_condition() -> Condition:

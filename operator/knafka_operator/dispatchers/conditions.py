@@ -44,7 +44,7 @@ from knafka_operator.model.resources import (
     Observed,
     Trigger,
 )
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 
 DEPENDENCY: Final = "knative.dev/dependency"
 """Annotation of a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object
@@ -233,7 +233,7 @@ def loop_condition(
 # The scaler's view.
 
 
-def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
+def scaling_annotations(scaled: ScalingStatus | None) -> dict[str, str | None]:
     """Return the annotations with the scaler's view of a Trigger; None as a value removes an
     annotation."""
     if scaled is None:
@@ -245,7 +245,7 @@ def scaling_annotations(scaled: TriggerStatus | None) -> dict[str, str | None]:
     }
 
 
-def delivering_condition(scaled: TriggerStatus) -> Condition:
+def delivering_condition(scaled: ScalingStatus) -> Condition:
     """Return the condition `Delivering`, a warning or information that doesn't affect Ready."""
 
     def delivering_warning(reason: str, message: str) -> Condition:

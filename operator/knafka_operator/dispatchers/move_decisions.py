@@ -28,7 +28,7 @@ from knafka_operator.dispatchers.activity import (
 )
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.scale.decide import Cause, TriggerStatus
+from knafka_operator.scale.decide import Cause, ScalingStatus
 
 MAX_MOVES: Final = 5
 """Most moves of one Broker's Triggers in each direction within `MOVES_PERIOD`, since each creates
@@ -67,7 +67,7 @@ class Move:
     """The reason, for users."""
 
 
-def sample_of(status: TriggerStatus, now: float) -> Sample:
+def sample_of(status: ScalingStatus, now: float) -> Sample:
     """Return a sample of a Trigger's status. The lag counts as unknown (None) while the subscriber
     doesn't answer or the dispatcher fails, since another dispatcher wouldn't help; as 0 while the
     filter passes nothing.

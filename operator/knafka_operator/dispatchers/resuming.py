@@ -32,7 +32,7 @@ from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.kafka.shards import ShardPlacement
 from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
-from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import CORE, SERVING
@@ -140,7 +140,7 @@ class Resuming:
         ]
         serving = {each.shard.group: each for each in await asyncio.gather(*shard_lookups) if each}
         shared: dict[str, Watched] = {}
-        for group, (egress, shard) in (await self._contracts(broker, serving)).items():
+        for group, (egress, shard) in (await self._read_contract(broker, serving)).items():
             place = ShardPlacement(shard.number, shard.shard)
             shared[group] = Watched(
                 shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
@@ -151,7 +151,10 @@ class Resuming:
             if watched is not None and "deletionTimestamp" not in each["metadata"]:
                 annotations = each["metadata"].get("annotations") or {}
                 deliveries.append(
-                    (each, replace(watched, autoscaling=_autoscaling(annotations, self._maxima)))
+                    (
+                        each,
+                        replace(watched, autoscaling=_read_autoscaling(annotations, self._maxima)),
+                    )
                 )
         unshared_triggers = [
             each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
@@ -161,7 +164,7 @@ class Resuming:
             *await self.find_delivered_by_services(unshared_triggers, own_services),
         ]
 
-    async def _contracts(
+    async def _read_contract(
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
         """Return Egress and shard of each group in the Broker's contract; raises `LogError`."""
@@ -181,7 +184,7 @@ class Resuming:
         if template is None or number is None:
             return None
         shard, secret = read_shard(template)
-        kafka = await self._kafka_cluster(shard.kafka, secret, service["metadata"]["namespace"])
+        kafka = await self._connect_kafka(shard.kafka, secret, service["metadata"]["namespace"])
         return ServingShard(number, shard, kafka, secret)
 
     async def connect(self, found: Iterable[Document]) -> None:
@@ -195,12 +198,12 @@ class Resuming:
             template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
             if services.shard_number(service) is not None:
                 shard, secret = read_shard(template)
-                await self._kafka_cluster(shard.kafka, secret, namespace)
+                await self._connect_kafka(shard.kafka, secret, namespace)
             else:
                 serving = await _read_dispatcher(template)
                 if serving.egress.conversion is not None:
                     return  # a KafkaSource's Service doesn't show its credentials
-                await self._kafka_cluster(serving.egress.kafka, serving.secret, namespace)
+                await self._connect_kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
         except Exception:  # any error: continue with the other Services
@@ -232,10 +235,10 @@ class Resuming:
         if group_in_status(trigger, self._naming) != serving.egress.group:
             # The status names no group yet, another one, or one that can't be this Trigger's own.
             return None
-        kafka = await self._kafka_cluster(
+        kafka = await self._connect_kafka(
             serving.egress.kafka, serving.secret, metadata["namespace"]
         )
-        autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
+        autoscaling = _read_autoscaling(metadata.get("annotations") or {}, self._maxima)
         min_scale = min(autoscaling.min_scale, serving.min_scale)  # more may be refused
         return trigger, Watched(
             kafka,
@@ -259,7 +262,7 @@ class Resuming:
         async with self._at_once:
             return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
 
-    async def _kafka_cluster(
+    async def _connect_kafka(
         self, kafka: Kafka | None, mounted_secret: tuple[str, str] | None, namespace: str
     ) -> KafkaCluster:
         """Return the Kafka that a contract names, with the Secret that its function mounts.
@@ -278,7 +281,7 @@ class Resuming:
         is_own = namespace == settings.namespace
         if secret is not None and not is_own:
             await check_endpoint(secret, settings)
-        return self._kafkas.cluster_at(kafka.bootstrap_servers, secret, is_own=is_own)
+        return self._kafkas.ensure_cluster(kafka.bootstrap_servers, secret, is_own=is_own)
 
     async def _read_secret_data(self, identity: tuple[str, str]) -> Mapping[str, str]:
         """Return the decoded data of a Secret by namespace and name; reads each Secret once. Raises
@@ -289,7 +292,7 @@ class Resuming:
         secret = await self._secrets[identity]
         if secret is None:
             raise InvalidDocument("volumes", f"Secret {'/'.join(identity)} does not exist")
-        return decoded_secret(secret)
+        return decode_secret(secret)
 
 
 def read_dispatcher(template: Document) -> ServingDispatcher:
@@ -303,7 +306,7 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
         raise InvalidDocument(
             services.EGRESS_VARIABLE, f"no dispatcher of ours: {error!r}"
         ) from error
-    return ServingDispatcher(egress, _mounted_secret(template), partitions, min_scale)
+    return ServingDispatcher(egress, _find_mounted_secret(template), partitions, min_scale)
 
 
 async def _read_dispatcher(template: Document) -> ServingDispatcher:
@@ -316,7 +319,7 @@ def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
     """Parse the template or Revision of a shard, with its Secret; raises `InvalidDocument`."""
     try:
         shard = parse(Shard, json.loads(_environment(template)[services.SHARD_VARIABLE]))
-        return shard, _mounted_secret(template)
+        return shard, _find_mounted_secret(template)
     except (KeyError, ValueError) as error:
         raise InvalidDocument(services.SHARD_VARIABLE, f"no shard of ours: {error!r}") from error
 
@@ -325,7 +328,7 @@ def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]
     """Parse the template of a channels' receiver, with its Secret; raises `InvalidDocument`."""
     try:
         text = _environment(template)[services.RECEIVER_VARIABLE]
-        return parse(Receiver, json.loads(text)), _mounted_secret(template)
+        return parse(Receiver, json.loads(text)), _find_mounted_secret(template)
     except (KeyError, ValueError) as error:
         message = f"no receiver of ours: {error!r}"
         raise InvalidDocument(services.RECEIVER_VARIABLE, message) from error
@@ -335,7 +338,7 @@ def _environment(template: Document) -> Mapping[str, str]:
     return services.environment_of(template["spec"]["containers"][0])
 
 
-def _mounted_secret(template: Document) -> tuple[str, str] | None:
+def _find_mounted_secret(template: Document) -> tuple[str, str] | None:
     """Return name and version of the Secret that a template mounts, None if there is none; raises
     `KeyError`."""
     volumes = template["spec"].get("volumes") or ()
@@ -348,7 +351,7 @@ def _mounted_secret(template: Document) -> tuple[str, str] | None:
     )
 
 
-def _autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:
+def _read_autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:
     """Return the scaling settings in a Trigger's annotations; the defaults if they are invalid."""
     try:
         return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING, maxima)

@@ -63,14 +63,14 @@ class Shards:
         assert record.state is not None
         if record.state.kafka.open_writer is None:
             return None
-        contract = self.contract_record(record, broker, record.state.kafka)
+        contract = self.ensure_contract(record, broker, record.state.kafka)
         await contract.load()
         return contract
 
     def contract_at(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
         """Return the contract of a Broker in this Kafka, not necessarily loaded; raises `NotReady`
         if the Broker is being deleted."""
-        return self.contract_record(self._record(broker), broker, kafka)
+        return self.ensure_contract(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
         """Return a Broker's record. Raises `NotReady` if the Broker is being deleted."""
@@ -81,7 +81,7 @@ class Shards:
             raise NotReady(f"{family.short_name}DoesNotExist", message)
         return record
 
-    def contract_record(
+    def ensure_contract(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
         """Return a Broker's contract in one Kafka, created if needed; not necessarily loaded."""
@@ -100,7 +100,7 @@ class Shards:
         """Load the contract of a Broker that wasn't reconciled yet; raises `LogError`."""
         record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
-        contract = self.contract_record(record, Identity.of(broker), kafka)
+        contract = self.ensure_contract(record, Identity.of(broker), kafka)
         await contract.load()
         return contract
 
@@ -109,7 +109,7 @@ class Shards:
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
-        contract = self.contract_record(record, broker, watched.kafka)
+        contract = self.ensure_contract(record, broker, watched.kafka)
         if watched.place is not None:
             contract.numbers[group] = watched.place.number
         elif group not in contract.records and group not in contract.leaving:
@@ -126,7 +126,7 @@ class Shards:
             return
         for kafka in (None if record.state is None else record.state.kafka, record.kafka):
             if record.has_contract and kafka is not None and kafka.open_writer is not None:
-                self.contract_record(record, broker, kafka)
+                self.ensure_contract(record, broker, kafka)
         for contract in list(record.contracts.values()):
             for group in groups:
                 await contract.withdraw(group)

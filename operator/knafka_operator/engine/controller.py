@@ -147,8 +147,8 @@ class Controller:
             return RESYNC_SECONDS  # the event that the object waits for will enqueue it
         if kind.has_ended(new_status):
             await self._remove_finalizers(kind, document)
-        if (event_news := kind.event_news(document, new_status)) is not None:
-            self._post(document, *event_news)
+        if (event_to_post := kind.event_to_post(document, new_status)) is not None:
+            self._post(document, *event_to_post)
         requeue_after = kind.requeue_after(document, new_status)
         if requeue_after is not None:
             return requeue_after

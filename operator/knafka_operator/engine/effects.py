@@ -156,15 +156,15 @@ class Effects:
             case CommitOffsets(group, topic_name, start):
                 await kafka.topics.ensure_committed(group, topic_name, start)
             case ApplyReceiver(service, contract, manifest):
-                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
+                receiver = await self.receivers.ensure_receiver(service, kafka, contract.name)
                 asking_object = Identity.of(document)
                 return await self.receivers.apply(receiver, contract, manifest, asking_object)
             case WriteIngress(service, contract, path, ingress):
-                receiver = await self.receivers.receiver_at(service, kafka, contract.name)
+                receiver = await self.receivers.ensure_receiver(service, kafka, contract.name)
                 await receiver.contract.ensure_created(contract)
                 await receiver.write(path, ingress)
             case AwaitReceivers(service, contract_name, path):
-                receiver = await self.receivers.receiver_at(service, kafka, contract_name)
+                receiver = await self.receivers.ensure_receiver(service, kafka, contract_name)
                 await self.receivers.wait_until_read(receiver, path)
             case CreateContract(topic):
                 await self.shards.create_contract_topic(broker_of(document), topic)

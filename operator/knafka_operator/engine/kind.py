@@ -134,7 +134,7 @@ class Kind:
 
     # What follows.
 
-    def event_news(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+    def event_to_post(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
         """Return the Event to post for the change from the status in `document` to `now`; None: no
         Event."""
         previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
@@ -252,7 +252,7 @@ class Reconciler(Generic[S, D, R]):
 
     def conditions(self, observed: S, found: ConditionSet) -> list[dict[str, Any]]:
         """Return the list `status.conditions`, with transition times and summary."""
-        return found.merged_into(
+        return found.merge_into(
             self.stored_status(observed).get("conditions") or (), self.timestamp()
         )
 

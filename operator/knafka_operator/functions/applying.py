@@ -210,7 +210,7 @@ async def apply_service(
         has_failed = (
             status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
         )
-        reason = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
+        reason = await _explain_newest_revision(cluster, stored) or status.why_not_ready(stored)
         raise NotReady(
             "FunctionNotReady",
             f"Knative Service {metadata['name']}: {reason}",
@@ -234,9 +234,9 @@ async def _apply_manifest(
         raise NotReady("FunctionRejected", message) from error
 
 
-async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any]) -> str:
-    """Why a Service's newest Revision isn't Ready, by its own conditions, such as `Unschedulable`,
-    which the Service doesn't repeat; empty if they don't say."""
+async def _explain_newest_revision(cluster: Cluster, service: Mapping[str, Any]) -> str:
+    """Return why a Service's newest Revision isn't Ready, by its own conditions, such as
+    `Unschedulable`, which the Service doesn't repeat; empty if they don't say."""
     name = (service.get("status") or {}).get("latestCreatedRevisionName")
     if not name:
         return ""

@@ -11,7 +11,7 @@ from typing import Final
 import aiohttp
 
 from knafka_operator.decisions.status import NotReady
-from knafka_operator.scale.http_sessions import checked_session, shown_error
+from knafka_operator.scale.http_sessions import describe_request_error, open_checked_session
 
 FUNCTION_PROBE_TIMEOUT: Final = 10.0
 """Seconds for one request, including a cold start."""
@@ -33,12 +33,12 @@ async def _request(method: str, url: str) -> None:
     """Send one request. Raises a transient `NotReady` unless the answer is 200."""
     try:
         async with (
-            checked_session(aiohttp.ClientTimeout(total=FUNCTION_PROBE_TIMEOUT)) as session,
+            open_checked_session(aiohttp.ClientTimeout(total=FUNCTION_PROBE_TIMEOUT)) as session,
             session.request(method, url, allow_redirects=False) as response,
         ):
             status = response.status
     except (aiohttp.ClientError, TimeoutError) as error:
-        message = f"{url} doesn't answer: {shown_error(error)}"
+        message = f"{url} doesn't answer: {describe_request_error(error)}"
         raise NotReady("ProbeFailed", message, transient=True) from None
     if status != 200:
         raise NotReady("ProbeFailed", f"{url} answered {status}", transient=True)

@@ -87,16 +87,16 @@ def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
             f"tracing-protocol: invalid value: {protocol:.80}: want {PROTOCOL}, {GRPC} or none"
         )
     endpoint_text = data.get("tracing-endpoint", "").strip()
-    rate = _checked_rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
+    rate = _parse_rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
     if protocol == GRPC:
         # For gRPC the endpoint is often only host:port; without a scheme the SDK would use TLS.
-        endpoint = _checked_url(
+        endpoint = _check_url(
             endpoint_text if "://" in endpoint_text else f"http://{endpoint_text}",
             "tracing-endpoint",
         )
         protocol_variables = {OTLP_TRACES_PROTOCOL: GRPC}
     else:
-        endpoint, protocol_variables = _checked_url(endpoint_text, "tracing-endpoint"), {}
+        endpoint, protocol_variables = _check_url(endpoint_text, "tracing-endpoint"), {}
         if urlsplit(endpoint).path in ("", "/"):
             endpoint = endpoint.rstrip("/") + _OTLP_PATH
     return {
@@ -115,10 +115,10 @@ def _zipkin(data: Mapping[str, str], default_endpoint: str) -> Mapping[str, str]
         return {}
     if backend != "zipkin":
         raise ValueError(f"backend: invalid value: {backend:.80}: want zipkin or none")
-    endpoint = _checked_url(
+    endpoint = _check_url(
         data.get("zipkin-endpoint", "").strip() or default_endpoint, "zipkin-endpoint"
     )
-    rate = _checked_rate(data.get("sample-rate"), "sample-rate")
+    rate = _parse_rate(data.get("sample-rate"), "sample-rate")
     if data.get("debug", "").strip().lower() == "true":
         rate = "1"
     return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler(rate)}
@@ -128,7 +128,7 @@ def _sampler(rate: str) -> Mapping[str, str]:
     return {SAMPLER: "parentbased_traceidratio", SAMPLER_ARG: rate}
 
 
-def _checked_rate(text: str | None, where: str) -> str:
+def _parse_rate(text: str | None, where: str) -> str:
     """Return the sampling rate, the default if it is empty. Raises `ValueError` unless it is 0 to
     1; `where` names the key."""
     rate = (text or "").strip() or DEFAULT_RATE
@@ -137,7 +137,7 @@ def _checked_rate(text: str | None, where: str) -> str:
     return rate
 
 
-def _checked_url(url: str, where: str) -> str:
+def _check_url(url: str, where: str) -> str:
     """Return the URL. Raises `ValueError` unless it is an HTTP URL with a host; `where` names the
     key."""
     parts = urlsplit(url)

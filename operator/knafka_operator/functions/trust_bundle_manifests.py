@@ -38,7 +38,7 @@ class Bundle:
     """The problem of each ConfigMap that isn't used completely, by its name."""
 
 
-def merged_bundle(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
+def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     """Merge the certificates of ConfigMaps without duplicates, in the order of the ConfigMaps'
     names.
 

@@ -106,7 +106,7 @@ class TrustBundleCopies:
         Raises `ClusterError`."""
         labels = {deciding.TRUST_BUNDLE_LABEL: "true"}
         config_maps = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
-        bundle = deciding.merged_bundle(config_maps)
+        bundle = deciding.merge_certificates(config_maps)
         if self._bundle is None or bundle.problems != self._bundle.problems:
             for name, problem in bundle.problems.items():
                 log.warning("trust bundle %s/%s: %s", self._source, name, problem)

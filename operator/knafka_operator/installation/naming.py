@@ -50,7 +50,7 @@ class NamedObject(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> NamedObject:
-        """The named object of a stored document."""
+        """Return the named object of a stored document."""
         metadata = document["metadata"]
         return cls(metadata["namespace"], metadata["name"], metadata.get("uid", ""))
 
@@ -84,7 +84,7 @@ _RESERVED_PREFIXES: Final[Mapping[NameKind, tuple[str, ...]]] = {
 """Prefixes that names of each kind may not have, as they are reserved for other names."""
 
 
-def normalized_template(kind: NameKind, text: str) -> str:
+def normalize_template(kind: NameKind, text: str) -> str:
     """Return the template with its placeholders in one spelling; raises `InvalidDocument`, whose
     path is the key, for an invalid template."""
     key = f"data.{kind.value}"
@@ -147,13 +147,13 @@ class Naming:
         return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
 
     def remember(self, kind: NameKind, template: str) -> None:
-        """Accept names from this template (in the form that `normalized_template` returns), in
+        """Accept names from this template (in the form that `normalize_template` returns), in
         force or not, as an object's own."""
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
     def put_in_force(self, kind: NameKind, template: str) -> None:
-        """Use this template, in the form that `normalized_template` returns, for new objects."""
+        """Use this template, in the form that `normalize_template` returns, for new objects."""
         self.remember(kind, template)
         self._in_force[kind] = template
 

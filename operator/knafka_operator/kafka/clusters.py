@@ -82,7 +82,8 @@ class KafkaCluster:
             self.watched.discard(topic)
 
     def writer(self) -> LogWriter:
-        """The writer for contracts; opened when first needed, and again after a fatal error."""
+        """Return the writer for contracts; opened when first needed, and again after a fatal
+        error."""
         assert self.open_writer is not None
         if self._writer is not None and self._writer.failure is not None:
             self._close_writer()
@@ -138,7 +139,7 @@ class KafkaCluster:
         """Return the topics to check now."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
-        resting = set(self.resting(self)) - self.scaler.drained()
+        resting = set(self.resting(self)) - self.scaler.topics_with_drains()
         for topic in self._moved.keys() - self.watched:
             del self._moved[topic]
             self._ends.pop(topic, None)
@@ -187,7 +188,7 @@ class KafkaClusters:
         self._trust = trust or KafkaTrust()
         self._clusters: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
-    def cluster_at(
+    def ensure_cluster(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
     ) -> KafkaCluster:
         """Return the KafkaCluster at these servers with this Secret, connecting if needed;

@@ -235,7 +235,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         removal."""
 
     def snapshot(self) -> deciding.SharedContract:
-        """The contract as an immutable value for decisions."""
+        """Return the contract as an immutable value for decisions."""
         return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
     def members(self, number: int) -> int:

@@ -82,7 +82,7 @@ def check_config_map_reference(
         )
 
 
-def merged_configuration(
+def merge_configuration(
     reference: tuple[str, str] | None,
     broker_config: ConfigMap | None,
     installation_config: ConfigMap | None,
@@ -196,7 +196,7 @@ def channel_config(
         metadata = {"namespace": default.namespace, "name": default.name}
         document = {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
         installation = parse(ConfigMap, document)
-    return merged_configuration(None, None, installation, default).config
+    return merge_configuration(None, None, installation, default).config
 
 
 def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:

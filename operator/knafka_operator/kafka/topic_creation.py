@@ -63,7 +63,7 @@ async def has_records(topics: LogAdmin, name: str) -> bool:
     return any((await topics.end_offsets(name)).values())
 
 
-async def topic_to_delete(
+async def find_topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
     """Return the description of a topic if it was created for an object that is being deleted;

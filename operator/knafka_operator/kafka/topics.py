@@ -104,7 +104,8 @@ class ObservedTopic:
         *,
         accepts_records: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
-        """The effects that record and create the topic (`topic_effects`); raises `TopicRefused`."""
+        """Return the effects that record and create the topic (`topic_effects`); raises
+        `TopicRefused`."""
         return topic_effects(
             self.desired,
             self.existing,

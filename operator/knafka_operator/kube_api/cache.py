@@ -126,7 +126,7 @@ class CachedCluster:
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
         """See `watches.Listener`; versions older than the known ones are ignored."""
-        watched = self._watched_objects(selection)
+        watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
             watched.gone.pop(identity, None)
@@ -144,7 +144,7 @@ class CachedCluster:
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
         """See `watches.Listener`."""
-        self._watched_objects(selection).synced = synced
+        self._ensure_watched_objects(selection).synced = synced
 
     def forget_all(self) -> None:
         """Drop all objects and references, as nothing is watched any more."""
@@ -152,7 +152,7 @@ class CachedCluster:
         self._references.clear()
         self._referrers.clear()
 
-    def _watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
+    def _ensure_watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
         """Return the cached objects of a selection; creates an empty cache for a new one."""
         watched_of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
         watched = next(
@@ -222,7 +222,7 @@ class CachedCluster:
         """Return the cached objects of a selection in a namespace."""
         return [
             identity
-            for identity in self._watched_objects(selection).versions
+            for identity in self._ensure_watched_objects(selection).versions
             if identity[0] == namespace
         ]
 

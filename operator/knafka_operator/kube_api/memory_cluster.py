@@ -49,7 +49,7 @@ class _Refusal:
     error: Exception | None
 
     def error_of(self, verb: str, kind: str, name: str) -> Exception | None:
-        """The error of a request that this refusal matches; None: it doesn't match."""
+        """Return the error of a request that this refusal matches; None: it doesn't match."""
         if self.verb != verb or self.kind not in (None, kind) or self.name not in (None, name):
             return None
         return self.error or ClusterError(f"can't {verb} {kind} {name}: it is refused")
@@ -74,7 +74,7 @@ class MemoryCluster:
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         await self._count_request("get", kind, name)
         stored = self.objects.get((api_version, kind, namespace, name))
-        return None if stored is None else _copied(stored)
+        return None if stored is None else _copy_document(stored)
 
     async def list(
         self,
@@ -85,14 +85,14 @@ class MemoryCluster:
     ) -> list[Document]:
         """Return copies of the stored objects of a kind, as `Cluster.list` does."""
         await self._count_request("list", kind, "")
-        documents = self._matching(api_version, kind, labels)
+        documents = self._select_stored(api_version, kind, labels)
         if namespace is not None:
             documents = [
                 document
                 for document in documents
                 if document["metadata"].get("namespace") == namespace
             ]
-        return [_copied(document) for document in documents]
+        return [_copy_document(document) for document in documents]
 
     async def create(self, manifest: Document) -> bool:
         """Store a new object, as `Cluster.create` does; returns False if it exists."""
@@ -107,21 +107,21 @@ class MemoryCluster:
         earlier manifest had and this one lacks are removed."""
         await self._count_request("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
-        merged = _copied(self.objects.get(key, {}))
+        merged = _copy_document(self.objects.get(key, {}))
         self._check_version(manifest, merged)
-        leaves = dict(_leaves(manifest))
+        leaves = dict(_yield_leaves(manifest))
         leaves.pop(VERSION_PATH, None)
         for path in self._applied.get(key, set()) - leaves.keys():
             _remove_field(merged, path)
         for path, value in leaves.items():
             _set_field(merged, path, value)
         self._applied[key] = set(leaves)
-        return _copied(self._store(merged))
+        return _copy_document(self._store(merged))
 
     async def write_status(self, document: Document, status: Document) -> None:
         await self._count_request("write_status", document["kind"], document["metadata"]["name"])
         if (stored := self.objects.get(_key(document))) is not None:
-            self._store({**stored, "status": _merged(stored.get("status") or {}, status)})
+            self._store({**stored, "status": _merge_patch(stored.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         await self._count_request("delete", kind, name)
@@ -132,8 +132,8 @@ class MemoryCluster:
     ) -> AsyncIterator[WatchEvent]:
         """Yield all objects of a kind in all namespaces, then every change, for ever."""
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
-        for document in self._matching(api_version, kind, labels):
-            queue.put_nowait(WatchEvent("ADDED", _copied(document)))
+        for document in self._select_stored(api_version, kind, labels):
+            queue.put_nowait(WatchEvent("ADDED", _copy_document(document)))
         watch = api_version, kind, queue
         self._watches.append(watch)
         try:
@@ -155,7 +155,7 @@ class MemoryCluster:
         previous = self.objects.get(_key(document), {})
         previous_metadata = previous.get("metadata", {})
         self._check_version(document, previous)
-        stored = _copied(document)
+        stored = _copy_document(document)
         kept_metadata = {
             field_name: previous_metadata[field_name]
             for field_name in ("uid", "generation", "deletionTimestamp")
@@ -222,7 +222,7 @@ class MemoryCluster:
         if version not in (None, stored.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
 
-    def _matching(
+    def _select_stored(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None
     ) -> Sequence[dict[str, Any]]:
         """Return the stored objects of a kind that have these labels; not copies."""
@@ -277,7 +277,7 @@ class MemoryCluster:
     def _notify_watches(self, type_: str, document: Document) -> None:
         for api_version, kind, queue in self._watches:
             if (api_version, kind) == (document["apiVersion"], document["kind"]):
-                queue.put_nowait(WatchEvent(type_, _copied(document)))
+                queue.put_nowait(WatchEvent(type_, _copy_document(document)))
 
 
 class MemoryServing(MemoryCluster):
@@ -299,7 +299,7 @@ class MemoryServing(MemoryCluster):
     def become_ready(self, namespace: str, name: str) -> None:
         """Make the newest Revision of a Knative Service Ready."""
         self.unready.discard(name)
-        service = _copied(self.objects[SERVING, "Service", namespace, name])
+        service = _copy_document(self.objects[SERVING, "Service", namespace, name])
         self._serve(service)
         self._store(service)
 
@@ -320,7 +320,7 @@ class MemoryServing(MemoryCluster):
         newest = self.objects.get((SERVING, "Revision", namespace, created))
         if newest is None or newest["spec"] != template["spec"]:
             created = f"{name}-{int(created[-5:]) + 1:05}"
-            copied = _copied(template.get("metadata") or {})
+            copied = _copy_document(template.get("metadata") or {})
             labels = {**copied.get("labels", {}), "serving.knative.dev/service": name}
             self.objects[SERVING, "Revision", namespace, created] = {
                 "apiVersion": SERVING,
@@ -333,7 +333,7 @@ class MemoryServing(MemoryCluster):
                     "labels": labels,
                     "ownerReferences": [{"kind": "Service", "uid": metadata["uid"]}],
                 },
-                "spec": _copied(template["spec"]),
+                "spec": _copy_document(template["spec"]),
                 "status": {},
             }
         ready = name not in self.unready
@@ -360,33 +360,33 @@ def _has_labels(document: Document, labels: Mapping[str, str] | None) -> bool:
 _IMMUTABLE: Final = frozenset((str, int, float, bool, type(None)))
 
 
-def _copied(document: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_document(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of decoded JSON; much faster than `copy.deepcopy`."""
     return {
-        key: inner if type(inner) in _IMMUTABLE else _copied_value(inner)
+        key: inner if type(inner) in _IMMUTABLE else _copy_value(inner)
         for key, inner in document.items()
     }
 
 
-def _copied_value(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """Return a deep copy of a JSON value."""
     # The most frequent types come first: a check for an abstract class takes ten times as long.
     if type(value) in _IMMUTABLE:
         return value
     if isinstance(value, list | tuple):
-        return [_copied_value(inner) for inner in value]
+        return [_copy_value(inner) for inner in value]
     if isinstance(value, Mapping):
-        return _copied(value)
+        return _copy_document(value)
     return value
 
 
-def _leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _yield_leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield path and value of each field of a document; a list is one field."""
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
-            yield from _leaves(inner, (*path, key))
+            yield from _yield_leaves(inner, (*path, key))
         else:
-            yield (*path, key), _copied_value(inner)
+            yield (*path, key), _copy_value(inner)
 
 
 def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
@@ -407,7 +407,7 @@ def _remove_field(document: dict[str, Any], path: Path) -> None:
         document.pop(path[0], None)
 
 
-def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_patch(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """Return `before` with a JSON merge patch (RFC 7386) applied."""
     merged = dict(before)
     for key, value in patch.items():
@@ -415,7 +415,7 @@ def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
             merged.pop(key, None)
         elif isinstance(value, Mapping):
             current = merged.get(key)
-            merged[key] = _merged(current if isinstance(current, Mapping) else {}, value)
+            merged[key] = _merge_patch(current if isinstance(current, Mapping) else {}, value)
         else:
-            merged[key] = _copied_value(value)
+            merged[key] = _copy_value(value)
     return merged

@@ -171,7 +171,7 @@ class Watch:
             if not after:
                 break
         self._report((), [self._known[each] for each in self._known.keys() - listed.keys()])
-        self._known = {identity: _identity_only(each) for identity, each in listed.items()}
+        self._known = {identity: _reduce_to_identity(each) for identity, each in listed.items()}
         return str(page["metadata"]["resourceVersion"])
 
     def _recreated(self, items: Sequence[Document]) -> list[Identity]:
@@ -193,7 +193,7 @@ class Watch:
         try:
             if self._closed.is_set():
                 return version  # `close` came before the response was set
-            for line in _lines(response):
+            for line in _yield_lines(response):
                 event = decode_json(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
@@ -206,7 +206,7 @@ class Watch:
                     self._known.pop(_identity(document), None)
                     self._report((), (document,))
                 else:
-                    self._known[_identity(document)] = _identity_only(document)
+                    self._known[_identity(document)] = _reduce_to_identity(document)
                     self._report((document,), ())
         finally:
             self._open = None
@@ -249,7 +249,7 @@ class _WatchError(ValueError):
         self.status = status.get("code")
 
 
-def _lines(answer: Any) -> Any:
+def _yield_lines(answer: Any) -> Any:
     """Yield the non-empty lines of a response as they arrive."""
     rest = b""
     for chunk in answer.stream(amt=None, decode_content=True):
@@ -257,7 +257,7 @@ def _lines(answer: Any) -> Any:
         yield from (line for line in lines if line.strip())
 
 
-def _identity_only(document: Document) -> Document:
+def _reduce_to_identity(document: Document) -> Document:
     """Return type, identity and labels of an object, which are reported once it is gone."""
     metadata = document["metadata"]
     metadata_kept = {

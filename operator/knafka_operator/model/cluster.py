@@ -72,7 +72,7 @@ class Cluster(Protocol):
         ...
 
 
-def decoded_secret(secret: Document) -> Mapping[str, str]:
+def decode_secret(secret: Document) -> Mapping[str, str]:
     """Decode a Secret's values from base64 to text without surrounding white space; bytes that are
     not UTF-8 are replaced."""
     return {

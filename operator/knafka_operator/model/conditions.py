@@ -90,7 +90,7 @@ def first_cause(conditions: Sequence[Condition]) -> Condition | None:
     return None
 
 
-def merged_conditions(
+def merge_conditions(
     previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], timestamp: str, of: str = READY
 ) -> list[dict[str, str]]:
     """Build `status.conditions` from the conditions decided `now` and their summary, sorted by
@@ -124,12 +124,12 @@ def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
         "severity": str(condition.severity),
         "lastTransitionTime": since,
         "reason": condition.reason,
-        "message": _truncated(condition.message),
+        "message": _truncate(condition.message),
     }
     return {name: value for name, value in fields.items() if value}
 
 
-def _truncated(message: str) -> str:
+def _truncate(message: str) -> str:
     return (
         message
         if len(message) <= MAX_CONDITION_MESSAGE

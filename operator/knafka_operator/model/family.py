@@ -43,7 +43,7 @@ from knafka_operator.model.sources import (
     PEERS_SOURCE_FINALIZER,
     SOURCES_VERSION,
     SourceTrigger,
-    source_as_trigger,
+    parse_source_as_trigger,
 )
 
 Document = Mapping[str, Any]
@@ -212,7 +212,7 @@ SOURCES: Final = Family(
     SOURCES_VERSION,
     KAFKA_SOURCE,
     read_broker=_source_as_broker,
-    read_trigger=source_as_trigger,
+    read_trigger=parse_source_as_trigger,
     broker_of=Identity.of,
     reply_of=lambda document: None,
     peers_finalizer=PEERS_SOURCE_FINALIZER,

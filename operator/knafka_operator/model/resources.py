@@ -74,7 +74,7 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?").fullmatch
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
     if _NAME(name) is None or len(name) > MAX_OBJECT_NAME:
         raise problem(
             f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_OBJECT_NAME}"
@@ -82,13 +82,13 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _checked_namespace(name: str) -> str:
+def _check_namespace(name: str) -> str:
     if _NAMESPACE(name) is None:
         raise problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
     return name
 
 
-Namespace: TypeAlias = Annotated[str, AfterValidator(_checked_namespace)]
+Namespace: TypeAlias = Annotated[str, AfterValidator(_check_namespace)]
 NonEmpty: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
@@ -110,7 +110,7 @@ class Observed(Declared):
 
 
 class Metadata(Observed):
-    name: Annotated[str, AfterValidator(_checked_name)]
+    name: Annotated[str, AfterValidator(_check_name)]
     namespace: Annotated[Namespace, BeforeValidator(lambda value: value or "default")] = "default"
     uid: str = ""
     """Empty for a document that was never stored in a cluster."""

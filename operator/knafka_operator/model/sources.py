@@ -1,7 +1,8 @@
 """KafkaSource as declared, as far as Knafka reads it, and as the Trigger that it is read as.
 
-A source is a Trigger without filters of topics that are nobody's Broker's: `source_as_trigger` says
-so in the annotations that a Trigger has for it. What no Trigger can say is in `SourceTrigger`.
+A source is a Trigger without filters of topics that are nobody's Broker's:
+`parse_source_as_trigger` says so in the annotations that a Trigger has for it. What no Trigger can
+say is in `SourceTrigger`.
 
 Not here: what a webhook fills in, and what may not change (`sources.admission`).
 """
@@ -130,7 +131,7 @@ class Credential(NamedTuple):
     key: str
 
 
-def checked_user_topic(topic: str) -> str:
+def check_user_topic(topic: str) -> str:
     """Validate a topic name of a KafkaSource or KafkaSink; returns it. Names of Knafka's or Kafka's
     own topics are refused."""
     if not names.is_topic(topic):
@@ -152,11 +153,11 @@ def _internal_topic_message(topic: str) -> str:
     return f"invalid value: {topic:.300}: {requirement}"
 
 
-def _checked_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(map(checked_user_topic, topics)))
+def _check_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(check_user_topic, topics)))
 
 
-def _checked_group(group: str) -> str:
+def _check_group(group: str) -> str:
     """Return the consumer group's name. Raises a validation error if it is reserved for Knafka's
     own groups."""
     if group.startswith((names.TRIGGERS, names.OURS)) or _SUBSCRIPTION_GROUP(group):
@@ -168,7 +169,7 @@ def _checked_group(group: str) -> str:
 
 
 def _default_if_empty(value: str) -> BeforeValidator:
-    """A validator that replaces an empty text by `value`, as upstream does."""
+    """Return a validator that replaces an empty text by `value`, as upstream does."""
     return BeforeValidator(lambda given: value if given == "" else given)
 
 
@@ -176,11 +177,11 @@ _Texts: TypeAlias = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
 
 
 class KafkaSourceSpec(Declared):
-    topics: Annotated[_Texts, AfterValidator(_checked_topics)]
+    topics: Annotated[_Texts, AfterValidator(_check_topics)]
     """The topics, without duplicates."""
     bootstrap_servers: _Texts
     net: Net = Net()
-    consumer_group: Annotated[str, AfterValidator(_checked_group)] = ""
+    consumer_group: Annotated[str, AfterValidator(_check_group)] = ""
     """Empty if no webhook has written a default; see `consumer_group_of`."""
     initial_offset: Annotated[Literal["earliest", "latest"], _default_if_empty(DEFAULT_OFFSET)] = (
         "latest"
@@ -285,7 +286,7 @@ def security_protocol(net: Net) -> str | None:
     return channel if net.tls.enable else None
 
 
-def source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
+def parse_source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
     """Parse a KafkaSource as a Trigger. Raises `InvalidDocument`."""
     source = parse(KafkaSource, document)
     spec, annotations = source.spec, dict(source.metadata.annotations)

@@ -43,11 +43,11 @@ def reported_types(answer: bytes) -> list[ReportedType]:
     entries = document.get("eventTypes") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("it has no eventTypes")
-    reported = (_reported_type(reported_type) for reported_type in entries)
+    reported = (_parse_reported_type(reported_type) for reported_type in entries)
     return [reported_type for reported_type in reported if reported_type is not None]
 
 
-def _reported_type(entry: object) -> ReportedType | None:
+def _parse_reported_type(entry: object) -> ReportedType | None:
     """Parse an event type in a receiver's answer; None if it is malformed."""
     if not isinstance(entry, dict):
         return None

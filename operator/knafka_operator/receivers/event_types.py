@@ -42,7 +42,7 @@ from knafka_operator.receivers.receivers import (
 )
 from knafka_operator.records.state import States
 from knafka_operator.scale.answers import get_answer
-from knafka_operator.scale.http_sessions import checked_session
+from knafka_operator.scale.http_sessions import open_checked_session
 from knafka_operator.senders.observe import makes_event_types
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class EventTypes:
         new: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
         for service, reported_types in (await self._ask_receivers()).items():
             for reported_type in reported_types:
-                if (owner := self._owner(service, reported_type.path)) is not None:
+                if (owner := self._find_owner(service, reported_type.path)) is not None:
                     new[owner][reported_type] = None
         await self._create_types(new)
 
@@ -112,7 +112,7 @@ class EventTypes:
         answers = await asyncio.gather(*map(ask, addresses))
         return dict(zip(addresses, answers, strict=True))
 
-    def _owner(self, service: Identity, path: str) -> Identity | None:
+    def _find_owner(self, service: Identity, path: str) -> Identity | None:
         """Return the Broker or KafkaChannel at a path; None: this receiver doesn't serve it."""
         owner = identity_at_path(path)
         record = self.states.brokers.get(owner)
@@ -211,7 +211,7 @@ class PodEventTypes:
         received."""
         bearers = self._bearers(service.name, service.namespace)
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
-        async with checked_session(timeout) as session:
+        async with open_checked_session(timeout) as session:
             answers = await asyncio.gather(
                 *(_ask(session, address, bearers) for address in addresses)
             )

@@ -40,7 +40,7 @@ from knafka_operator.receivers import contract_topics as deciding
 from knafka_operator.receivers.contract_topics import COMPACTED
 from knafka_operator.records.state import States
 from knafka_operator.scale.answers import get_answer
-from knafka_operator.scale.http_sessions import checked_session
+from knafka_operator.scale.http_sessions import open_checked_session
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Receivers:
     contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
     """Contracts by Kafka servers and topic."""
 
-    async def receiver_at(
+    async def ensure_receiver(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
         """Return the record of a receiver, created if needed, and load its contract; raises
@@ -359,17 +359,19 @@ class PodPositions:
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         bearers = self._bearers(name, namespace)
-        async with checked_session(timeout) as session:
+        async with open_checked_session(timeout) as session:
             answers = await asyncio.gather(
-                *(_position(session, pod_url, bearers) for pod_url in urls.values())
+                *(_request_position(session, pod_url, bearers) for pod_url in urls.values())
             )
             if self._url_of and answers and all(pod is None for pod in answers):
                 url = self._url_of(name, namespace)
-                urls, answers = {url: url}, [await _position(session, url, bearers)]
+                urls, answers = {url: url}, [await _request_position(session, url, bearers)]
         return dict(zip(urls, answers, strict=True))
 
 
-async def _position(session: aiohttp.ClientSession, url: str, bearers: Sequence[str]) -> int | None:
+async def _request_position(
+    session: aiohttp.ClientSession, url: str, bearers: Sequence[str]
+) -> int | None:
     """Return the position in the contract topic that a receiver reports; None if it doesn't answer
     or answers something else."""
     try:

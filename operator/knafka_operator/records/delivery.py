@@ -53,7 +53,7 @@ class Watched(Generic[K]):
     """The shard that delivers the Trigger; None: its own Service does."""
 
     def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
-        """What identifies the offsets of this delivery: Kafka servers, topics and group."""
+        """Return what identifies the offsets of this delivery: Kafka servers, topics and group."""
         return offsets_key(self.egress)
 
     @property
@@ -70,5 +70,5 @@ class Watched(Generic[K]):
 
 
 def offsets_key(egress: Egress) -> tuple[str, tuple[str, ...], str]:
-    """What identifies an Egress's offsets: Kafka servers, topics and group."""
+    """Return what identifies an Egress's offsets: Kafka servers, topics and group."""
     return egress.kafka.bootstrap_servers, egress.topics, egress.group

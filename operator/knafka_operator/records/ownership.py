@@ -97,7 +97,7 @@ class GroupOwnership:
         if is_own:
             self.states.claim_group(record, group)
 
-    async def foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
+    async def find_foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
         """Return the group name that the installation's template gives to a new Trigger, if a group
         of that name exists without offsets on the Broker's topic: it belongs to an application and
         must not be deleted. Empty with upstream's template, whose names only Triggers have."""

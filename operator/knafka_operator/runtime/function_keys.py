@@ -24,7 +24,7 @@ from typing import Final
 
 from knafka.core.tokens.caller_tokens import MAX_VERIFIERS
 from knafka_operator.installation.settings import Settings
-from knafka_operator.model.cluster import Cluster, ClusterError, Document, decoded_secret
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, decode_secret
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import SENSOR
@@ -89,7 +89,7 @@ class FunctionKeys:
     async def _read(self) -> None:
         """Read or create the Secret, and update `Settings.tokens`. Raises `ClusterError`."""
         stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, KEYS_SECRET)
-        keys = {} if stored is None else _usable_keys(decoded_secret(stored))
+        keys = {} if stored is None else _usable_keys(decode_secret(stored))
         if not keys:
             keys = self._keys or {f"{datetime.now(UTC):%Y-%m-%d}": secrets.token_hex(32)}
             manifest = _secret_manifest(self._settings.namespace, keys)

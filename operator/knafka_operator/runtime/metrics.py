@@ -28,7 +28,7 @@ from knafka.observability import (
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.operator import Operator
 from knafka_operator.records.state import Watched
-from knafka_operator.scale.decide import ShardStatus, TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus, ShardStatus
 from knafka_operator.sensors.kind import Sensors
 
 METRICS_PORT: Final = 9090
@@ -117,9 +117,9 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
 
 
 def _dead_letter_metrics(
-    operator: Operator, scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]]
+    operator: Operator, scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]]
 ) -> Iterator[Metric]:
-    """Metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
+    """Yield metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
     reports."""
     now = time.time()
     waiting = [
@@ -190,10 +190,10 @@ def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
 
 
 def _scaling_metrics(
-    scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]],
+    scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
     watched: Sequence[tuple[str, Watched, object]],
 ) -> Iterator[Metric]:
-    """Metrics of the scaler's decisions for each Trigger."""
+    """Yield metrics of the scaler's decisions for each Trigger."""
     yield Metric(
         "knafka_trigger_desired_replicas",
         "Drains that the last decision about the Trigger wants, in a shared dispatcher 1 at most",
@@ -232,7 +232,7 @@ def _scaling_metrics(
 
 
 def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
-    """Metrics of shared dispatchers."""
+    """Yield metrics of shared dispatchers."""
     shard_rows = [(_shard_labels(shard), shard) for shard in shards]
     gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
         (

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.installation.naming import DEFAULTS, MAX_KNOWN, NameKind, normalized_template
+from knafka_operator.installation.naming import DEFAULTS, MAX_KNOWN, NameKind, normalize_template
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.identity import Identity
@@ -132,7 +132,7 @@ class FollowedNaming:
         """
         namespace = self._settings.namespace
         record = await self._cluster.get(CORE, "ConfigMap", namespace, TEMPLATES_CONFIG_MAP)
-        for kind, templates in recorded_templates(record).items():
+        for kind, templates in parse_recorded_templates(record).items():
             for template in templates:
                 self._settings.naming.remember(kind, template)
             if templates:
@@ -162,10 +162,10 @@ def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
     """Return the template that a ConfigMap declares for a kind of name, or upstream's default;
     raises `InvalidDocument`."""
     text = data.get(kind.newer_key, data.get(kind.value))
-    return DEFAULTS[kind] if text is None else normalized_template(kind, str(text))
+    return DEFAULTS[kind] if text is None else normalize_template(kind, str(text))
 
 
-def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
+def parse_recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
     """Return the recorded templates by kind, first the one in force; invalid ones are logged and
     left out."""
     data = {} if record is None else record.get("data") or {}
@@ -174,7 +174,7 @@ def recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, 
         templates = []
         for line in str(data.get(kind.value) or "").splitlines():
             try:
-                templates.append(normalized_template(kind, line))
+                templates.append(normalize_template(kind, line))
             except InvalidDocument as error:
                 log.warning("ConfigMap %s: %s", TEMPLATES_CONFIG_MAP, error)
         templates_by_kind[kind] = tuple(templates)

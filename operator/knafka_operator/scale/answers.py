@@ -40,7 +40,9 @@ class LinePace:
         return max(0.0, self._paid_until - BURST_SECONDS - now)
 
 
-async def paced_lines(response: aiohttp.ClientResponse, pace: LinePace) -> AsyncIterator[bytes]:
+async def read_lines_paced(
+    response: aiohttp.ClientResponse, pace: LinePace
+) -> AsyncIterator[bytes]:
     """Yield the non-empty lines of a response at the allowed rate. Raises `ValueError` or
     `LineTooLong` for a line longer than the read buffer, and what `aiohttp` raises."""
     loop = asyncio.get_running_loop()

@@ -53,7 +53,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class TriggerStatus:
+class ScalingStatus:
     """The scaler's view of one Trigger or Sensor."""
 
     lag: int | None
@@ -145,7 +145,7 @@ def decide_scale(
     return Scale(replicas, reason, cause)
 
 
-def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
+def keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
     """Return a scale of one drain instead of none, so that Kafka keeps the group's offsets."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)

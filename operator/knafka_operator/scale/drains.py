@@ -27,10 +27,10 @@ from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import SensorContract
 from knafka_operator.installation.function_tokens import FunctionTokens, authorization
 from knafka_operator.installation.settings import SHARD_SIZE
-from knafka_operator.scale.answers import LinePace, paced_lines
-from knafka_operator.scale.http_sessions import checked_session
+from knafka_operator.scale.answers import LinePace, read_lines_paced
+from knafka_operator.scale.http_sessions import open_checked_session
 from knafka_operator.scale.parsing import LARGE_DOCUMENT, parse_off_loop
-from knafka_operator.scale.progress_bounds import bounded_text, within_bounds
+from knafka_operator.scale.progress_bounds import bound_progress, truncate_text
 
 DRAIN_SILENCE_TIMEOUT: Final = 120.0
 """Seconds without a line of progress after which a request fails: long enough to schedule a pod."""
@@ -86,14 +86,14 @@ class HttpDrains:
         """Hold one drain; yields its progress. Closing the iterator closes the connection. Raises
         `DrainRefused` and what `aiohttp` raises."""
         checked_request = request.model_copy(update={"egress": documents.digest(egress)})
-        return self._progress_lines(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
+        return self._read_progress(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
         """Hold the drains of one shard, as `hold` does one."""
         shard_request = request.model_copy(update={"shard": shard.group})
-        return self._progress_lines(
+        return self._read_progress(
             ShardProgress, shard.group, shard_request, stop, self._shard_line
         )
 
@@ -102,11 +102,11 @@ class HttpDrains:
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain of a Sensor, as `hold` does."""
         sensor_request = request.model_copy(update={"sensor": documents.digest(sensor)})
-        return self._progress_lines(
+        return self._read_progress(
             DrainProgress, sensor_id, sensor_request, stop, SENSOR_LINE_BYTES
         )
 
-    async def _progress_lines(
+    async def _read_progress(
         self,
         progress_type: type[Progress],
         unit: str,
@@ -141,10 +141,10 @@ class HttpDrains:
                     # Don't quote the body: the message goes to a status, and anyone may have
                     # answered.
                     raise DrainRefused(f"{url} answered {response.status}: see its log")
-                lines = paced_lines(response, pace)
-                while (line := await _next_line(lines, url, limit)) is not None:
+                lines = read_lines_paced(response, pace)
+                while (line := await _read_line(lines, url, limit)) is not None:
                     yield await parse_off_loop(
-                        partial(_parsed_progress, progress_type, line), len(line)
+                        partial(_parse_progress, progress_type, line), len(line)
                     )
                 return
 
@@ -169,11 +169,11 @@ class HttpDrains:
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=DRAIN_CONNECT_TIMEOUT, sock_read=DRAIN_SILENCE_TIMEOUT
             )
-            self._session = checked_session(timeout, limit=0)
+            self._session = open_checked_session(timeout, limit=0)
         return self._session
 
 
-async def _next_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
+async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
     """Return the next line; None at the end. Raises `DrainRefused` for a line that is too long."""
     try:
         return await anext(lines, None)
@@ -183,17 +183,17 @@ async def _next_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes
         ) from error
 
 
-def _parsed_progress(progress_type: type[Progress], line: bytes) -> Progress:
+def _parse_progress(progress_type: type[Progress], line: bytes) -> Progress:
     """Parse a line of progress, and cut a large one to its bounds; raises `InvalidDocument`."""
     progress = documents.parse_json(progress_type, line.decode("utf-8", "replace"))
     if len(line) < LARGE_DOCUMENT:
         return progress
     if isinstance(progress, ShardProgress):
         egresses = {
-            group: within_bounds(drain_progress)
+            group: bound_progress(drain_progress)
             for group, drain_progress in progress.egresses.items()
         }
         return progress.model_copy(
-            update={"egresses": egresses, "error": bounded_text(progress.error)}
+            update={"egresses": egresses, "error": truncate_text(progress.error)}
         )
-    return within_bounds(progress)
+    return bound_progress(progress)

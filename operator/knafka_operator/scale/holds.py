@@ -24,7 +24,7 @@ import aiohttp
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.scale.decide import Cause
-from knafka_operator.scale.http_sessions import shown_error
+from knafka_operator.scale.http_sessions import describe_request_error
 
 FIRST_BUDGET: Final = 25.0
 """Most seconds of a drain's first request: below a Service's timeoutSeconds, which is also its
@@ -378,7 +378,7 @@ async def cancel_holds(holds: Collection[Hold]) -> None:
 def error_text(error: Exception) -> str:
     """Return the message of an error, or its class name if it has none."""
     if isinstance(error, aiohttp.ClientError):
-        return shown_error(error)
+        return describe_request_error(error)
     return str(error) or type(error).__name__
 
 

@@ -43,14 +43,14 @@ class CheckedResolver(AbstractResolver):
         await self._resolver.close()
 
 
-def checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.ClientSession:
+def open_checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.ClientSession:
     """Return a session for requests to functions that refuses forbidden addresses and decompresses
     no response. `options` are passed to its `TCPConnector`."""
     connector = aiohttp.TCPConnector(resolver=CheckedResolver(), **options)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
 
-def shown_error(error: Exception) -> str:
+def describe_request_error(error: Exception) -> str:
     """Return a message about a failed request that quotes nothing of the response, as messages of
     some aiohttp errors do."""
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -30,7 +30,7 @@ from knafka_operator.scale.decide import (
     Scale,
     decide_scale,
     filtered_out,
-    keeping_offsets,
+    keep_offsets,
     scale_for_due_timeout,
 )
 from knafka_operator.scale.holds import EndingHolds, error_text
@@ -147,7 +147,7 @@ class TopicLagCheck(LagCheck):
             return await self.kafka.lags(groups, self.names[0])
         lags_by_topic = [await self.kafka.lags(groups, each) for each in self.names]
         return {
-            group: merged_lags(self.names, [each[group] for each in lags_by_topic])
+            group: merge_lags(self.names, [each[group] for each in lags_by_topic])
             for group in groups
             if all(group in each for each in lags_by_topic)
         }
@@ -168,7 +168,7 @@ class TopicLagCheck(LagCheck):
         scale = decide_scale(lag.total, partitions, autoscaling, len(holds), shared=shared)
         due = asyncio.get_running_loop().time() >= trigger.join_due_at
         if due and not scale.replicas and not autoscaling.paused:
-            scale = keeping_offsets(scale, partitions, shared=shared)
+            scale = keep_offsets(scale, partitions, shared=shared)
         elif not shared and not autoscaling.paused:
             scale = _scale_filtered_out(trigger, lag.total, scale)
         trigger.set_scale(scale)
@@ -178,7 +178,7 @@ class TopicLagCheck(LagCheck):
             holds.open(scale.cause)
 
 
-def merged_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
+def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
     """Merge the lags of one group on several topics; partitions are numbered by `Numbering`."""
     numbering = Numbering(topics)
     by_topic = list(zip(topics, lags, strict=True))
@@ -230,14 +230,14 @@ class SensorLagCheck(LagCheck):
         self.due = self.checked_at + scaled.autoscaling.polling_interval
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
-                bus = await self._lag(sensor.group, sensor.topic)
-                trigger = await self._lag(sensor.group, sensor.trigger_topic)
+                bus = await self._read_lag(sensor.group, sensor.topic)
+                trigger = await self._read_lag(sensor.group, sensor.trigger_topic)
                 if self._is_unchanged(sensor):
                     await self._apply(bus, trigger)
         except Exception as error:  # any error: keep the last decision
             scaled.lag_error = f"the lag is not known: {error_text(error)}"
 
-    async def _lag(self, group: str, topic: str) -> Lag:
+    async def _read_lag(self, group: str, topic: str) -> Lag:
         return (await self.kafka.lags([group], topic))[group]
 
     def _is_unchanged(self, sensor: SensorContract) -> bool:
@@ -267,7 +267,7 @@ class SensorLagCheck(LagCheck):
             if wait <= 0:
                 scale = scale_for_due_timeout(scale)
             elif now >= scaled.join_due_at:
-                scale = keeping_offsets(scale, partitions, shared=False)
+                scale = keep_offsets(scale, partitions, shared=False)
         scaled.scale = scale
         if wait > 0:
             self.due = min(self.due, now + wait)

@@ -21,18 +21,18 @@ MAX_PARTITIONS: Final = 2_000
 """Most partition numbers of one line; they are only shown and counted."""
 
 
-def within_bounds(progress: DrainProgress) -> DrainProgress:
+def bound_progress(progress: DrainProgress) -> DrainProgress:
     """Return the progress with lists, texts and reasons cut to the bounds."""
     bounded: dict[str, Any] = {
-        "dead_letters": bounded_reasons(progress.dead_letters),
+        "dead_letters": bound_reasons(progress.dead_letters),
         "partitions": progress.partitions[:MAX_PARTITIONS],
-        "congestion": bounded_text(progress.congestion),
-        "error": bounded_text(progress.error),
+        "congestion": truncate_text(progress.congestion),
+        "error": truncate_text(progress.error),
     }
     return progress.model_copy(update=bounded)
 
 
-def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
+def bound_reasons(letters: Mapping[str, int]) -> dict[str, int]:
     """Return counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as
     `other`."""
     bounded: Counter[str] = Counter()
@@ -42,7 +42,7 @@ def bounded_reasons(letters: Mapping[str, int]) -> dict[str, int]:
     return dict(bounded)
 
 
-def bounded_text(text: str | None) -> str | None:
+def truncate_text(text: str | None) -> str | None:
     """Return the text cut to `MAX_TEXT_LENGTH` characters."""
     return (
         text if text is None or len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH - 1]}…"

@@ -24,13 +24,13 @@ from knafka_operator.scale.decide import (
     Cause,
     Scale,
     ScalingCounts,
-    TriggerStatus,
+    ScalingStatus,
     decide_scale,
     scale_for_expected_event,
 )
 from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds, Slots
-from knafka_operator.scale.progress_bounds import MAX_REASONS, bounded_reasons
+from knafka_operator.scale.progress_bounds import MAX_REASONS, bound_reasons
 
 MAX_SECONDS_WITHOUT_DRAIN: Final = 24 * 3600.0
 """Longest time (seconds) without a drain; then one is opened even without lag. Kafka deletes the
@@ -239,11 +239,11 @@ class ScaledTrigger(ScaledGroup):
         """Return the counts of the decisions so far."""
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
-    def status(self) -> TriggerStatus:
+    def status(self) -> ScalingStatus:
         """Return the Trigger's scaling now."""
         shard = self.shard
         open_drains = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
-        return TriggerStatus(
+        return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
@@ -287,11 +287,11 @@ class ScaledSensor(ScaledGroup):
         if line.partitions:
             self.drain_error = None
 
-    def status(self) -> TriggerStatus:
+    def status(self) -> ScalingStatus:
         """Return the Sensor's lag, the number of its open drains, their counts and errors, and the
         last scaling decision."""
         open_drains = list(self.open.values())
-        return TriggerStatus(
+        return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
@@ -322,7 +322,7 @@ def sum_progress(
         letters.update(drain_progress.dead_letters)
     return DrainProgress(
         **counts,
-        dead_letters=bounded_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
+        dead_letters=bound_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
         late=sum(drain_progress.late for drain_progress in all_drains),
         unsettled=sum(drain_progress.unsettled for drain_progress in open_drains),
         congestion=next(

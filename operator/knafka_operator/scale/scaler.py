@@ -34,8 +34,8 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.decide import (
     Cause,
     ScalingCounts,
+    ScalingStatus,
     ShardStatus,
-    TriggerStatus,
     scale_for_expected_event,
 )
 from knafka_operator.scale.holds import REQUEST_BUDGETS, EndingHolds, Holds, cancel_holds
@@ -286,7 +286,7 @@ class Scaler:
                     trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
 
-    def status(self, id_: str) -> TriggerStatus | None:
+    def status(self, id_: str) -> ScalingStatus | None:
         """Return the status of a Trigger or Sensor; None: it isn't scaled."""
         if (sensor := self._sensors.get(id_)) is not None:
             return sensor.scaled.status()
@@ -334,12 +334,12 @@ class Scaler:
         checks = [self._several[key] for key in self._several if topic in self._several[key].names]
         return [*checks, self._topics[topic]] if topic in self._topics else checks
 
-    def drained(self) -> set[str]:
+    def topics_with_drains(self) -> set[str]:
         """Return the topics whose Triggers have drains; replies may be written to these."""
         drained = (trigger.egress.topics for trigger in self._triggers.values() if trigger.holds)
         return {topic for topics in drained for topic in topics}
 
-    def statuses(self) -> Mapping[str, TriggerStatus]:
+    def statuses(self) -> Mapping[str, ScalingStatus]:
         """Return the status of all Triggers, by id."""
         return {trigger.id: trigger.status() for trigger in self._triggers.values()}
 

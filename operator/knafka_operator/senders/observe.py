@@ -17,7 +17,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.status import EXPECTED, NotReady
 from knafka_operator.functions import receiver_services
 from knafka_operator.installation.settings import Settings
-from knafka_operator.model.cluster import Cluster, decoded_secret
+from knafka_operator.model.cluster import Cluster, decode_secret
 from knafka_operator.model.features import EVENT_TYPES_FEATURE, is_enabled
 from knafka_operator.model.resources import CORE, SERVING, Broker, ConfigMap
 from knafka_operator.senders.authentication import Authentication
@@ -98,7 +98,7 @@ async def observe_https(
     from knafka_operator.senders.certificates import https_of_secret
 
     stored = await cluster.get(CORE, "Secret", namespace, name)
-    values = None if stored is None else decoded_secret(stored)
+    values = None if stored is None else decode_secret(stored)
     try:
         return https_of_secret(broker, name, values, settings, now or datetime.now(UTC))
     except NotReady as error:

@@ -27,7 +27,7 @@ class Policies:
         """Return the number of policies in memory."""
         return sum(map(len, self._by_namespace.values()))
 
-    def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
+    def update(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
         """Update the policies that have changed or were deleted; returns their namespaces."""
         for document in changed:
             identity = Identity.of(document)

@@ -54,7 +54,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING
 from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor, bus_of
 from knafka_operator.records.delivery import BrokerState
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.sensors import limits as sensor_limits
 from knafka_operator.sensors import manifests as sensor_manifests
 from knafka_operator.sensors import scaling as sensor_scaling
@@ -101,7 +101,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
     """Whether a consumer group of the usual name exists that isn't proved to be the Sensor's."""
     stands: bool = False
     """Whether the Sensor's Knative Service exists."""
-    scaling: TriggerStatus | None = None
+    scaling: ScalingStatus | None = None
     """The scaler's status of the Sensor; None: it isn't scaled yet."""
     scaled: bool = False
     """Whether the scaler uses the declared contract and autoscaling."""

@@ -27,7 +27,7 @@ from knafka_operator.functions.applying import delete_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
-from knafka_operator.kafka.topic_creation import topic_to_delete
+from knafka_operator.kafka.topic_creation import find_topic_to_delete
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
@@ -40,7 +40,7 @@ from knafka_operator.records.ownership import (
     status_annotations,
 )
 from knafka_operator.records.state import BrokerRecord, BrokerState, SensorRecord, States
-from knafka_operator.scale.decide import Cause, TriggerStatus
+from knafka_operator.scale.decide import Cause, ScalingStatus
 from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.sensors import decide as deciding
 from knafka_operator.sensors import manifests as sensor_manifests
@@ -74,13 +74,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
 
-    def scaling_status(self, identity: Identity) -> TriggerStatus | None:
+    def scaling_status(self, identity: Identity) -> ScalingStatus | None:
         """Return the scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
-    def scaled_sensors(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
+    def scaled_sensors(self) -> Mapping[Identity, tuple[ScalingStatus, Mapping[Cause, int]]]:
         """Return the scaler's status of each scaled Sensor, and its number of wakes by cause."""
         return {
             identity: (status, record.scaled[0].scaler.wakes(record.id))
@@ -138,7 +138,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             if group is None or not may_have_group(group, bus, identity):
                 continue
             try:
-                kafka = await self._kafka_of(record.document, record)
+                kafka = await self._find_kafka(record.document, record)
             except (NotReady, InvalidDocument):
                 continue  # the bus's topic isn't deleted then either
             if await self._own.may_delete(record, group, kafka):
@@ -153,17 +153,17 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """
         record, sensor = self.remember(document), resource_of(document)
         family = record.bus.family
-        triggers = await self._triggers(sensor, family)
+        triggers = await self._list_triggers(sensor, family)
         for name, trigger in triggers.items():
             if "deletionTimestamp" not in trigger["metadata"]:
                 await self._delete_trigger(family, sensor.metadata.namespace, name)
         await self._delete_function(record)
-        if remaining_triggers := sorted(await self._triggers(sensor, family)):
+        if remaining_triggers := sorted(await self._list_triggers(sensor, family)):
             message = f"{family.trigger}s {', '.join(remaining_triggers)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
         annotations = status_annotations(document)
         if any(name in annotations for name, _ in TOPICS.values()):
-            kafka = await self._kafka_of(document, record)
+            kafka = await self._find_kafka(document, record)
             topics, group = kafka.topics, annotations.get(GROUP_STATUS)
             if group is not None and group in kept_names(document):
                 if await self._own.may_delete(record, group, kafka):
@@ -173,7 +173,10 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 if topic not in kept_names(document):
                     continue
                 recorded_id, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
-                if await topic_to_delete(topics, topic, recorded_id, claimed=claimed) is not None:
+                if (
+                    await find_topic_to_delete(topics, topic, recorded_id, claimed=claimed)
+                    is not None
+                ):
                     await topics.delete_topic(topic)
         await self.forget(document)
 
@@ -229,7 +232,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             document,
             sensor,
             stands=stored_service is not None and services.is_owned(stored_service, sensor),
-            triggers=await self._triggers(sensor, record.bus.family),
+            triggers=await self._list_triggers(sensor, record.bus.family),
             scaling=self.scaling_status(Identity.of(document)),
         )
         brokers, bus_record = self.buses.get(record.bus.family), self._bus_record(record.bus)
@@ -249,7 +252,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if state is None:
             return observed
         record.kafka = state.kafka
-        topics = await self._topics(sensor, annotations, state)
+        topics = await self._describe_topics(sensor, annotations, state)
         try:
             disputed = await self._own.find_disputed_topics(
                 annotations, topics, state.kafka, record
@@ -261,7 +264,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             observed, topics=topics, disputed=disputed, is_group_foreign=is_group_foreign
         )
 
-    async def _topics(
+    async def _describe_topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
     ) -> Mapping[str, Any] | KnafkaError:
         """Describe the bus's topic and the topics that the Sensor has or may get, by name; None for
@@ -278,7 +281,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         except EXPECTED as error:
             return error
 
-    async def _triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
+    async def _list_triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
         """Return the stored Triggers or Subscriptions that a Sensor owns, by name."""
         if family not in self.buses:
             return {}  # the operator may lack the right to list them
@@ -291,7 +294,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             if services.is_owned(trigger, sensor)
         }
 
-    async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
+    async def _find_kafka(self, document: Document, record: SensorRecord) -> KafkaCluster:
         """Return the Kafka with a Sensor's topics, even if its bus was deleted first.
 
         Raises `NotReady`, `InvalidDocument`.
@@ -316,7 +319,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             raise NotReady("BrokerNotConfigured", message, transient=True)
         # The bus was deleted before this operator started, so its credentials aren't known: try
         # the Kafka in the Sensor's status without any.
-        return self.kafkas.cluster_at(status_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
+        return self.kafkas.ensure_cluster(
+            status_annotations(document)[desired.BOOTSTRAP_SERVERS], None
+        )
 
     def _bus_record(self, bus: Bus) -> BrokerRecord | None:
         brokers = self.buses.get(bus.family)
@@ -339,7 +344,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
-    ) -> TriggerStatus | None:
+    ) -> ScalingStatus | None:
         """Have the Sensor scaled; returns its scaling status, None if it isn't known."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))

@@ -20,7 +20,7 @@ from knafka_operator.sensors.actions import actions_for_trigger, sensor_name_of
 async def observe_actions(
     settings: Settings, cluster: Cluster, document: Document, broker: BrokerState
 ) -> SensorActions | KnafkaError | None:
-    """The Sensor's actions that a Trigger delivers, or why it may not; None: it delivers its
+    """Return the Sensor's actions that a Trigger delivers, or why it may not; None: it delivers its
     Broker's events. Raises `ClusterError`."""
     if (name := sensor_name_of(document)) is None:
         return None

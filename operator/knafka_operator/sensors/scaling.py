@@ -17,7 +17,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import Resource
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.sensors.limits import MAX_HELD_BYTES_ANNOTATION, MAX_HELD_KEYS_ANNOTATION
 
 DEFAULT_SENSOR_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
@@ -46,7 +46,7 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
 
 
 def sensor_delivering_condition(
-    declared: Autoscaling, scaled: TriggerStatus | None
+    declared: Autoscaling, scaled: ScalingStatus | None
 ) -> Condition | None:
     """Return the condition `Delivering`: whether the Sensor handles events. None: not known yet."""
     if declared.paused:
@@ -54,7 +54,7 @@ def sensor_delivering_condition(
     return None if scaled is None or scaled.paused else delivering_condition(scaled)
 
 
-def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
+def in_order_condition(scaled: ScalingStatus | None) -> Condition | None:
     """Return the condition `InOrder`: False, with the number of events that came too late for their
     order since this operator began to scale the Sensor. None: no such event is known."""
     if scaled is None or not (late_events := scaled.counts.late):
@@ -67,7 +67,7 @@ def in_order_condition(scaled: TriggerStatus | None) -> Condition | None:
     return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
 
 
-def dead_letters_condition(scaled: TriggerStatus | None) -> Condition | None:
+def dead_letters_condition(scaled: ScalingStatus | None) -> Condition | None:
     """Return the condition about the Sensor's dead letters since this operator began to scale it,
     with their number by reason. None: no dead letter is known."""
     counts_by_reason = {} if scaled is None else scaled.counts.dead_letters

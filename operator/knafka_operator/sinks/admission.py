@@ -32,7 +32,7 @@ IMMUTABLE_SPEC_FIELDS: Final = ("topic", "numPartitions", "replicationFactor")
 """Fields of a sink's spec that can't change, as upstream."""
 
 
-def defaulted_sink(document: Document) -> dict[str, Any]:
+def with_sink_defaults(document: Document) -> dict[str, Any]:
     """Return the KafkaSink with upstream's defaults. Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)

@@ -138,7 +138,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
     assert kafka is not None
     with conditions.step(TOPIC_READY):
         topic = value_or_raise(observed.topic)
-        existing_topic = _owned_or_external_topic(
+        existing_topic = _ensure_topic(
             observed, sink, topic, annotations, settings, needed, conditions
         )
     if not conditions.holds(TOPIC_READY):
@@ -188,7 +188,7 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
     return make_decision()
 
 
-def _owned_or_external_topic(
+def _ensure_topic(
     observed: ObservedSink,
     sink: KafkaSink,
     existing: TopicDescription | None,

@@ -23,9 +23,9 @@ from knafka_operator.functions.applying import delete_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.endpoints import check_endpoint
-from knafka_operator.kafka.topic_creation import has_records, topic_to_delete
+from knafka_operator.kafka.topic_creation import find_topic_to_delete, has_records
 from knafka_operator.kafka.topics import TOPIC_ID
-from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.sources import refuse_taken_topics
@@ -140,7 +140,10 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
             kafka = record.kafka
         recorded_id = status_annotations(document).get(TOPIC_ID)
         claimed = self._is_claimed(record, sink.servers, topic)
-        if await topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed) is not None:
+        if (
+            await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
+            is not None
+        ):
             await kafka.topics.delete_topic(topic)
 
     def _is_claimed(self, record: SinkRecord, servers: str, topic: str) -> bool:
@@ -236,7 +239,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         Raises `EXPECTED` and `ClusterError`.
         """
         if (ref := sink.spec.auth.secret.ref) is None:
-            return self.kafkas.cluster_at(sink.servers, None), None
+            return self.kafkas.ensure_cluster(sink.servers, None), None
         namespace = sink.metadata.namespace
         stored = await self.cluster.get(CORE, "Secret", namespace, ref.name)
         if stored is None:
@@ -245,10 +248,10 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
                 f"spec.auth.secret.ref.name: Secret {namespace}/{ref.name} does not exist: create "
                 "it, or name another one",
             )
-        values = decoded_secret(stored)
+        values = decode_secret(stored)
         await check_endpoint(values, self.settings)
         version = str(stored["metadata"].get("resourceVersion", ""))
-        return self.kafkas.cluster_at(sink.servers, values), (ref.name, version)
+        return self.kafkas.ensure_cluster(sink.servers, values), (ref.name, version)
 
     def _other_partitions(self, sink: Identity) -> int:
         """Return the number of partitions of the topics created for the other sinks and Brokers in

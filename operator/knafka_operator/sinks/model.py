@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from knafka_operator.model.resources import Declared, NonEmpty, Observed, Resource
-from knafka_operator.model.sources import checked_user_topic
+from knafka_operator.model.sources import check_user_topic
 
 SINKS_VERSION: Final = "eventing.knative.dev/v1alpha1"
 KAFKA_SINK: Final = "KafkaSink"
@@ -40,7 +40,7 @@ class SinkAuth(Declared):
 
 
 class KafkaSinkSpec(Declared):
-    topic: Annotated[NonEmpty, AfterValidator(checked_user_topic)]
+    topic: Annotated[NonEmpty, AfterValidator(check_user_topic)]
     num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] | None = None
     replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] | None = None
     bootstrap_servers: Annotated[tuple[NonEmpty, ...], Field(min_length=1)]

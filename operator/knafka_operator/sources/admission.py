@@ -36,7 +36,7 @@ from knafka_operator.model.sources import (
 )
 
 
-def defaulted_source(
+def with_source_defaults(
     document: Document, old: Document | None = None, *, unique: str
 ) -> dict[str, Any]:
     """Return the KafkaSource with upstream's defaults; a default group's name ends in `unique`,

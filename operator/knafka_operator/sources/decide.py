@@ -42,7 +42,7 @@ from knafka_operator.model.sources import (
     SourceTrigger,
     security_protocol,
 )
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 
 CONNECTION: Final = "ConnectionEstablished"
 SINK_PROVIDED: Final = "SinkProvided"
@@ -150,7 +150,7 @@ def source_status(
     decided: Mapping[str, Any],
     document: Document,
     trigger: SourceTrigger | KnafkaError,
-    scaled: TriggerStatus | None,
+    scaled: ScalingStatus | None,
 ) -> dict[str, Any]:
     """Translate a Trigger's status, without conditions, to a KafkaSource's."""
     translated = {_ADDRESSES.get(key, key): value for key, value in decided.items()}

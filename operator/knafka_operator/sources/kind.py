@@ -28,7 +28,7 @@ from knafka_operator.model.sources import (
 )
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import TriggerRecord, Watched
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.sources.decide import source_conditions, source_status
 from knafka_operator.sources.observe import SourceObserver
 from knafka_operator.triggers.decide import ObservedTrigger
@@ -107,7 +107,7 @@ class KafkaSources(Triggers):
         assert isinstance(trigger, SourceTrigger)
         observed = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
         try:
-            broker = await self.source_observer.broker_state_of(document, trigger.source)
+            broker = await self.source_observer.observe_broker_state(document, trigger.source)
         except EXPECTED as error:
             # A running delivery goes on, as for a stored Broker without a topic.
             observed = replace(observed, unreachable=error, stored_broker=document)
@@ -128,7 +128,7 @@ class KafkaSources(Triggers):
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
-    ) -> TriggerStatus | None:
+    ) -> ScalingStatus | None:
         """Start the decided delivery; returns the scaler's status."""
         self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(Identity.of(document), watched)
@@ -151,7 +151,7 @@ class KafkaSources(Triggers):
             group = consumer_group_of(trigger.source)
             if has_generated_group(trigger.source) and not await self._is_shared(identity, group):
                 if kafka is None:
-                    kafka, _ = await self.source_observer.kafka_of(trigger.source)
+                    kafka, _ = await self.source_observer.connect_kafka(trigger.source)
                 await kafka.topics.delete_group(group)
         except InvalidDocument:
             pass  # an invalid source: which group it has can't be known

@@ -16,7 +16,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.endpoints import check_endpoint
-from knafka_operator.model.cluster import Cluster, Document, decoded_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sources import (
@@ -47,7 +47,9 @@ class SourceObserver:
     is_taken: Callable[[str], bool]
     """Whether a Broker or KafkaChannel has a topic of this name."""
 
-    async def kafka_of(self, source: KafkaSource) -> tuple[KafkaCluster, tuple[str, str] | None]:
+    async def connect_kafka(
+        self, source: KafkaSource
+    ) -> tuple[KafkaCluster, tuple[str, str] | None]:
         """Return a source's Kafka, and the version of its credentials, None: it needs none. Raises
         `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
@@ -57,7 +59,7 @@ class SourceObserver:
             for name in dict.fromkeys(each.secret for each in credentials)
         }
         decoded_by_name = {
-            name: decoded_secret(each) for name, each in stored.items() if each is not None
+            name: decode_secret(each) for name, each in stored.items() if each is not None
         }
         credential_values: dict[Credential, str | None] = {
             each: decoded_by_name.get(each.secret, {}).get(each.key) for each in credentials
@@ -65,18 +67,18 @@ class SourceObserver:
         secret = kafka_secret_values(spec, credential_values, namespace)
         if secret is not None:
             await check_endpoint(secret, self.settings)
-        kafka = self.kafkas.cluster_at(",".join(spec.bootstrap_servers), secret)
+        kafka = self.kafkas.ensure_cluster(",".join(spec.bootstrap_servers), secret)
         versions = [
             str(each["metadata"].get("resourceVersion", "")) for each in stored.values() if each
         ]
         return kafka, (MOUNTED, ".".join(versions)) if credentials else None
 
-    async def broker_state_of(self, document: Document, source: KafkaSource) -> BrokerState:
+    async def observe_broker_state(self, document: Document, source: KafkaSource) -> BrokerState:
         """Return a source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
         `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
-        kafka, secret = await self.kafka_of(source)
+        kafka, secret = await self.connect_kafka(source)
         descriptions = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
         existing = [each for each in descriptions if each is not None]
         if len(existing) < len(descriptions):

@@ -43,8 +43,8 @@ TRIGGER_BROKER_LABEL: Final = "eventing.knative.dev/broker"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 
 
-def defaulted_trigger(document: Document) -> dict[str, Any]:
-    """The Trigger with upstream's defaults (KN-TRG-12). Idempotent."""
+def with_trigger_defaults(document: Document) -> dict[str, Any]:
+    """Return the Trigger with upstream's defaults (KN-TRG-12). Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     namespace = namespace_of(document)
@@ -81,7 +81,8 @@ def check_trigger(
 
 
 def trigger_warnings(document: Document) -> list[str]:
-    """Warnings, one sentence each, about filters of a valid Trigger that no event can pass."""
+    """Return warnings, one sentence each, about filters of a valid Trigger that no event can
+    pass."""
     try:
         trigger = parse(Trigger, {**document, "status": None})
     except InvalidDocument:
@@ -129,7 +130,7 @@ def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem
 
 
 def _broker_name_of_spec(spec: Document) -> str:
-    """The Broker that a Trigger's spec names, as `broker` or `brokerRef`; empty if it names
+    """Return the Broker that a Trigger's spec names, as `broker` or `brokerRef`; empty if it names
     none."""
     name = spec.get("broker") or mapping_at(spec, "brokerRef").get("name")
     return name if isinstance(name, str) else ""

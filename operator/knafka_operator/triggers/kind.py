@@ -38,7 +38,7 @@ from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.records.ownership import GroupOwnership, status_annotations
 from knafka_operator.records.state import States, TriggerRecord, Watched, broker_of, group_in_status
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.triggers import decide as deciding
 from knafka_operator.triggers import leaving
 from knafka_operator.triggers.decide import ObservedTrigger, TriggerDecision
@@ -130,7 +130,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.own.claim_if_proved(
                 document, record, self._groups_of_others(record), observed.broker
             )
-            foreign = await self.own.foreign_groups(document, observed.broker)
+            foreign = await self.own.find_foreign_groups(document, observed.broker)
             observed = replace(observed, foreign_groups=foreign)
         return observed
 
@@ -227,7 +227,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """Drop the record of a Trigger that is gone; stops nothing and deletes nothing in Kafka."""
         self.states.drop_trigger(Identity.of(document))
 
-    def scaling_status(self, identity: Identity) -> TriggerStatus | None:
+    def scaling_status(self, identity: Identity) -> ScalingStatus | None:
         """Return the scaler's status of a Trigger; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
@@ -333,7 +333,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
-    ) -> TriggerStatus | None:
+    ) -> ScalingStatus | None:
         """Start the decided delivery; raises `NotReady` if the Broker is being deleted."""
         identity, broker = Identity.of(document), broker_of(document)
         if self.states.broker_state(broker) is None:
@@ -365,5 +365,5 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
 
 def _unread_trigger(document: Document) -> Observed:
-    """An observation of a Trigger that wasn't read, for effects that end its delivery."""
+    """Return an observation of a Trigger that wasn't read, for effects that end its delivery."""
     return Observed(document, InvalidDocument("", "it was not read"))

@@ -72,7 +72,7 @@ class TriggerObserver:
             stopped=broker_record.stopped if broker_record else None,
             watched=record.watched,
             replaced=record.replaced,
-            contract=await self._contract(broker) if state else None,
+            contract=await self._read_contract(broker) if state else None,
             actions=await self.sensor_actions(document, state) if state else None,
         )
         observed = await self.with_destinations(observed, identity)
@@ -92,9 +92,9 @@ class TriggerObserver:
         return replace(
             observed,
             dependency=await self._read_dependency(trigger),
-            subscriber=await self._sink(subscriber, namespace),
-            dead_letter_sink=await self._sink(sink, namespace) if sink else None,
-            reply=await self._sink(reply, namespace) if reply else None,
+            subscriber=await self._observe_sink(subscriber, namespace),
+            dead_letter_sink=await self._observe_sink(sink, namespace) if sink else None,
+            reply=await self._observe_sink(reply, namespace) if reply else None,
             others_min_scale=self._others_min_scale(trigger),
         )
 
@@ -109,7 +109,7 @@ class TriggerObserver:
             self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
         )
 
-    async def _contract(self, broker: Identity) -> SharedContract | KnafkaError | None:
+    async def _read_contract(self, broker: Identity) -> SharedContract | KnafkaError | None:
         """Return the contract of a Broker's shared dispatchers, None if it has none, or the error
         of reading it."""
         try:
@@ -126,7 +126,7 @@ class TriggerObserver:
                 namespace = destination.ref.namespace or identity.namespace
                 self.states.add_reference(identity, Identity(namespace, destination.ref.name))
 
-    async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
+    async def _observe_sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _read_dependency(self, trigger: Trigger) -> Document | KnafkaError | None:

@@ -25,7 +25,7 @@ from knafka_operator.model.channels import is_entry
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.records.state import States
-from knafka_operator.scale.decide import TriggerStatus
+from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.triggers.kind import Triggers
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Publishing:
             await asyncio.wait(self._tasks)
 
 
-def _urgent_state(scaled: TriggerStatus) -> tuple[bool, ...]:
+def _urgent_state(scaled: ScalingStatus) -> tuple[bool, ...]:
     """Return the facts about a Trigger's scaling that are published as soon as they change."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
     healthy = scaled.error is None, scaled.counts.loop is None

@@ -31,14 +31,16 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 def default_channel(patch: kopf.Patch, **_: Any) -> None:
     """Fill in a KafkaChannel's defaults."""
-    patch.fns.append(lambda raw: replace_document(raw, channel_admission.defaulted_channel(raw)))
+    patch.fns.append(
+        lambda raw: replace_document(raw, channel_admission.with_channel_defaults(raw))
+    )
 
 
 def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
     """Fill in the defaults of a Subscription to a KafkaChannel."""
     if channel_admission.may_be_ours(body):
         patch.fns.append(
-            lambda raw: replace_document(raw, channel_admission.defaulted_subscription(raw))
+            lambda raw: replace_document(raw, channel_admission.with_subscription_defaults(raw))
         )
 
 

@@ -57,7 +57,7 @@ async def default_broker(
 ) -> None:
     """Fill in the defaults of a Broker that Knafka serves."""
     names_class = old or BROKER_CLASS in (body.metadata.annotations or {})
-    filled_in = admission.defaulted_broker(
+    filled_in = admission.with_broker_defaults(
         dict(body),
         old and dict(old),
         default_class="" if names_class else await _read_default_class(dict(body), memo),
@@ -72,7 +72,7 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
     """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
     if memo.operator.may_be_ours(body):
         patch.fns.append(
-            lambda raw: replace_document(raw, trigger_admission.defaulted_trigger(raw))
+            lambda raw: replace_document(raw, trigger_admission.with_trigger_defaults(raw))
         )
 
 

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from knafka_operator.model.cluster import Cluster, decoded_secret
+from knafka_operator.model.cluster import Cluster, decode_secret
 from knafka_operator.model.resources import CORE
 
 SERVICE: Final = "knafka-webhook"
@@ -41,8 +41,8 @@ async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) ->
     soon."""
     stored = await cluster.get(CORE, "Secret", namespace, WEBHOOK_SECRET)
     if stored is not None:
-        pem = dict(decoded_secret(stored))
-        if pem.get("tls.crt") and _expiry(pem["tls.crt"]) > now + RENEW_BEFORE:
+        pem = dict(decode_secret(stored))
+        if pem.get("tls.crt") and _read_expiry(pem["tls.crt"]) > now + RENEW_BEFORE:
             return pem
     pem = make_certificate(f"{SERVICE}.{namespace}.svc", now)
     manifest = {
@@ -66,7 +66,7 @@ def make_certificate(host: str, now: datetime) -> Pem:
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
 
-    def certificate_builder(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+    def build_certificate(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
         """Return a certificate to sign that is valid for `VALID_FOR` from now, with an hour's
         tolerance for clocks."""
         return (
@@ -80,13 +80,13 @@ def make_certificate(host: str, now: datetime) -> Pem:
         )
 
     authority = (
-        certificate_builder(issuer, authority_key.public_key())
+        build_certificate(issuer, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
     signed = (
-        certificate_builder(subject, key.public_key())
+        build_certificate(subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
         .sign(authority_key, hashes.SHA256())
@@ -132,7 +132,7 @@ class ServiceServer:
                 }
 
 
-def _expiry(pem: str) -> datetime:
+def _read_expiry(pem: str) -> datetime:
     """Return when a certificate in PEM form expires; the earliest `datetime` if it is malformed."""
     try:
         return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc

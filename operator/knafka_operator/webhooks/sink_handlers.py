@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import kopf
 
-from knafka_operator.sinks.admission import check_sink, defaulted_sink
+from knafka_operator.sinks.admission import check_sink, with_sink_defaults
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
 KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
@@ -26,7 +26,7 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 def default_kafka_sink(patch: kopf.Patch, **_: Any) -> None:
     """Fill in a KafkaSink's defaults."""
-    patch.fns.append(lambda raw: replace_document(raw, defaulted_sink(raw)))
+    patch.fns.append(lambda raw: replace_document(raw, with_sink_defaults(raw)))
 
 
 def check_kafka_sink(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:

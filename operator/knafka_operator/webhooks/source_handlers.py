@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import kopf
 
-from knafka_operator.sources.admission import check_source, defaulted_source
+from knafka_operator.sources.admission import check_source, with_source_defaults
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
 KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
@@ -29,7 +29,7 @@ def default_kafka_source(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
     """Fill in a KafkaSource's defaults."""
     before, unique = old and dict(old), str(uuid4())
     patch.fns.append(
-        lambda raw: replace_document(raw, defaulted_source(raw, before, unique=unique))
+        lambda raw: replace_document(raw, with_source_defaults(raw, before, unique=unique))
     )
 
 

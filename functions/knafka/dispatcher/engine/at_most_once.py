@@ -122,7 +122,7 @@ class ConfirmedReader:
         """Commit the offsets of all records that were read; returns True once Kafka has confirmed
         it, False if the commit must be repeated. Raises `LogError`."""
         commits = {
-            number: OffsetAndMetadata(next_offset, self._metadata(number, next_offset))
+            number: OffsetAndMetadata(next_offset, self._encode_metadata(number, next_offset))
             for number, next_offset in self._next_offsets.items()
             if next_offset != self._committed.get(number)
         }
@@ -144,7 +144,7 @@ class ConfirmedReader:
         self._committed.update((number, commit.offset) for number, commit in commits.items())
         return True
 
-    def _metadata(self, number: int, next_offset: int) -> str:
+    def _encode_metadata(self, number: int, next_offset: int) -> str:
         """Encode the commit metadata of a partition: the ranges at or above `next_offset` that are
         settled."""
         settled_ahead = [

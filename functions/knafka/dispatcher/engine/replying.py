@@ -227,7 +227,7 @@ class DiscardedReplies:
         raise AssertionError("nobody keeps a reply that is discarded")
 
 
-def reply_handler(
+def make_reply_handler(
     egress: Egress,
     counts: DrainCounts,
     writer: LogWriter,

@@ -54,7 +54,7 @@ from knafka.dispatcher.engine.congestion import CongestionControl
 from knafka.dispatcher.engine.counts import DrainCounts
 from knafka.dispatcher.engine.parsing import Format, Parser
 from knafka.dispatcher.engine.pending import PendingEvent
-from knafka.dispatcher.engine.replying import reply_handler
+from knafka.dispatcher.engine.replying import make_reply_handler
 from knafka.dispatcher.engine.tracing import log_ids
 from knafka.observability import REPEAT_INTERVAL, RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
@@ -103,7 +103,7 @@ class Sender:
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
-        self._replies = reply_handler(egress, counts, writer, subscriber, now)
+        self._replies = make_reply_handler(egress, counts, writer, subscriber, now)
         self._dead_letters = DeadLetterTopic(
             egress.dead_letter_topic, egress.dead_letter_settings, writer, topics
         )
@@ -145,7 +145,7 @@ class Sender:
         """Return the coroutine of one attempt in the event's stage; its `Retry` says when the next
         attempt is due, in any stage."""
         if event.stage is SUBSCRIBER:
-            return self._deliver(event)
+            return self._attempt_delivery(event)
         if event.stage is DeliveryStage.SINK:
             return self._deliver_to_sink(event)
         return self._deliver_to_topic(event)
@@ -172,7 +172,7 @@ class Sender:
                 exc_info=error,
             )
         if event.failed is None:
-            event.failed, event.response_body = failed_outcome, _encoded(problem)
+            event.failed, event.response_body = failed_outcome, _encode(problem)
             event.last_attempt = event.last_attempt or self._now()
             event.first_attempt = event.first_attempt or event.last_attempt
             if event.attempts and not (event.log and event.log[-1].began == event.last_attempt):
@@ -187,7 +187,7 @@ class Sender:
         event.tries = 0
         return Retry(0.0)
 
-    async def _deliver(self, event: PendingEvent) -> Done | Retry:
+    async def _attempt_delivery(self, event: PendingEvent) -> Done | Retry:
         """Make one attempt at the subscriber, or try the event's kept reply again. Returns `Done`
         if the event is settled, else the `Retry` of its next attempt, in any stage."""
         event.last_attempt = self._now()
@@ -217,13 +217,7 @@ class Sender:
             if not self._congestion.is_calm:
                 self._congestion.record_answer()
             return decision
-        self._count_failure(outcome)
-        event.record_failed_attempt(outcome)
-        self._report_to_congestion(outcome, event)
-        if is_reply or outcome.failure in _REPLY_FAILURES:
-            event.reply_tries += 1
-        else:
-            event.tries += 1
+        self._record_failure(event, outcome, is_reply=is_reply)
         if isinstance(decision, Retry):
             self._events.retried += 1
             return decision
@@ -234,6 +228,17 @@ class Sender:
             event, DeliveryStage.TOPIC if self._sink is None else DeliveryStage.SINK
         )
         return Retry(0.0)
+
+    def _record_failure(self, event: PendingEvent, outcome: Outcome, *, is_reply: bool) -> None:
+        """Count a failed attempt in the metrics and in the event's tries (of its reply, if that
+        has failed), and report it to the congestion control."""
+        self._count_failure(outcome)
+        event.record_failed_attempt(outcome)
+        self._report_to_congestion(outcome, event)
+        if is_reply or outcome.failure in _REPLY_FAILURES:
+            event.reply_tries += 1
+        else:
+            event.tries += 1
 
     def _without_token(self, outcome: Outcome) -> Retry:
         """Count an attempt that was not made because there is no token; returns its retry."""
@@ -411,7 +416,7 @@ class Sender:
                 error,
                 extra=_log_ids(event),
             )
-            return Outcome(failure=Reason(error.reason)), _encoded(str(error))
+            return Outcome(failure=Reason(error.reason)), _encode(str(error))
         status = response.status
         if status == 202:
             return _ACCEPTED  # by Knative's data-plane table, a 202 has no reply
@@ -494,7 +499,7 @@ def _log_ids(event: PendingEvent) -> Mapping[str, str]:
     return log_ids(event.trace, event.headers)
 
 
-def _encoded(sentence: str) -> bytes:
+def _encode(sentence: str) -> bytes:
     """Encode a sentence as UTF-8, replacing characters that can't be encoded."""
     return sentence.encode(errors="replace")
 

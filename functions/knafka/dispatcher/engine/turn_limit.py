@@ -27,7 +27,7 @@ class TurnLimit:
         in a later turn."""
         if not self._is_counting:
             self._is_counting = True
-            self._loop.call_soon(self._next_turn)
+            self._loop.call_soon(self._begin_turn)
         if self._left > 0 and not self._waiting:
             self._left -= 1
             return
@@ -35,7 +35,7 @@ class TurnLimit:
         self._waiting.append(turn)
         await turn
 
-    def _next_turn(self) -> None:
+    def _begin_turn(self) -> None:
         """Begin a turn: let `limit` waiting attempts begin."""
         self._left = self._limit
         while self._waiting and self._left > 0:
@@ -45,4 +45,4 @@ class TurnLimit:
                 self._left -= 1
         self._is_counting = bool(self._waiting) or self._left < self._limit
         if self._is_counting:
-            self._loop.call_soon(self._next_turn)
+            self._loop.call_soon(self._begin_turn)

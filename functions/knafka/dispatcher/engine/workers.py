@@ -203,7 +203,7 @@ class Workers:
             # event at a time, counting turns would cost a callback of the loop for each of them.
             if turn_limit is not None and self._has_queued:
                 await turn_limit.wait_for_turn()
-            while (event := self._next_event()) is None:
+            while (event := self._take_next_event()) is None:
                 waiter = self._loop.create_future()
                 self._idle_workers.append(waiter)
                 await waiter
@@ -258,7 +258,7 @@ class Workers:
 
     # Choosing the next event
 
-    def _next_event(self) -> PendingEvent | None:
+    def _take_next_event(self) -> PendingEvent | None:
         """Remove and return the event that gets the next attempt; None: none may begin now."""
         if self._stopping:
             return None
@@ -268,7 +268,7 @@ class Workers:
         if congestion.rate is not None and not congestion.rate.is_open:
             return None
         if congestion.is_open:
-            return self._next_probe()
+            return self._take_next_probe()
         under_way, limit = len(self._under_way), congestion.limit
         if under_way >= limit or (congestion.paused_until and self._is_paused()):
             return None
@@ -313,7 +313,7 @@ class Workers:
         self.moved.set()
         self._wake_worker()
 
-    def _next_probe(self) -> PendingEvent | None:
+    def _take_next_probe(self) -> PendingEvent | None:
         """Remove and return the event that probes next while the subscriber is away; None: none is
         due."""
         if self._is_paused():
