@@ -16,7 +16,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.sink_tokens import Account
 from knafka.dispatcher import connecting
 from knafka.dispatcher.engine.authorizing import AuthorizedSubscriber, SinkTokens
-from knafka.dispatcher.function import sink_tokens
+from knafka.dispatcher.function import make_sink_tokens
 from knafka.ports.subscriber import Target
 
 MAIL = Account("shop", "mail")
@@ -67,11 +67,11 @@ def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
         "import sys, knafka.dispatcher.function as function\n"
         "from pathlib import Path\n"
         "folder = Path('/var/run')\n"
-        "assert function.sink_tokens(None, folder) is None\n"
+        "assert function.make_sink_tokens(None, folder) is None\n"
         "wanted = {'knafka.dispatcher.engine.authorizing',"
         " 'knafka.clients.kubernetes.api_server', 'jwt'}\n"
         "assert not wanted & sys.modules.keys()\n"
-        "assert function.sink_tokens('https://kubernetes.default.svc', folder) is not None\n"
+        "assert function.make_sink_tokens('https://kubernetes.default.svc', folder) is not None\n"
         "assert 'jwt' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -80,4 +80,4 @@ def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
 
 def test_tokens_come_by_tls_only() -> None:
     with pytest.raises(InvalidDocument, match=r"KNAFKA_OIDC_URL.*want https"):
-        sink_tokens("http://kubernetes.default.svc", Path("/var/run"))
+        make_sink_tokens("http://kubernetes.default.svc", Path("/var/run"))
