@@ -320,14 +320,37 @@ async def test_a_late_deletion_does_not_hide_the_object_that_an_answer_showed_re
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 
-async def test_nobody_is_told_of_what_was_written_here(api: Api, cluster: CachedCluster) -> None:
+async def test_a_reconciliation_is_not_repeated_for_what_it_has_written(
+    api: Api, cluster: CachedCluster
+) -> None:
     told: list[Any] = []
     cluster.changed = told.append
     with cluster.tracking(KEY):
         await cluster.get(SERVING, "Service", "shop", "mail")
-    stored = await cluster.apply(_service())
+        stored = await cluster.apply(_service())
     cluster.on_objects(FUNCTIONS, (stored,), ())
     assert told == []
+
+
+async def test_others_who_read_an_object_learn_of_a_write_whose_answer_came_first(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """The watch then has no news of it: they would wait for the end of their back-off."""
+    told: list[Any] = []
+    cluster.changed = told.append
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+    reader = "Trigger", "shop", "mail"
+    for key in (KEY, reader):
+        with cluster.tracking(key):
+            await cluster.get(EVENTING, "Broker", "shop", "default")
+    with cluster.tracking(KEY):
+        await cluster.get(EVENTING, "Broker", "shop", "default")
+        await cluster.write_status(broker, {"address": {"url": "http://new/"}})
+    stored = await cluster.get(EVENTING, "Broker", "shop", "default")
+    assert stored is not None
+    cluster.on_objects(BROKERS, (stored,), ())
+    assert told == [reader]
 
 
 @pytest.mark.parametrize(

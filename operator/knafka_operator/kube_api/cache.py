@@ -94,14 +94,19 @@ class _WatchedObjects:
         if len(self.gone) > MAX_GONE:
             del self.gone[next(iter(self.gone))]
 
-    def keep(self, document: Document) -> None:
-        """Store an object, unless a newer version is known."""
+    def keep(self, document: Document) -> bool:
+        """Store an object, unless a newer version is known. Returns whether the watch's news of
+        this version will be no news any more."""
         identity = _identity(document)
         previous = self.documents.get(identity)
-        if previous is None or not _is_older(document, previous):
-            self.documents[identity] = document
-            if not self.selection.metadata_only:
-                self.versions[identity] = _version(document)
+        if previous is not None and _is_older(document, previous):
+            return False
+        self.documents[identity] = document
+        if self.selection.metadata_only:
+            return False
+        known_version = self.versions.get(identity)
+        self.versions[identity] = _version(document)
+        return known_version != self.versions[identity]
 
 
 class CachedCluster:
@@ -114,6 +119,7 @@ class CachedCluster:
         """By key of a reconciled object: the objects that it has read."""
         self._referrers: dict[Reference, set[Key]] = {}
         self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
+        self._tracked_key: ContextVar[Key | None] = ContextVar("tracked_key", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
         """Called with the key of each object that has read one that has changed or is gone."""
         self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
@@ -171,10 +177,17 @@ class CachedCluster:
         )
 
     def keep(self, document: Document) -> None:
-        """Store an object that the API server has answered with."""
-        for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
-            if each.synced and each.selection.matches(document) and not each.is_gone(document):
-                each.keep(_without_managed_fields(document))
+        """Store an object that the API server has answered with, and notify its readers, except
+        the one whose reconciliation has written it."""
+        kind = document["apiVersion"], document["kind"]
+        for watched in self._watched.get(kind, ()):
+            if (
+                watched.synced
+                and watched.selection.matches(document)
+                and not watched.is_gone(document)
+                and watched.keep(_without_managed_fields(document))
+            ):
+                self.notify_readers((*kind, *_identity(document)), self._tracked_key.get())
 
     # -- tracking readers
 
@@ -183,7 +196,7 @@ class CachedCluster:
         """In this context, track the objects that are read; their changes are reported to
         `changed` with `key`, until it is tracked again."""
         read_objects: set[Reference] = set()
-        token = self._tracked.set(read_objects)
+        token, key_token = self._tracked.set(read_objects), self._tracked_key.set(key)
         try:
             yield
         except BaseException:
@@ -191,6 +204,7 @@ class CachedCluster:
             raise
         finally:
             self._tracked.reset(token)
+            self._tracked_key.reset(key_token)
             self._set_references(key, read_objects)
 
     def forget(self, key: Key) -> None:
@@ -226,10 +240,11 @@ class CachedCluster:
             if identity[0] == namespace
         ]
 
-    def notify_readers(self, reference: Reference) -> None:
-        """Call `changed` with every object that has read this one."""
+    def notify_readers(self, reference: Reference, writer: Key | None = None) -> None:
+        """Call `changed` with every object that has read this one, except its `writer`."""
         for key in list(self._referrers.get(reference, ())):
-            self.changed(key)
+            if key != writer:
+                self.changed(key)
 
     # -- Cluster
 
