@@ -260,3 +260,26 @@ async def test_a_record_that_waits_for_its_commit_goes_with_its_partition() -> N
     reader.on_assigned({0: OffsetAndMetadata(1)})
     assert list(await reader.read(10, 1.0)) == []
     assert (owner.losses, reader.uncommitted) == ([[0]], 0)
+
+
+async def test_a_commit_has_its_whole_time_after_an_earlier_one_went_with_its_partition() -> None:
+    """Else Kafka might take it after the drain has given it up, and its event would be lost."""
+
+    class Slow(Refusing):
+        times = 1
+
+        async def commit_now(self, commits: Commits) -> None:
+            await super().commit_now(commits)
+            await asyncio.sleep(1)
+
+    world = at_most_once()
+    world.send("1")
+    world.reads_with(Slow)
+    reader = ConfirmedReader(world.open_reader, Owner(), 0, 100)
+    assert list(await reader.read(10, 1.0)) == []
+    reader.on_lost([0])
+    assert list(await reader.read(10, 1.0)) == []
+    await asyncio.sleep(CONFIRM_TIMEOUT + 1)
+    reader.on_assigned({0: OffsetAndMetadata(1)})
+    world.send("2")
+    assert [record.offset() for record in await reader.read(10, 1.0)] == [1]

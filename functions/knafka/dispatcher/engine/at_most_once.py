@@ -127,6 +127,7 @@ class ConfirmedReader:
             if next_offset != self._committed.get(number)
         }
         if not commits:
+            self._give_up_at = None  # what had to be committed again was revoked
             return True
         now = self._loop.time()
         self._give_up_at = self._give_up_at or now + CONFIRM_TIMEOUT
