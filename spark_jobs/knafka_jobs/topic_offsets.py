@@ -107,17 +107,17 @@ def read_states_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition
     `spans` has log id, partition, first offset and the offset after the last row.
     """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
-    for text, partition, first, next_offset in spans:
-        topic_id, number = split_log_id(text)
+    for log_id_text, partition, first, next_offset in spans:
+        topic_id, number = split_log_id(log_id_text)
         logs.setdefault((topic_id, partition), {})[number] = first, next_offset
     states = {}
-    for partition_key, ends_by_log in logs.items():
-        last = max(ends_by_log)
-        # A log without rows began no later than the next one: more is not known.
-        cuts = [ends_by_log[last][0]] * last
+    for partition_key, bounds_by_log in logs.items():
+        last = max(bounds_by_log)
+        # Where a log without rows began isn't known: assume that it began where the next log did.
+        cuts = [bounds_by_log[last][0]] * last
         for number in range(last - 1, 0, -1):
-            cuts[number - 1] = ends_by_log[number][0] if number in ends_by_log else cuts[number]
-        states[partition_key] = ReadState(ends_by_log[last][1], None, tuple(cuts))
+            cuts[number - 1] = bounds_by_log[number][0] if number in bounds_by_log else cuts[number]
+        states[partition_key] = ReadState(bounds_by_log[last][1], None, tuple(cuts))
     return states
 
 

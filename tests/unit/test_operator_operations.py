@@ -366,6 +366,7 @@ async def test_a_job_that_somebody_deletes_is_made_again(world: ArchivesWorld) -
         ({"select": {"where": "1 = 1"}}, "spec.select.where: unknown field"),
         ({"select": {"reason": "hunger"}}, "spec.select.reason"),
         ({"select": {"since": "yesterday"}}, "want a time such as 2026-01-31T12:00:00Z"),
+        ({"select": {"since": "0001-01-01T00:00:00+14:00"}}, "want a time such as 2026-01-31"),
         ({"select": {"ids": ["x"] * (MAX_IDS + 1)}}, "spec.select.ids"),
         ({"select": {"ids": ["x" * 60_000]}}, "is longer than 50000 characters"),
         ({"rate": 0}, "spec.rate"),

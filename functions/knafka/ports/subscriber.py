@@ -57,8 +57,9 @@ class Target:
         """Parse an absolute URL; a fragment is dropped, as it is never sent.
 
         A target to which nothing can be posted, such as one with another scheme than http or https,
-        has a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, for credentials in
-        it, and for anything that could break out of the request line.
+        has a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, that `urlsplit`
+        can't read, that holds credentials, or that has a character other than visible ASCII, which
+        could end the request line.
         """
         if not _VISIBLE(url):
             raise _invalid(url, "holds a space, a control or a non-ASCII character")

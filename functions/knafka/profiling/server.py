@@ -120,8 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _profile_exclusively(
         self, profile: Callable[[float], Profile], parameters: dict[str, str]
     ) -> Profile:
-        """Take one profile at a time, as they would measure each other. Raises
-        `_RefusedProfile`."""
+        """Take a profile unless another one is being taken, as the two would measure each other.
+        Raises `_RefusedProfile`."""
         seconds = _seconds(parameters)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")

@@ -259,7 +259,7 @@ class IngestHandler:
         elif method == b"POST":
             self.receive(route, headers, body, respond)
         else:
-            route.respond(self._answer_without_event(method, headers), respond)
+            route.respond(self._answer_unless_post(method, headers), respond)
 
     def find_route(self, address: bytes) -> BrokerRoute | None:
         """Return the route at this address, valid until `serve` is called again; None: nothing is
@@ -397,7 +397,7 @@ class IngestHandler:
         one."""
         route = self.find_route(address)
         if route is None:
-            return self.max_event_bytes, self._not_served(address)
+            return self.max_event_bytes, self._answer_not_served(address)
         return route.max_event_bytes, route.too_large
 
     def _answer_unrouted(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
@@ -417,13 +417,13 @@ class IngestHandler:
                 if not self._callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.document(self._types.document())
-        answer = self._not_served(path)
+        answer = self._answer_not_served(path)
         self._unrouted[answer.status] += 1
         return answer
 
-    def _not_served(self, address: bytes) -> Answer:
-        """Return the answer for an address that isn't served: 404, or 503 if its declaration may be
-        one that can't be read."""
+    def _answer_not_served(self, address: bytes) -> Answer:
+        """Return the answer to a request for an address that isn't served: 404; 503 if the contract
+        isn't read yet, or if the address may belong to a refused declaration."""
         refused = self._refused
         # A declaration that can't be read may have named any host.
         is_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
@@ -456,9 +456,9 @@ class IngestHandler:
             }
         )
 
-    def _answer_without_event(self, method: bytes, headers: HttpHeaders) -> Answer:
-        """Return the answer to a route's request without an event: OPTIONS (KN-DP-07), probes
-        (KN-BRK-21)."""
+    def _answer_unless_post(self, method: bytes, headers: HttpHeaders) -> Answer:
+        """Return the answer to a request at a route that isn't a POST: OPTIONS (KN-DP-07), a
+        network probe of Knative (KN-BRK-21), or a method that isn't allowed."""
         if method == b"OPTIONS":
             return answers.OPTIONS
         if method == b"GET":
@@ -529,8 +529,9 @@ def leaves_room(held: int, all_held: int, limit: int) -> bool:
     """Whether a request being received may hold `held` bytes, when all requests hold `all_held` of
     `limit` bytes.
 
-    A request may hold as many bytes as stay free beside all: so however many requests are slow, a
-    smaller one has room. A request larger than all others together may use all memory.
+    A request may hold as many bytes as are still free, so that a smaller request has room, however
+    many slow ones there are. A request that holds more than all others together may use all the
+    rest.
     """
     free_bytes = limit - all_held
     return free_bytes >= 0 and (held <= free_bytes or 2 * held > all_held)

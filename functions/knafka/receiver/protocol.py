@@ -392,8 +392,9 @@ class ReceiverProtocol(asyncio.Protocol):
             self._note_header(name.lower(), value.strip(b" \t").lower())
 
     def _note_header(self, name: bytes, value: bytes) -> None:
-        """Note a header for which the request must be refused: by RFC 9112 (3.2 and 6.1), or since
-        its data are compressed, which no attribute of an event can express."""
+        """Count `Host` headers (RFC 9112, 3.2), and note that a request must be refused whose
+        transfer coding is unknown (6.1) or whose data are compressed, which no attribute of an
+        event can express."""
         if name == b"host":
             self._hosts += 1
         elif name == b"transfer-encoding" and value != b"chunked":

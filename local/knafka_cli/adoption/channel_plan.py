@@ -4,10 +4,10 @@
               the status -> eventing-kafka-broker's finalizer goes -> the operator takes it
     release   eventing-kafka-broker's finalizer stands in the place of ours -> the operator lets go
 
-A Subscription's group is named by its UID on both sides. Only a promise tells the operator that
-such a group exists: an entry without one counts as new, and begins at the topic's end.
-Subscriptions themselves aren't written: Knative Eventing adds them to the channel, also while
-Knafka serves it.
+A Subscription's group is named by its UID on both sides. A promise is an annotation in the
+channel's status: it tells the operator that an entry's group exists. An entry without one counts as
+new, and begins at the topic's end. Subscriptions themselves aren't written: Knative Eventing adds
+them to the channel, also while Knafka serves it.
 
 Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`), asking (`looking`).
 """
@@ -195,24 +195,26 @@ def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
 
 
 def _differences(seen: SeenChannel) -> list[str]:
-    """Return a sentence for each way in which Knafka delivers the channel's Subscriptions
-    differently."""
-    of_channel = (seen.stored.get("spec") or {}).get("delivery") or {}
+    """Return a sentence for each way in which Knafka serves the channel differently from
+    eventing-kafka-broker."""
+    channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}
     by_entry = {}
     for uid, entry in seen.entries.items():
         own = entry.get("delivery") or {}
-        sentences = list(delivery_differences(own or of_channel))
-        if own and (rest := sorted(of_channel.keys() - own.keys())):
+        sentences = list(delivery_differences(own or channel_delivery))
+        if own and (rest := sorted(channel_delivery.keys() - own.keys())):
             sentences.append(
                 f"of the channel's delivery {', '.join(rest)} doesn't hold for it, and does there"
             )
         by_entry[_name(uid, entry)] = sentences
     differences = difference_sentences(by_entry, "all Subscriptions")
-    theirs = seen.peers_config.get(SECRET_NAME_KEY, "")
-    if theirs:
+    peers_secret = seen.peers_config.get(SECRET_NAME_KEY, "")
+    if peers_secret:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
         ours = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
-        differences.append(f"{PEER} shows Kafka the Secret {namespace}/{theirs}, and Knafka {ours}")
+        differences.append(
+            f"{PEER} shows Kafka the Secret {namespace}/{peers_secret}, and Knafka {ours}"
+        )
     if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
         differences.append(
             f"it names a Kafka of its own ({KAFKA_SECRET}): there all have the same one"

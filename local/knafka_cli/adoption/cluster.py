@@ -1,9 +1,10 @@
-"""Adoption's writing: each step of a plan, and waiting for what follows it.
+"""Carries out the steps of an adoption plan in the cluster, and waits for their effects.
 
-A list of finalizers is written only over the version that was read, so that a command that was
-killed is simply run again.
+A list of finalizers replaces only the version that was read, so that no change by others is lost. A
+command that was killed can be run again.
 
-Not here: what is to be done (`broker_plan` and its like), and what that is decided by (`looking`).
+Not here: deciding the steps (`broker_plan`, `channel_plan`, `source_plan`), and reading the objects
+for these decisions (`looking`).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ WRITES: Final = 5
 """Times that a list of finalizers is written, should somebody else write the object meanwhile."""
 
 
-SAID_BY_KNAFKA: Final = {CONTRACT_UPDATED, DELIVERING}
-"""Conditions of Brokers and KafkaChannels, and of Triggers and KafkaSources, that the peer doesn't
-have. Until the operator has looked, an object has the peer's, which may be Ready."""
+KNAFKA_ONLY_CONDITIONS: Final = {CONTRACT_UPDATED, DELIVERING}
+"""Conditions that only Knafka's operator sets: the first on Brokers and KafkaChannels, the second
+on Triggers and KafkaSources. Until it has reconciled an object, the status has the peer's
+conditions, which may be Ready."""
 
 
 class Adopter(Looking):
@@ -137,11 +139,11 @@ def explain_not_ready(documents: Sequence[Document]) -> str | None:
 
 
 def _why_not_ready(document: Document) -> str | None:
-    """Return why Knafka doesn't serve an adopted object yet, for users; None: it is Ready, and so
-    is each Subscription of a channel."""
+    """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users;
+    None: the object is Ready, and so is each Subscription of a channel."""
     status = document.get("status") or {}
     types = {condition.get("type") for condition in status.get("conditions") or ()}
-    if types and not types & SAID_BY_KNAFKA:
+    if types and not types & KNAFKA_ONLY_CONDITIONS:
         return f"what it says is {PEER}'s still"
     if not is_ready(document):
         return why_not_ready(document)

@@ -40,7 +40,8 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
 
 
 def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -> str | None:
-    """Return the text with the annotation added or changed; None if more than that would change.
+    """Return the text with the annotation added or changed; None if it has no such object, or if
+    anything else would change.
 
     Raises `yaml.YAMLError`.
     """
@@ -48,12 +49,12 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
     if metadata is None:
         return None
     changed = _insert_annotation(text, metadata[1], key, json.dumps(value))
-    previous, expected = _documents(text), _documents(changed)
-    for document in previous:
+    expected, actual = _documents(text), _documents(changed)
+    for document in expected:
         if identity_of(document) == identity:
             annotations = document["metadata"].get(ANNOTATIONS_KEY) or {}
             document["metadata"][ANNOTATIONS_KEY] = {**annotations, key: value}
-    return changed if previous == expected else None
+    return changed if expected == actual else None
 
 
 def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:

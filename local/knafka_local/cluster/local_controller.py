@@ -1,7 +1,7 @@
 """The operator's controller on a LocalCluster, for Brokers and for KafkaChannels.
 
     watch --> work queue --> one object (`knafka_operator.engine`): at once, and now and then
-    apply: what the files declare, and nothing else, in the order in which it depends on another
+    apply: remove what no file declares, then declare each kind after those it depends on
 
 Not here: reconciling (`knafka_operator`), reading files (`manifests`), running what was made
 (`serving`).
@@ -282,13 +282,13 @@ class LocalController(Controller):
             for owner in document["metadata"].get("ownerReferences") or ():
                 namespace, _ = Identity.of(document)
                 self._operator.queue.enqueue((owner["kind"], namespace, owner["name"]))
-            if (reconciled := self.kinds.get(kind)) is not None:
-                self.on_change(reconciled, document, gone=deleted)
+            if (reconciler := self.kinds.get(kind)) is not None:
+                self.on_change(reconciler, document, gone=deleted)
                 self._enqueue_triggers_of(document)
             else:
                 for operator in self._operators.values():
                     operator.on_service(document)
-            if deleted and reconciled is not None:
+            if deleted and reconciler is not None:
                 self._cluster.forget(document)
             self._changed.set()
 

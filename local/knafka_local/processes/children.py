@@ -1,7 +1,8 @@
 """Child processes: one that runs (`Child`), and one that is kept running (`Supervised`).
 
-Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. What it
-prints goes to its log file, and line by line to what shows it.
+Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. Its output
+goes to its log file and, if `show` is given, each line of its stdout to `show`.
+
 Not here: knowing what a child does.
 """
 
@@ -183,7 +184,8 @@ class Supervised:
         await cancel(self._task)
 
     async def _run(self) -> None:
-        """Run the process again and again."""
+        """Run the process, and start it again after a backoff whenever it ends, until this task is
+        cancelled."""
         loop = asyncio.get_running_loop()
         backoff = FIRST_RESTART_BACKOFF
         while True:

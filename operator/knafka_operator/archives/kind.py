@@ -1,7 +1,7 @@
 """Archives: reconciles DeadLetterArchives, whose Jobs copy dead letters from Kafka into tables.
 
-    observe (Broker, storage, waiting dead letters, Jobs, Lease) -> decide (`archives.decide`) ->
-    act
+    observe (Broker, storage, waiting dead letters, Jobs, Lease)
+        -> decide (`archives.decide`) -> act
 
 Jobs and Leases are read only where one may exist, so an idle archive costs nothing but its share of
 one Kafka request.
@@ -123,9 +123,10 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return None if waits else self.ensure_record(document).requeue_after
 
     async def delete(self, document: Document) -> None:
-        """Delete an archive's Job, its Lease and its consumer group; the tables stay.
+        """Delete an archive's Jobs, the Lease if the archive holds it, and the consumer group if
+        the record names its Kafka; the tables stay.
 
-        Raises `NotReady` while a pod of the Job still exists, `LogError` and `ClusterError`.
+        Raises `NotReady` while a Job still exists, `LogError` and `ClusterError`.
         """
         record = self.ensure_record(document)
         jobs = await self._list_jobs(document)

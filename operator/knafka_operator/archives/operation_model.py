@@ -29,18 +29,19 @@ MAX_SELECT: Final = 50_000
 """Most characters of a selection, as it becomes one argument of a process."""
 
 
-def _parse_utc_time(text: str) -> str:
+def _normalize_to_utc(text: str) -> str:
     """Normalise an ISO 8601 time to UTC; a time without a zone is UTC, as the jobs read it."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        utc_moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # such as the year 1, east of Greenwich
         raise problem(
             f"invalid value: {text:.80}: want a time such as 2026-01-31T12:00:00Z"
         ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    return utc_moment.isoformat()
 
 
-Moment: TypeAlias = Annotated[str, AfterValidator(_parse_utc_time)]
+Moment: TypeAlias = Annotated[str, AfterValidator(_normalize_to_utc)]
 """ISO 8601, in UTC."""
 
 
@@ -64,7 +65,7 @@ class Select(Declared):
     @model_validator(mode="after")
     def _check_selection_size(self) -> Select:
         if len(self.model_dump_json()) > MAX_SELECT:
-            raise problem(f"is longer than {MAX_SELECT} characters: make several")
+            raise problem(f"is longer than {MAX_SELECT} characters: make several operations")
         return self
 
 

@@ -7,7 +7,8 @@ Most Triggers never have such a topic. A missing topic is checked when a dispatc
 letter, and otherwise once a minute. So a thousand Triggers cost as many requests as one, and their
 conditions are at most some six seconds old.
 
-Not here: whose a topic is (`kafka.dead_letter_topics`), and the words (`dispatchers.dead_letters`).
+Not here: who owns a topic (`kafka.dead_letter_topics`), and how a condition is worded
+(`dispatchers.dead_letters`).
 """
 
 from __future__ import annotations
@@ -208,8 +209,8 @@ class DeadLetterMonitor:
     async def _judge_topics(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Check topics that are new or whose retention has changed, and alter the retention of
-        Knafka's own."""
+        """Describe topics that are new or whose declared retention has changed, and alter the
+        retention of those that Knafka owns; at most `MAX_DESCRIBED_TOPICS` in one round."""
         described = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings

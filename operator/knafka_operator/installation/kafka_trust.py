@@ -1,8 +1,9 @@
 """Kafka trust: limits what users' Secrets can make the operator do. Pure.
 
-    installation's own   a Secret that an administrator's ConfigMap names: no limits a user's no
-    token endpoint at an address of the pod or the node; a token of the operator's own AWS identity
-    only for servers and roles in KNAFKA_AWS_SERVERS and KNAFKA_AWS_ROLES
+    the installation's own   a Secret that an administrator's ConfigMap names: no limits
+    a user's                 no token endpoint at an address of the pod or the node; a token of the
+                             operator's own AWS identity only for servers and roles in
+                             KNAFKA_AWS_SERVERS and KNAFKA_AWS_ROLES
 
 For IAM the Secret holds no credentials: a process creates the token with its own identity.
 Functions have their namespace's identity, the operator has the installation's, and a server that
@@ -53,12 +54,12 @@ class KafkaTrust:
         if secret is None:
             return
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
-            self._check_identity(servers, secret)
+            self._check_aws_token(servers, secret)
         elif not self.local_addresses and (host := endpoint_host(secret)):
             if (reason := addresses.refusal(host)) is not None:
                 raise refused_endpoint(reason)
 
-    def _check_identity(self, servers: str, secret: Mapping[str, str]) -> None:
+    def _check_aws_token(self, servers: str, secret: Mapping[str, str]) -> None:
         """Check that these servers may get tokens of the operator's AWS identity, and that the
         Secret's role may be assumed. Raises `InvalidDocument`."""
         for server in filter(None, map(str.strip, servers.split(","))):

@@ -90,16 +90,17 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
 def dead_letter_topic_settings(
     config: Mapping[str, str], replication: int, limit: int, retention: float | None
 ) -> TopicSettings:
-    """Return the settings of a new dead-letter topic: the `config` of the Broker's topic, but
-    neither compacted nor limited in size, with the log's time, and with room for the largest event
-    (`limit`, bytes) and the description of its failure. It keeps records for `retention` seconds;
-    None: for ever."""
+    """Return the settings of a new dead-letter topic: those of the Broker's topic (`config`), but
+    without compaction or a limit of size, and with the time of the append as timestamp. A record
+    may have `limit` bytes, the size of the largest event, plus the bytes that describe its failure.
+    It keeps records for `retention` seconds; None: for ever."""
     max_message_bytes = str(min(limit + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if retention is None else {RETENTION_MS: str(round(retention * 1000))}
     return TopicSettings(
         partitions=DEAD_LETTER_PARTITIONS,
         replication=replication,
-        # The log's time, since Spark's Kafka source fails at some times that senders set.
+        # Records get the time at which they are appended, since Spark's Kafka source can't read
+        # some timestamps that senders set.
         config={
             **config,
             TIMESTAMP_TYPE: LOG_APPEND_TIME,

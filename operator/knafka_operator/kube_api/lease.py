@@ -8,8 +8,8 @@ holder counts as dead when the stored Lease has not changed for its duration, co
 saw the last change. A write only succeeds on the observed version, so of two concurrent claims one
 succeeds.
 
-    the leader sends a renewal          | leads for RENEW_WITHIN     |
-    the others see it, never earlier         | wait DURATION or more               |
+    the leader: sends a renewal, and leads for RENEW_WITHIN seconds from then
+    the others: see that renewal, never before it was sent, and wait DURATION seconds from then
 
 Not here: reading, writing and waiting (`leadership`).
 """
@@ -86,8 +86,8 @@ class Election:
         return min(CLAIM_CHECK_INTERVAL, expires) if expires > 0 else CLAIM_CHECK_INTERVAL
 
     def lease_to_claim(self) -> Lease:
-        """Return the Lease to write to become or stay its holder; its version is the one to
-        replace, empty if there is none."""
+        """Return the Lease that this replica writes to become or remain its holder. Its `version`
+        is that of the stored Lease, which the write must replace; empty if none is stored."""
         stored = self._stored
         if stored is None:
             return Lease(self._me, DURATION, 0, "")

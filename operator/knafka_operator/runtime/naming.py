@@ -68,8 +68,7 @@ class FollowedNaming:
         self.reread_soon()
 
     def on_config_map(self, document: Document) -> None:
-        """Request a new read if the ConfigMap, which was changed or deleted, is the one with the
-        templates."""
+        """Request a new read if the changed or deleted ConfigMap is config-kafka-features."""
         if Identity.of(document) == self._settings.kafka_features_config:
             self.reread_soon()
 

@@ -71,7 +71,8 @@ async def run(settings: Settings) -> None:
     api = await asyncio.to_thread(ApiCluster.from_environment)
     cluster = CachedCluster(api)
     leadership = Leadership(ApiLeaseStore(settings.namespace), Election(settings.identity))
-    # First, as the Lease's timeout counts from the first read.
+    # Start this first: another replica's Lease counts as expired only after a timeout that begins
+    # with our first read.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)

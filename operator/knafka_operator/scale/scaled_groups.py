@@ -190,8 +190,9 @@ class ScaledTrigger(ScaledGroup):
         )
 
     def _has_committed_since(self, now: float) -> bool:
-        """Whether the events that waited at the last request are probably settled and committed by
-        now. True once for each pause in its deliveries."""
+        """Whether the events that waited at the last request for the lag are probably committed by
+        now: the shard has had no unsettled event for `COMMIT_SECONDS`, and the lag was last
+        requested before that time was over."""
         committed = self.nothing_unsettled_since + COMMIT_SECONDS
         return self.asked_at < committed <= now
 
@@ -240,7 +241,8 @@ class ScaledTrigger(ScaledGroup):
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> ScalingStatus:
-        """Return the Trigger's scaling now."""
+        """Return the Trigger's lag, the number of its open drains, their counts and errors, and the
+        last scaling decision; a shard's drains are included."""
         shard = self.shard
         open_drains = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return ScalingStatus(

@@ -47,8 +47,8 @@ async def observe_features(
         return Features(error, error, False)
 
     def authentication() -> Authentication:
-        """Return how requests are authenticated; with the policies of this namespace if that is
-        on."""
+        """Return how requests are authenticated, with this namespace's policies if authentication
+        is on."""
         configured = Authentication.of(config)
         return (
             replace(configured, policies=policies.of(namespace)) if configured.is_on else configured

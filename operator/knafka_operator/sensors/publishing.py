@@ -65,9 +65,9 @@ class SensorPublishing:
                 log.warning("%s %s: %s", SENSOR, identity, error)
 
     async def _publish(self, identity: Identity, record: SensorRecord) -> None:
-        """Write a Sensor's scaling to its status, if its state has changed or `LAG_INTERVAL`
-        seconds have passed; enqueues the Sensor if a condition is outdated. Raises
-        `ClusterError`."""
+        """Write the scaler's view of a Sensor into its status if drains began or ended, or if
+        `LAG_INTERVAL` seconds have passed; also enqueue the Sensor if a condition is outdated.
+        Raises `ClusterError`."""
         if record.scaled is None:
             return
         kafka, sensor = record.scaled

@@ -102,8 +102,8 @@ def _topic_name(
     found: Mapping[str, TopicDescription | None],
     taken: Container[str],
 ) -> str:
-    """Return the name of a Sensor's topic: the recorded one, else the usual one, else, if that is
-    taken, one with the Sensor's UID."""
+    """Return the name of a Sensor's topic: the recorded one, else the first of `candidate_names`,
+    or the second if the first is taken."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
@@ -173,7 +173,7 @@ def check_partitions(
         raise TopicRefused(
             "PartitionsDiffer",
             f"{trigger_topic} and {changelog_topic} have "
-            f"{' and '.join(map(str, counts))} partitions: want as many",
+            f"{' and '.join(map(str, counts))} partitions: want the same number",
         )
 
 

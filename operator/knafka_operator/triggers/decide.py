@@ -362,7 +362,8 @@ def _delivery_effects(
         (has_other_offsets and not elsewhere)
         # Before its function is deleted, so that events in flight are settled.
         or (paused and (shared or (running is not None and not running.autoscaling.paused)))
-        # Its own pods would drain from their start, without requests.
+        # Pods of min-scale drain from the moment they start, without a request, so the shard must
+        # stop before.
         or (place is None and shared and watched.autoscaling.min_scale)
     ):
         effects.append(StopDelivery())
@@ -425,10 +426,11 @@ def _shared_effects(
     *,
     elsewhere: bool,
 ) -> Iterator[Effect]:
-    """Yield the effects that deliver a Trigger by a shard: a record in its Broker's contract, and
-    no Service of its own.
+    """Yield the effects by which a shard delivers a Trigger: they write its record to its Broker's
+    contract, apply the shard's Service, and delete the Trigger's own Service if it has one.
 
-    `elsewhere`: the running delivery reaches the same Kafka by other servers.
+    `elsewhere`: the running delivery has the same topics and group, but its offsets are at other
+    servers.
     """
     egress, running = watched.egress, observed.watched
     annotations = (observed.document.get("status") or {}).get("annotations") or {}
@@ -439,7 +441,8 @@ def _shared_effects(
         services.function_namespace(family, identity, settings),
     )
     name = services.shard_name(family, broker_identity, place.number)
-    # A Trigger that was promised a group may have its own Service; the status tells.
+    # A Trigger whose status records a group has its own Service, unless the status names another
+    # dispatcher.
     leaves_own_service = (
         GROUP_STATUS in annotations
         and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher

@@ -3,7 +3,7 @@
     ask Kafka -> append to `records` (`ingest_batches`) -> fold into `failures`
               -> set outcomes of replays -> delete failures whose retention has ended
               -> merge small files, VACUUM
-              -> delete dead letters from topics that the tables have
+              -> delete from topics the dead letters that the tables have
 
 A dead letter that `records` lacks is never deleted from its topic.
 """
@@ -25,7 +25,7 @@ from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import Checkpoints, FoldedBatch
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.ingest_batches import IngestBatch, IngestResult, ingest_spans
-from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
+from knafka_jobs.compact.judging import mark_lost, mark_outcomes, read_settled_offsets
 from knafka_jobs.compact.reading import BatchReader, ingest_around
 from knafka_jobs.failure_days import assign_days, distinct_days, load_known_days
 from knafka_jobs.forget import delete_failures, expired_failures
@@ -81,7 +81,7 @@ def compact(
     ):
         checkpoints.check_fold()
         mark_lost(tables, kafka, progress)
-        settled = settled_until(tables, kafka)
+        settled = read_settled_offsets(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)
         progress(f"{len(topics)} dead-letter topics")
         ingested = _ingest(tables, kafka, checkpoints, topics, options.batch_records, progress)
@@ -166,7 +166,8 @@ def fold_all(tables: Tables) -> None:
 
 
 def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
-    """Fold a batch, with heads for likely examples only: no other payload is read."""
+    """Fold a batch into rows of `failures`. Only likely examples get the head of their data, so no
+    other payload is read."""
     rows = fold_records(records)
     ((count, record_count, errors),) = rows.transform(compact_plan.batch_figures).collect()
     if errors <= compact_plan.MAX_SUMMARIZED:
@@ -261,19 +262,20 @@ def _delete_tabled(
     topics: Mapping[str, TopicState],
     keep_hours: float,
 ) -> int:
-    """Delete dead letters from topics that are tabled and old enough; returns how many."""
+    """Delete from their topics the dead letters that are in the tables and older than `keep_hours`;
+    returns how many."""
     spans = spans_of(topics)
     partitions_with_records = [
         position for position, span in spans.items() if span.start < span.end
     ]
-    young = (
+    first_young_offsets = (
         kafka.offsets_at(partitions_with_records, time.time() - keep_hours * 3600)
         if partitions_with_records
         else {}
     )
     last = checkpoints.last_batch()
     offsets_read = (None if last is None else checkpoints.offsets_after(last)) or {}
-    ranges = compact_plan.older_ranges(topics, young, offsets_read)
+    ranges = compact_plan.older_ranges(topics, first_young_offsets, offsets_read)
     if not ranges:
         return 0
     older_rows = tables.rows(ranges, compact_plan.RANGES)
@@ -292,29 +294,29 @@ def _delete_tabled(
         tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     current_topics = kafka.topics(sorted({name for name, *_ in ranges}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
-    until: dict[Position, int] = {}
+    delete_until: dict[Position, int] = {}
     for position, span in _spans_over_logs(ranges).items():
         if (
             position[0] in current_topics
             and current_topics[position[0]].id == topics[position[0]].id
         ):
             partition = (topics[position[0]].id, position[1])
-            until[position] = deletable_until(
+            delete_until[position] = deletable_until(
                 span, tabled[position], partial(log.messages, partition)
             )
-    # At last, check that Kafka still has the records that were read.
+    # Last, leave out partitions whose log was cut: Kafka no longer has the records that were read.
     cuts, _ = find_cuts(offsets_read, _spans_by_topic_id(current_topics), log, checkpoints)
-    until = {
+    delete_until = {
         (name, partition): offset
-        for (name, partition), offset in until.items()
+        for (name, partition), offset in delete_until.items()
         if (topics[name].id, partition) not in cuts and offset > spans[name, partition].start
     }
-    kafka.delete_before(until)
-    if purged and until:
+    kafka.delete_before(delete_until)
+    if purged and delete_until:
         deleted_ranges = [
-            (id_, partition, until[name, partition])
+            (id_, partition, delete_until[name, partition])
             for name, id_, partition, _, _ in ranges
-            if (name, partition) in until
+            if (name, partition) in delete_until
         ]
         tables.remove(
             tables.rows(deleted_ranges, PURGED),
@@ -322,7 +324,7 @@ def _delete_tabled(
             "purged.topic_id = more.topic_id AND purged.partition = more.partition "
             "AND purged.offset < more.offset",
         )
-    return sum(offset - spans[position].start for position, offset in until.items())
+    return sum(offset - spans[position].start for position, offset in delete_until.items())
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:

@@ -28,8 +28,9 @@ STARTS: Final[Columns] = {
 """The first offset of each partition."""
 
 
-def settled_until(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
-    """Return the settled offsets of replay topics with pending events: topic id, partition, offset.
+def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
+    """Return how far the replay topics with pending events are settled: topic id, partition, and
+    the offset that the topic's consumer group has committed.
 
     Call it before dead letters are read, so that these include every settled event that failed
     again.
@@ -49,8 +50,8 @@ def settled_until(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, in
 def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
     """Mark pending replayed events as lost if the log of their replay topic was cut before them.
 
-    Other records may have their offsets by now. So this must run before commits of these offsets
-    are taken for theirs.
+    Other records may have the offsets of the lost events by now. So call this before
+    `mark_outcomes`, which would take commits of these offsets for commits of the lost events.
     """
     if tables.is_empty("sent"):
         return
@@ -97,8 +98,8 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
     """Mark failures that a replay resolved, then the outcomes of the replayed events.
 
-    `committed` is from `settled_until`. If the run is killed in between, the events are still
-    pending, and the next run does both again.
+    `committed` is from `read_settled_offsets`. If the run is killed in between, the events are
+    still pending, and the next run does both again.
     """
     if not committed:
         return

@@ -71,7 +71,7 @@ def export_failures(
     (found,) = files.query(groups_plan.size_of(fits), "failures")
     if not found["number"]:
         return ExportResult(0, 0)
-    row_bytes = _bound_batches(files, found)
+    row_bytes = _limit_batch_size(files, found)
     query = groups_plan.letters_of(fits, found["first"], found["last"])
     tables = ("failures", "records")
     with _complete_file(path) as unfinished:
@@ -100,16 +100,16 @@ def read_events(files: TableFiles, fits: str) -> Iterator[Event | None]:
     if not found["number"]:
         return
     files.limit_memory(SORT_MEMORY, SORT_FILES)
-    _bound_batches(files, found)
+    _limit_batch_size(files, found)
     query = groups_plan.letters_of(fits, found["first"], found["last"])
     ordered = f"{query} ORDER BY r.origin_topic, r.origin_partition, r.origin_offset, first_failed"
     for batch in files.query_in_batches(ordered, "failures", "records"):
         yield from map(event_of, batch)
 
 
-def _bound_batches(files: TableFiles, found: Mapping[str, Any]) -> int:
-    """Have queries return as many rows at once as fit `EXPORT_BATCH_BYTES`; returns the bytes of a
-    row, of rows that `groups_plan.size_of` has found."""
+def _limit_batch_size(files: TableFiles, found: Mapping[str, Any]) -> int:
+    """Make queries return as many rows at once as fit `EXPORT_BATCH_BYTES`. Returns the average
+    bytes of a row, from the totals of `groups_plan.size_of` in `found`."""
     row_bytes: int = found["bytes"] // found["number"] + ROW_OVERHEAD_BYTES
     files.set_option("execution.batch_size", _rows_within(EXPORT_BATCH_BYTES, row_bytes))
     files.set_option("execution.target_partitions", 1)

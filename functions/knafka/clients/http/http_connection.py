@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         self._status = self._parser.get_status_code()
         if self._status == 101:
-            # 101 is final, unlike the other 1xx: the bytes after it are no HTTP (data-plane table).
+            # 101 is final, unlike the other 1xx: the bytes after it are no longer HTTP.
             self._keep_alive = False
             self._response = Response(101, self._headers, b"")
 

@@ -3,7 +3,7 @@
 The files with token and CA are read for each request, as they change. Redirects are not followed
 and no proxy is used, as they would get this pod's token.
 
-Not here: the requests themselves (`api_server_keys`, `api_server_tokens`).
+Not here: which paths are requested, and what for (`api_server_keys`, `api_server_tokens`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
 
 
 def own_audiences(folder: Path) -> Set[str]:
-    """Return the audiences of this pod's own token, which are the API server's. Raises `OSError` if
-    the token names none."""
+    """Return the audiences in this pod's own token, which are those that the API server accepts.
+    Raises `OSError` if the token can't be read or has no `aud`."""
     try:
         claims = (folder / TOKEN).read_text().strip().split(".")[1]
         audiences = json.loads(base64.urlsafe_b64decode(claims + "=="))["aud"]

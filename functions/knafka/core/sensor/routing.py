@@ -63,22 +63,22 @@ class Router:
         """Return the routes of an event: at most one for each trigger and dependency; at most one
         in all for a trigger with a simple condition."""
         routes: list[Route] = []
-        fired: set[str] = set()
-        for dependency, passes, wants in self._wanted:
-            if not wants or not passes(attributes):
+        routed_triggers: set[str] = set()
+        for dependency, passes, dependents in self._wanted:
+            if not dependents or not passes(attributes):
                 continue
-            for want in wants:
-                if want.trigger in fired:
+            for dependent in dependents:
+                if dependent.trigger in routed_triggers:
                     continue
                 correlation = None
-                if want.correlate is not None:
-                    correlation = want.correlate(attributes)
+                if dependent.correlate is not None:
+                    correlation = dependent.correlate(attributes)
                     if correlation is None:
                         continue
-                if want.is_simple:
-                    fired.add(want.trigger)
-                fires = want.is_simple and not self._has_dedupe
-                routes.append(Route(dependency, key_of(want.trigger, correlation), fires))
+                if dependent.is_simple:
+                    routed_triggers.add(dependent.trigger)
+                fires = dependent.is_simple and not self._has_dedupe
+                routes.append(Route(dependency, key_of(dependent.trigger, correlation), fires))
         return routes
 
 

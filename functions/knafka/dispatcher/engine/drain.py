@@ -2,7 +2,7 @@
 
     fetch --track--> filter --no--> settled
                         \\--yes--> lane --> workers: attempts --> settled | again later
-    every COMMIT_INTERVAL: commit the positions, and what is known of what is above them
+    every COMMIT_INTERVAL: commit the positions, and the progress of the records above them
 
 The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
 commit's metadata (`core.progress`) says which records above it are settled and how far the others'
@@ -167,9 +167,9 @@ class Drain:
         """End the drain: finish the attempts under way, commit and leave the group.
 
         Attempts get `timeout` seconds, or fewer if another call set an earlier deadline: a deleted
-        Trigger must not use up its pod's grace period. Attempts that take longer than
-        `DRAIN_REVOKE_TIMEOUT` don't hold up the others: new attempts go on beside them until `2 *
-        REVOKE_TIMEOUT` before the end.
+        Trigger must not use up its pod's grace period. While attempts take longer than
+        `DRAIN_REVOKE_TIMEOUT`, new attempts begin beside them, until `2 * DRAIN_REVOKE_TIMEOUT`
+        before the deadline.
         """
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True

@@ -36,7 +36,8 @@ class TurnLimit:
         await turn
 
     def _begin_turn(self) -> None:
-        """Begin a turn: let `limit` waiting attempts begin."""
+        """Begin a turn: let up to `limit` waiting attempts begin, and schedule the next turn if any
+        began."""
         self._left = self._limit
         while self._waiting and self._left > 0:
             turn = self._waiting.popleft()

@@ -244,8 +244,8 @@ class ShardDrain:
                     ended = Ended.IDLE
                     self.stop()
                     break
-                # A drain without partitions waits longer. The time gets shorter when it gets some,
-                # so look again soon.
+                # A drain without partitions becomes idle later than one with partitions. When it
+                # gets its first ones, its remaining time becomes shorter, so check again soon.
                 timeout = (
                     None
                     if seconds_until_idle == math.inf
