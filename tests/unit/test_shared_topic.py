@@ -341,6 +341,24 @@ async def test_a_commit_for_a_deleted_topic_does_not_go_to_the_new_one(
     assert world.committed("group") == 3
 
 
+async def test_a_slow_group_that_is_paused_reads_all_of_a_topic_that_was_made_anew(
+    world: World,
+) -> None:
+    """A paused group that lags behind is in no buffer, and would go on at its old offset."""
+    slow, quick = world.reader("slow"), world.reader("quick")
+    world.append(800)
+    assert offsets(await read(slow, 30))[-1] == 29
+    slow.pause([0])
+    await read(quick, 800)
+    await until(lambda: slow.cursors[0].buffer is None)
+    await world.make_anew()
+    world.append(10)
+    assert offsets(await read(quick, 10)) == list(range(10))
+    slow.resume([0])
+    world.append(30)
+    assert offsets(await read(slow, 40)) == list(range(40))
+
+
 async def test_a_commit_that_fails_while_its_topic_is_made_anew_is_not_made_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,10 @@ class Placement(Protocol):
         """Move a cursor that lags behind from this fetcher to another one."""
         ...
 
+    def restart_unplaced(self, number: int) -> None:
+        """Restart the cursors of a partition that are in no buffer: its topic was created anew."""
+        ...
+
     def merge(self, fetcher: Fetcher) -> None:
         """Move the cursors of this fetcher for which another fetcher has read all records
         already."""
@@ -184,12 +188,14 @@ class Fetcher:
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
     def _restart(self, buffer: PartitionBuffer) -> PartitionBuffer:
-        """Replace the buffer of a partition that was created anew; its cursors start there."""
+        """Replace the buffer of a partition that was created anew; its cursors start there, and
+        so do those that are in no buffer."""
         new_buffer = self.buffers[buffer.number] = PartitionBuffer(buffer.number, 0)
         for cursor in list(buffer.cursors):
             buffer.leave(cursor)
             cursor.owner.restart(cursor)
             new_buffer.join(cursor)
+        self._placement.restart_unplaced(buffer.number)
         return new_buffer
 
     # Demand

@@ -21,7 +21,14 @@ from knafka.dispatcher.shared.buffer import Cursor
 from knafka.dispatcher.shared.fetcher import Fetcher, FetchLimits
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
-from knafka.ports.shared_log import Commit, GroupMember, GroupOffsets, Position, PositionedReader
+from knafka.ports.shared_log import (
+    BEGINNING,
+    Commit,
+    GroupMember,
+    GroupOffsets,
+    Position,
+    PositionedReader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +272,23 @@ class SharedTopic:
         log.info("%s lags behind in partition %d", cursor.owner.group, cursor.number)
         if not cursor.paused:
             self._place(cursor, cursor.owner.position_of(cursor), fetcher)
+
+    def restart_unplaced(self, number: int) -> None:
+        """Restart the cursors of a partition that are in no buffer, such as evicted ones that are
+        paused, and drop the commits of readers that are closing.
+
+        Its topic was created anew. These cursors would not notice it, and would skip the records
+        below their old offsets.
+        """
+        for reader in list(self._readers):
+            cursor = reader.cursors.get(number)
+            if cursor is None or cursor.buffer is not None:
+                continue
+            if reader.is_closing:
+                reader.lose_partitions([number])
+            else:
+                reader.restart(cursor)
+                self.place(cursor, Position(BEGINNING))
 
     def merge(self, fetcher: Fetcher) -> None:
         """Move this fetcher's cursors to fetchers that have read further and whose buffers cover
