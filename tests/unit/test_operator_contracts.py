@@ -26,6 +26,7 @@ from support.sharing import (
 from knafka.core.errors import LogError
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING
+from knafka_operator.model.topics import Topic
 
 pytestmark = pytest.mark.looptime
 
@@ -71,6 +72,69 @@ async def test_after_a_write_that_failed_the_contract_is_read_again(world: Opera
     assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
     assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
     assert found.position == len(world.log.topics[CONTRACT][0]) == 3
+
+
+async def test_a_record_of_another_operator_is_noticed_though_we_have_written_since(
+    world: OperatorWorld,
+) -> None:
+    """Else a Trigger whose record a late write had removed was Ready and not delivered."""
+    await declare(world, SHARED)
+    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    world.log.store(CONTRACT, GROUP.encode(), None, [])  # a late write
+    await topic.write("other", topic.records[GROUP])
+    await world.reconcile_broker(SHOP)
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert GROUP in contract(world)
+
+
+async def test_groups_that_a_contract_topic_has_from_an_earlier_broker_are_withdrawn(
+    world: OperatorWorld,
+) -> None:
+    """That Broker went without us: nobody has deleted its topic."""
+    await declare(world, SHARED)
+    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    record = topic.records[GROUP]
+    egress = record.egress.model_copy(update={"trigger": "gone"})
+    value = record.model_copy(update={"egress": egress}).model_dump_json(
+        by_alias=True, exclude_none=True
+    )
+    async with running_operator() as later:
+        later.log.create(CONTRACT)
+        later.log.store(CONTRACT, b"gone", value.encode(), [])
+        later.declare_broker(SHOP)
+        await later.reconcile_broker(SHOP)
+        await declare(later, SHARED)
+        await later.reconcile_broker(SHOP)
+        assert set(contract(later)) == {GROUP}
+
+
+async def test_a_topic_is_created_for_a_record_while_it_is_being_deleted(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last entry goes, and the next one comes, at the same time."""
+    await declare(world, SHARED)
+    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    record = topic.records[GROUP]
+    await topic.write(GROUP, None)
+    delete_topic, deleting, go_on = (
+        topic.kafka.topics.delete_topic,
+        asyncio.Event(),
+        asyncio.Event(),
+    )
+
+    async def delete_slowly(name: str) -> None:
+        deleting.set()
+        await go_on.wait()
+        await delete_topic(name)
+
+    monkeypatch.setattr(topic.kafka.topics, "delete_topic", delete_slowly, raising=False)
+    deletion = asyncio.create_task(topic.delete_if_empty())
+    await deleting.wait()
+    creation = asyncio.create_task(topic.ensure_created(Topic(CONTRACT, 1, 1)))
+    go_on.set()
+    await asyncio.gather(deletion, creation)
+    await topic.write(GROUP, record)
+    assert set(contract(world)) == {GROUP}
 
 
 async def test_a_contract_that_somebody_changed_is_put_right(world: OperatorWorld) -> None:

@@ -72,6 +72,9 @@ class ContractTopic(Generic[T]):
     records: dict[str, T] = field(default_factory=dict)
     position: int = 0
     """The topic's end offset after the last read or write."""
+    compared: int = 0
+    """The end offset up to which `records` surely matches the topic; less than `position` if others
+    have written in between."""
     times_read: int = 0
     """How often the topic was read; a position from before the latest reading is invalid."""
     compaction_checked: int = 0
@@ -121,46 +124,52 @@ class ContractTopic(Generic[T]):
             if self.exists and not self.records:
                 self.known = False
                 await self.kafka.topics.delete_topic(self.topic)
+                self.exists, self.position, self.compared = False, 0, 0
                 log.info("topic %s is deleted: nobody is left in it", self.topic)
 
     async def reload_if_changed(self) -> bool:
-        """Read the topic again if its end has moved; returns whether the records had changed.
+        """Read the topic again if it has records that were neither read nor written here; returns
+        whether the records had changed.
 
-        A write that timed out may have arrived late, or the topic may have been recreated. Raises
-        `LogError`.
+        A write that timed out may have arrived late, another operator may have written, or the
+        topic may have been recreated. Raises `LogError`.
         """
         if not self.exists or self._lock.locked():
             return False
-        previous_records, position = dict(self.records), self.position
+        previous_records, compared = dict(self.records), self.compared
         try:
-            if sum((await self.kafka.topics.end_offsets(self.topic)).values()) == position:
+            if await self._read_end() == compared:
                 return False
         except LogError as error:
             if not error.unknown_topic:
                 raise
         async with self._lock:
-            if self.position == position:
+            if self.compared == compared:
                 await self._read()
         return self.records != previous_records
 
     async def _read(self) -> None:
         """Read all records of the contract topic, and replace the known ones; a missing topic has
         none. Raises `LogError`."""
-        topics = self.kafka.topics
         try:
-            records = await topics.read_all(self.topic, MAX_RECORDS)
-            self.position = sum((await topics.end_offsets(self.topic)).values())
+            compared = await self._read_end()
+            records = await self.kafka.topics.read_all(self.topic, MAX_RECORDS)
+            self.position, self.compared = await self._read_end(), compared
             self.exists = True
         except LogError as error:
             if not error.unknown_topic:
                 raise
-            records, self.exists, self.position = (), False, 0
+            records, self.exists, self.position, self.compared = (), False, 0, 0
         # Sort by offset, not by time: another operator's clock may differ.
         stored = sorted(records, key=lambda record: record.offset())
         size = sum(len(record.value() or b"") for record in stored)
         self._set_records(await parse_off_loop(lambda: self.parse(stored), size))
         self.known = True
         self.times_read += 1
+
+    async def _read_end(self) -> int:
+        """Return the topic's end offset, over all partitions. Raises `LogError`."""
+        return sum((await self.kafka.topics.end_offsets(self.topic)).values())
 
     def _set_records(self, records: dict[str, T]) -> None:
         """Replace the records in memory after a reading."""
@@ -179,7 +188,7 @@ class ContractTopic(Generic[T]):
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._append_durably(writes)
-                ends = await self.kafka.topics.end_offsets(self.topic)
+                position = await self._read_end()
         except BaseException as error:
             self.known = False
             if isinstance(error, TimeoutError):
@@ -190,7 +199,7 @@ class ContractTopic(Generic[T]):
             if isinstance(error, LogError):
                 return
             raise
-        self.position = sum(ends.values())
+        self.position, self.compared = position, self.compared + len(writes)
         for write in writes:
             self._set_record(write.key, write.entry)
             write.done.set_result(None)
@@ -277,6 +286,11 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         }
         super()._set_records(records)
         self.numbers = {**reserved, **deciding.shard_numbers(*self.broker, records)}
+        # A topic that was created again may be shorter: no process gets further than its end.
+        self.leaving = {
+            group: (shard, min(position, self.position))
+            for group, (shard, position) in self.leaving.items()
+        }
 
     def _set_record(self, key: str, entry: SharedEgress | None) -> None:
         super()._set_record(key, entry)
