@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
 from support.operator_world import OperatorWorld, condition, running_operator
 from support.sharing import (
     CONTRACT,
@@ -135,6 +136,22 @@ async def test_a_topic_is_created_for_a_record_while_it_is_being_deleted(
     await asyncio.gather(deletion, creation)
     await topic.write(GROUP, record)
     assert set(contract(world)) == {GROUP}
+
+
+async def test_a_group_leaves_though_its_contract_topic_was_made_anew_and_is_shorter(
+    world: OperatorWorld,
+) -> None:
+    """No process gets as far as the removal was in the topic before."""
+    await declare(world, SHARED)
+    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    for number in range(20):
+        await topic.write(f"g{number}", topic.records[GROUP])
+    topic.leaving["slow"] = FIRST, topic.position
+    await MemoryAdmin(world.log).delete_topic(CONTRACT)
+    world.log.create(CONTRACT)
+    world.log.store(CONTRACT, b"g1", None, [])
+    assert await topic.reload_if_changed()
+    assert topic.leaving == {"slow": (FIRST, 1)}
 
 
 async def test_a_contract_that_somebody_changed_is_put_right(world: OperatorWorld) -> None:
