@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import functions, traffic
-from support.waiting import until
+from support.waiting import until, until_frozen
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress, Kafka, Sink
@@ -46,6 +46,7 @@ async def test_sigterm_ends_a_dispatcher_within_10_s_while_kafka_is_frozen(
                 draining = asyncio.create_task(drain())
                 await until(lambda: len(owned) == 2)
                 os.kill(server.pid, signal.SIGSTOP)
+                await until_frozen(server.pid)
                 await dispatcher.terminate(within=10)
                 draining.cancel()
     finally:

@@ -14,6 +14,7 @@ from support.functions import FunctionProcess, receiver
 from support.http_cases import EVENT
 from support.requests import ingress
 from support.second_broker import second_broker
+from support.waiting import until_frozen
 from support.wire import connected
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
@@ -108,6 +109,7 @@ async def test_while_kafka_is_frozen_events_are_503_at_once_and_202_when_it_thaw
         pid = world.kafka.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
+        await until_frozen(pid)
         try:
             waiting = asyncio.create_task(world.post())
             await world.known(away=True)

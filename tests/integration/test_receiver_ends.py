@@ -21,7 +21,7 @@ from support.requests import (
     attributes,
     ingress,
 )
-from support.waiting import until
+from support.waiting import until, until_frozen
 from support.wire import connected
 
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
@@ -114,6 +114,7 @@ async def test_memory_stays_bounded_while_kafka_is_stopped_and_all_is_well_after
             assert await served.status(EVENT) == 202
             assert server.pid is not None
             os.kill(server.pid, signal.SIGSTOP)
+            await until_frozen(server.pid)
             before = rss(served.process.process.pid)
             body = os.urandom(LIMIT - 1000)
             senders = [Sender() for _ in range(400)]
@@ -139,6 +140,7 @@ async def test_memory_stays_bounded_while_kafka_is_stopped_and_all_is_well_after
                 while await served.status(EVENT) != 202:  # noqa: ASYNC110  # Kafka wakes up
                     await asyncio.sleep(0.1)
             os.kill(server.pid, signal.SIGSTOP)
+            await until_frozen(server.pid)
             async with served.connect() as wire:
                 wire.send(EVENT)
                 await asyncio.sleep(0.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
 import looptime
@@ -40,6 +41,21 @@ async def until_settled(admin: LogAdmin, group: str, topic: str, within: float) 
         return not (await admin.lags([group], topic))[group].total
 
     await until_found(is_settled, within)
+
+
+async def until_frozen(pid: int) -> None:
+    """Wait until SIGSTOP has reached all threads of a process, which go on for a moment under load;
+    TimeoutError after 30 s."""
+    threads = Path(f"/proc/{pid}/task")
+
+    def is_frozen() -> bool:
+        try:
+            stats = [(thread / "stat").read_text() for thread in threads.iterdir()]
+        except OSError:  # a thread has ended meanwhile
+            return False
+        return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+
+    await until(is_frozen)
 
 
 def stretched(seconds: float) -> float:
