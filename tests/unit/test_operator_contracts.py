@@ -25,6 +25,7 @@ from support.sharing import (
 )
 
 from knafka.core.errors import LogError
+from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING
 from knafka_operator.model.topics import Topic
@@ -40,11 +41,18 @@ async def world() -> AsyncIterator[OperatorWorld]:
         yield world
 
 
+def contract_topic(world: OperatorWorld) -> SharedContractTopic:
+    """The Broker's topic, as the operator keeps it."""
+    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    assert isinstance(topic, SharedContractTopic)
+    return topic
+
+
 async def test_records_that_come_together_are_written_together(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await declare(world, SHARED)
-    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    found = contract_topic(world)
     record = found.records[GROUP]
     asked = 0
     original = found.kafka.topics.end_offsets
@@ -64,7 +72,7 @@ async def test_records_that_come_together_are_written_together(
 async def test_after_a_write_that_failed_the_contract_is_read_again(world: OperatorWorld) -> None:
     """It may be stored though it was reported as failed."""
     await declare(world, SHARED)
-    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    found = contract_topic(world)
     world.log.fail(LogError("Kafka is away"))
     status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
     assert condition(status, "SubscriptionReady")["reason"] == "KafkaNotReachable"
@@ -80,7 +88,7 @@ async def test_a_record_of_another_operator_is_noticed_though_we_have_written_si
 ) -> None:
     """Else a Trigger whose record a late write had removed was Ready and not delivered."""
     await declare(world, SHARED)
-    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    topic = contract_topic(world)
     world.log.store(CONTRACT, GROUP.encode(), None, [])  # a late write
     await topic.write("other", topic.records[GROUP])
     await world.reconcile_broker(SHOP)
@@ -93,7 +101,7 @@ async def test_groups_that_a_contract_topic_has_from_an_earlier_broker_are_withd
 ) -> None:
     """That Broker went without us: nobody has deleted its topic."""
     await declare(world, SHARED)
-    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    topic = contract_topic(world)
     record = topic.records[GROUP]
     egress = record.egress.model_copy(update={"trigger": "gone"})
     value = record.model_copy(update={"egress": egress}).model_dump_json(
@@ -114,7 +122,7 @@ async def test_a_topic_is_created_for_a_record_while_it_is_being_deleted(
 ) -> None:
     """The last entry goes, and the next one comes, at the same time."""
     await declare(world, SHARED)
-    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    topic = contract_topic(world)
     record = topic.records[GROUP]
     await topic.write(GROUP, None)
     delete_topic, deleting, go_on = (
@@ -143,7 +151,7 @@ async def test_a_group_leaves_though_its_contract_topic_was_made_anew_and_is_sho
 ) -> None:
     """No process gets as far as the removal was in the topic before."""
     await declare(world, SHARED)
-    (topic,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    topic = contract_topic(world)
     for number in range(20):
         await topic.write(f"g{number}", topic.records[GROUP])
     topic.leaving["slow"] = FIRST, topic.position

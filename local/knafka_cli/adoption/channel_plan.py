@@ -5,9 +5,9 @@
     release   eventing-kafka-broker's finalizer stands in the place of ours -> the operator lets go
 
 A Subscription's group is named by its UID on both sides. A promise is an annotation in the
-channel's status: it tells the operator that an entry's group exists. An entry without one counts as
-new, and begins at the topic's end. Subscriptions themselves aren't written: Knative Eventing adds
-them to the channel, also while Knafka serves it.
+channel's status, which says that the group of an entry exists. The operator begins to deliver an
+entry without a promise at the topic's end. Subscriptions themselves aren't written: Knative
+Eventing adds them to the channel, also while Knafka serves it.
 
 Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`), asking (`looking`).
 """

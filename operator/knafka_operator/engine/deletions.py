@@ -47,9 +47,10 @@ class Deletions:
         an Event with the text `left` says what may still exist. False: try again later."""
         now = asyncio.get_running_loop().time()
         uid = document["metadata"].get("uid", "")
-        if self.began.get(key, ("", now))[0] != uid:
-            self.began[key] = uid, now  # an earlier object of the name may never have been deleted
-        _, began = self.began.setdefault(key, (uid, now))
+        previous_uid, began = self.began.get(key, (uid, now))
+        if previous_uid != uid:
+            began = now  # an earlier object of the name was never deleted
+        self.began[key] = uid, began
         try:
             await deletion
         except Exception as error:  # bugs too: otherwise the object could never be deleted

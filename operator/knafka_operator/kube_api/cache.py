@@ -52,6 +52,14 @@ class CachedApi(Cluster, Protocol):
 
 
 @dataclass(eq=False, slots=True)
+class _Reads:
+    """The objects that one reconciliation has read."""
+
+    reader: Key
+    objects: set[Reference] = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
 class _WatchedObjects:
     """The cached objects of one selection."""
 
@@ -95,8 +103,8 @@ class _WatchedObjects:
             del self.gone[next(iter(self.gone))]
 
     def keep(self, document: Document) -> bool:
-        """Store an object, unless a newer version is known. Returns whether the watch's news of
-        this version will be no news any more."""
+        """Store an object, unless a newer version is known. Returns True if its version is new: the
+        watch's later report of it will notify no reader."""
         identity = _identity(document)
         previous = self.documents.get(identity)
         if previous is not None and _is_older(document, previous):
@@ -118,8 +126,7 @@ class CachedCluster:
         self._references: dict[Key, set[Reference]] = {}
         """By key of a reconciled object: the objects that it has read."""
         self._referrers: dict[Reference, set[Key]] = {}
-        self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
-        self._tracked_key: ContextVar[Key | None] = ContextVar("tracked_key", default=None)
+        self._tracked: ContextVar[_Reads | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
         """Called with the key of each object that has read one that has changed or is gone."""
         self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
@@ -187,7 +194,9 @@ class CachedCluster:
                 and not watched.is_gone(document)
                 and watched.keep(_without_managed_fields(document))
             ):
-                self.notify_readers((*kind, *_identity(document)), self._tracked_key.get())
+                tracked = self._tracked.get()
+                writer = None if tracked is None else tracked.reader
+                self.notify_readers((*kind, *_identity(document)), writer)
 
     # -- tracking readers
 
@@ -195,17 +204,16 @@ class CachedCluster:
     def tracking(self, key: Key) -> Iterator[None]:
         """In this context, track the objects that are read; their changes are reported to
         `changed` with `key`, until it is tracked again."""
-        read_objects: set[Reference] = set()
-        token, key_token = self._tracked.set(read_objects), self._tracked_key.set(key)
+        reads = _Reads(key)
+        token = self._tracked.set(reads)
         try:
             yield
         except BaseException:
-            read_objects |= self._references.get(key, set())  # not everything was read
+            reads.objects |= self._references.get(key, set())  # not everything was read
             raise
         finally:
             self._tracked.reset(token)
-            self._tracked_key.reset(key_token)
-            self._set_references(key, read_objects)
+            self._set_references(key, reads.objects)
 
     def forget(self, key: Key) -> None:
         """Forget what an object has read, as it is gone."""
@@ -253,7 +261,7 @@ class CachedCluster:
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None:
-            tracked.add(reference)
+            tracked.objects.add(reference)
         if (cached := self._current(reference)) is not None:
             return cached
         watched_of_kind = self._watched.get((api_version, kind), ())

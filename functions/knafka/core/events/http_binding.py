@@ -116,11 +116,9 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         key = header_values.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
     if is_single and content_type and _MODES[content_type] is Mode.STRUCTURED:
-        other_headers = (
-            [(name, raw.strip(b" \t")) for name, raw in header_values.items() if name[:2] != "ce"]
-            if header_values
-            else []
-        )
+        other_headers = [
+            (name, raw.strip(b" \t")) for name, raw in header_values.items() if name[:2] != "ce"
+        ]
         return _structured(body, other_headers)
     return _read_carefully(headers, body)
 
