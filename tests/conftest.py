@@ -37,6 +37,7 @@ pytest_plugins = [
     "support.scaling",
     "support.spark",
     "support.transactions",
+    "support.watchdog",
     # After what they import, so that asserts there are rewritten:
     "support.archiving",
     "support.channels",

@@ -1,0 +1,59 @@
+"""A test that hangs after it failed ends its worker and is named (tests/support/watchdog.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.failures import markers_by
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import pytest, threading
+
+@pytest.fixture
+def never_ending():
+    yield
+    threading.Event().wait()
+
+@pytest.mark.timeout(0.5)
+def test_hangs(never_ending):
+    assert False
+
+def test_comes_after():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text(
+        "from support import watchdog\n"
+        "watchdog.OVERTIME = 0.5\n"
+        'pytest_plugins = ["support.watchdog", "support.failures"]\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n1", "-p", "no:cacheprovider", "--failures-file=failed"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert "crashed while running 'test_it.py::test_hangs'" in done.stdout
+    assert "2 failed, 1 passed" in done.stdout
+    assert "in never_ending" in done.stderr
+    assert list(json.loads((tmp_path / "failed").read_text())) == ["test_it.py::test_hangs"]
+
+
+@pytest.mark.parametrize(
+    ("test", "markers"),
+    [("tests/unit/test_a.py::test", []), ("tests/e2e/test_b.py::test", ["kafka"])],
+)
+def test_a_test_whose_worker_died_is_pure_by_its_folder(test: str, markers: list[str]) -> None:
+    assert markers_by(test) == markers
