@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from knafka.core.dead_letter import REPLAY
 
 
-def with_marks(kafka: DataFrame) -> DataFrame:
+def select_marked(kafka: DataFrame) -> DataFrame:
     """Add `replay_id` and `failure_id` to the records that have a mark, and drop all others.
 
     `kafka` has the columns of Spark's Kafka source, with headers.

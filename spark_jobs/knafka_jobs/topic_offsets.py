@@ -101,13 +101,13 @@ def split_log_id(text: str) -> tuple[str, int]:
     return topic_id, int(number) if number.isdecimal() else 0
 
 
-def read_states_of(spans: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
+def read_states_of(log_rows: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
     """Return how far partitions were read, from the rows of each log.
 
-    `spans` has log id, partition, first offset and the offset after the last row.
+    `log_rows` has log id, partition, first offset and the offset after the last row.
     """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
-    for log_id_text, partition, first, next_offset in spans:
+    for log_id_text, partition, first, next_offset in log_rows:
         topic_id, number = split_log_id(log_id_text)
         logs.setdefault((topic_id, partition), {})[number] = first, next_offset
     states = {}

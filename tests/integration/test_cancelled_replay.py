@@ -20,6 +20,7 @@ from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.lookup.cancel import cancel_replay
 from knafka_jobs.replay import replay_run as replaying
+from knafka_jobs.replay import spark_lanes
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.replay.send import events_sent_by
 from knafka_jobs.report.replay_list import list_replays
@@ -45,7 +46,7 @@ def test_a_cancelled_replay_ends_and_what_it_has_not_sent_another_one_sends(
     dead.flush()
     compacted(tables, client, dead)
     monkeypatch.setattr(replaying, "DRIVER_EVENTS", driver_events)
-    monkeypatch.setattr(replaying, "PROGRESS_LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(spark_lanes, "PROGRESS_LINE_INTERVAL", 0.0)
     monkeypatch.setattr(replaying, "CANCEL_CHECK_INTERVAL", 0.2)
     lines: list[str] = []
     name = names.replay_topic(dead.namespace, "main", "mail")

@@ -28,6 +28,7 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay import replay_run as replaying
+from knafka_jobs.replay import spark_lanes
 from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.replay.send import events_sent_by
@@ -268,7 +269,7 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     selection = FailureSelection(trigger="mail")
     # In lanes, by Spark's workers; and first in one, as there is a rate.
     monkeypatch.setattr(replaying, "DRIVER_EVENTS", 0)
-    monkeypatch.setattr(replaying, "PROGRESS_LINE_INTERVAL", 0.0)
+    monkeypatch.setattr(spark_lanes, "PROGRESS_LINE_INTERVAL", 0.0)
     with pytest.raises(Interrupted):
         replay(tables, client, selection, "r1", "me", 200, interrupt)
     with pytest.raises(JobError, match="another selection"):

@@ -28,7 +28,7 @@ MAX_SECONDS: Final = 600.0
 INDEX: Final = f"""\
 Profiles of this process, for `go tool pprof URL` or speedscope:
 
-{PREFIX}profile?seconds=30   where time goes: cpu, and wall with what waits
+{PREFIX}profile?seconds=30   CPU time, and wall-clock time, which includes waiting
 {PREFIX}heap?seconds=30      what Python allocates meanwhile and still holds
 {PREFIX}threads              how many threads are where
 {PREFIX}threads?debug=1      every thread and task, to be read

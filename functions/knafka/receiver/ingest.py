@@ -426,8 +426,8 @@ class IngestHandler:
         isn't read yet, or if the address may belong to a refused declaration."""
         refused = self._refused
         # A declaration that can't be read may have named any host.
-        is_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
-        return answers.UNREAD if is_refused or not self._contract_is_read else answers.NOT_FOUND
+        may_be_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
+        return answers.UNREAD if may_be_refused or not self._contract_is_read else answers.NOT_FOUND
 
     def _write_metrics(self, respond: Respond) -> None:
         """Answer with the metrics, formatted on a thread: for hundreds of channels that takes as

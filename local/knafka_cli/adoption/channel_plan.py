@@ -204,7 +204,7 @@ def _differences(seen: SeenChannel) -> list[str]:
         sentences = list(delivery_differences(own or channel_delivery))
         if own and (rest := sorted(channel_delivery.keys() - own.keys())):
             sentences.append(
-                f"of the channel's delivery {', '.join(rest)} doesn't hold for it, and does there"
+                f"{PEER} also applies the channel's {', '.join(rest)} to it, Knafka doesn't"
             )
         by_entry[_name(uid, entry)] = sentences
     differences = difference_sentences(by_entry, "all Subscriptions")

@@ -144,7 +144,7 @@ def _why_not_ready(document: Document) -> str | None:
     status = document.get("status") or {}
     types = {condition.get("type") for condition in status.get("conditions") or ()}
     if types and not types & KNAFKA_ONLY_CONDITIONS:
-        return f"what it says is {PEER}'s still"
+        return f"its status is still the one that {PEER} wrote"
     if not is_ready(document):
         return why_not_ready(document)
     entries = (document.get("spec") or {}).get("subscribers") or ()

@@ -159,7 +159,7 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
     spec = {"select": _selection(job_options, ids), "unresolved": job_options["unresolved"]}
     status = _run_operation(target, "DeadLetterPurge", job_options, spec)
     if status is not None and job_options["dry-run"]:
-        typer.echo(f"{status.get('selected', 0)} failures would purge")
+        typer.echo(f"{status.get('selected', 0)} failures would be purged")
     elif status is not None:
         typer.echo(f"{status.get('purged', 0)} failures purged")
 

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from knafka.core.contract import TopicSettings
 from knafka.core.errors import LogError
-from knafka.ports.log import Positions, Range
+from knafka.ports.log import Positions, Range, TopicDescription
 from knafka_operator.decisions.status import ConditionSet
 from knafka_operator.dispatchers import dead_letters as deciding
 from knafka_operator.dispatchers.dead_letters import WaitingDeadLetters
@@ -69,6 +70,22 @@ class _DeadLetterTopic:
     """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
     announced: bool = False
     """Whether an Event was posted since the topic was last empty."""
+
+    def judged_by(self, settings: TopicSettings) -> bool:
+        """Whether the topic needs no judgement: it has one by these settings, or can't have one
+        yet."""
+        if self.waiting is None or self.starts is None:
+            return True
+        if self.waiting.records and self.waiting.oldest is None:
+            return True  # its oldest record may exceed the new retention
+        return self.judged == self.inputs(settings)
+
+    def inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
+        """Return what the topic's judgement depends on: the declared retention, and the oldest
+        record if that prevents the change, so that it is judged again when that record is gone."""
+        blocked = self.found is not None and self.found.would_expire
+        oldest = self.waiting.oldest if blocked and self.waiting is not None else None
+        return settings.config[topics.RETENTION_MS], oldest
 
 
 @dataclass(eq=False)
@@ -214,37 +231,43 @@ class DeadLetterMonitor:
         described = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
-            if topic is None or topic.waiting is None or topic.starts is None:
+            if topic is None or topic.judged_by(settings):
                 continue
-            if topic.waiting.records and topic.waiting.oldest is None:
-                continue  # its oldest record may exceed the new retention
-            # If an old record prevents the change, check again when that record is gone.
-            blocked = topic.found is not None and topic.found.would_expire
-            inputs = settings.config[topics.RETENTION_MS], topic.waiting.oldest if blocked else None
-            if topic.judged == inputs:
-                continue
-            if (described := described + 1) > MAX_DESCRIBED_TOPICS:
+            if described == MAX_DESCRIBED_TOPICS:
                 break
-            if (description := await kafka.topics.describe_topic(topic.name)) is None:
-                continue
-            owned = topic.found.owned if topic.found is not None else None
-            owned = owned or topics.Ownership.of(_status_annotations(record))
-            age = topic.waiting.oldest_age(self.clock())
-            judged = topics.judge_topic(settings, description, owned, age)
-            if judged.alter:
-                try:
-                    await kafka.topics.set_topic_config(topic.name, judged.alter)
-                    log.info("%s: its retention.ms is %s from now on", topic.name, inputs[0])
-                except LogError as error:
-                    if error.retriable:
-                        raise
-                    log.warning(
-                        "%s does not get the retention.ms %s: %s", topic.name, inputs[0], error
-                    )
-                    judged = topics.unaltered_topic(description)
-            topic.found = judged
-            topic.judged = inputs[0], topic.waiting.oldest if judged.would_expire else None
-            self._apply_retention(topic)
+            described += 1
+            description = await kafka.topics.describe_topic(topic.name)
+            if description is not None:
+                claim = topics.Ownership.of(_status_annotations(record))
+                await self._judge_topic(kafka, topic, settings, description, claim)
+
+    async def _judge_topic(
+        self,
+        kafka: KafkaCluster,
+        topic: _DeadLetterTopic,
+        settings: TopicSettings,
+        description: TopicDescription,
+        claim: topics.Ownership | None,
+    ) -> None:
+        """Judge a topic, and alter its retention if Knafka owns it. `claim` is the one in the
+        Trigger's status."""
+        assert topic.waiting is not None
+        owned = (topic.found.owned if topic.found is not None else None) or claim
+        age = topic.waiting.oldest_age(self.clock())
+        judged = topics.judge_topic(settings, description, owned, age)
+        if judged.alter:
+            retention = settings.config[topics.RETENTION_MS]
+            try:
+                await kafka.topics.set_topic_config(topic.name, judged.alter)
+                log.info("%s: its retention.ms is %s from now on", topic.name, retention)
+            except LogError as error:
+                if error.retriable:
+                    raise
+                log.warning("%s does not get the retention.ms %s: %s", topic.name, retention, error)
+                judged = topics.unaltered_topic(description)
+        topic.found = judged
+        topic.judged = topic.inputs(settings)
+        self._apply_retention(topic)
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
         """Enqueue a Trigger whose status is outdated, and call `on_first_dead_letters` for its

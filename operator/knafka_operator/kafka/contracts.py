@@ -125,7 +125,7 @@ class ContractTopic(Generic[T]):
                 self.known = False
                 await self.kafka.topics.delete_topic(self.topic)
                 self.exists, self.position, self.compared = False, 0, 0
-                log.info("topic %s is deleted: nobody is left in it", self.topic)
+                log.info("topic %s is deleted, as it has no entries any more", self.topic)
 
     async def reload_if_changed(self) -> bool:
         """Read the topic again if it has records that were neither read nor written here; returns

@@ -113,7 +113,7 @@ class FollowedNaming:
                 continue
             await self._remember(kind, template)
             naming.put_in_force(kind, template)
-            message = f"{kind.value} is {template} now, for what has no name yet"
+            message = f"{kind.value} is {template} now; existing names stay"
             log.info("%s", message)
             if config is not None:
                 post(config, "Normal", "NameTemplateChanged", message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -36,6 +36,7 @@ from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topic_offsets import (
+    Offsets,
     OffsetSpan,
     Partition,
     Position,
@@ -93,7 +94,7 @@ def compact(
             progress(f"{forgotten} failures deleted: their retention has ended")
         merged = _merge_small_files(tables) if folded else ()
         vacuum(tables, now)
-        deleted = _delete_tabled(tables, kafka, checkpoints, topics, options.keep_hours)
+        deleted = _delete_tabled_from_topics(tables, kafka, checkpoints, topics, options.keep_hours)
         progress(f"{deleted} dead letters deleted from their topics")
     return CompactResult(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
@@ -255,7 +256,7 @@ def forget_expired(
     return count
 
 
-def _delete_tabled(
+def _delete_tabled_from_topics(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,
@@ -265,66 +266,86 @@ def _delete_tabled(
     """Delete from their topics the dead letters that are in the tables and older than `keep_hours`;
     returns how many."""
     spans = spans_of(topics)
-    partitions_with_records = [
-        position for position, span in spans.items() if span.start < span.end
-    ]
-    first_young_offsets = (
-        kafka.offsets_at(partitions_with_records, time.time() - keep_hours * 3600)
-        if partitions_with_records
-        else {}
-    )
-    last = checkpoints.last_batch()
-    offsets_read = (None if last is None else checkpoints.offsets_after(last)) or {}
-    ranges = compact_plan.older_ranges(topics, first_young_offsets, offsets_read)
+    offsets_read = _read_checkpoints(checkpoints)
+    young = _first_young_offsets(kafka, spans, keep_hours)
+    ranges = compact_plan.older_ranges(topics, young, offsets_read)
     if not ranges:
         return 0
-    older_rows = tables.rows(ranges, compact_plan.RANGES)
-    # Read both tables by position: only files that may have these.
-    old_bounds = [
-        OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges
-    ]
-    tabled_positions = tables.read("records").select(*KEY).where(within_bounds(old_bounds))
-    purged = not tables.is_empty("purged")
-    if purged:
-        tabled_positions = tabled_positions.unionByName(
-            tables.read("purged").where(within_bounds(old_bounds))
-        )
-    tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
-    for row in tabled_positions.transform(compact_plan.contiguous_ranges, older_rows).collect():
-        tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
-    current_topics = kafka.topics(sorted({name for name, *_ in ranges}))
+    tabled = _read_tabled_ranges(tables, ranges)
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
+    current_topics = {
+        name: topic
+        for name, topic in kafka.topics(sorted({name for name, *_ in ranges})).items()
+        if topic.id == topics[name].id
+    }
     delete_until: dict[Position, int] = {}
-    for position, span in _spans_over_logs(ranges).items():
-        if (
-            position[0] in current_topics
-            and current_topics[position[0]].id == topics[position[0]].id
-        ):
-            partition = (topics[position[0]].id, position[1])
-            delete_until[position] = deletable_until(
-                span, tabled[position], partial(log.messages, partition)
-            )
+    for (name, number), span in _spans_over_logs(ranges).items():
+        if name in current_topics:
+            messages = partial(log.messages, (topics[name].id, number))
+            delete_until[name, number] = deletable_until(span, tabled[name, number], messages)
     # Last, leave out partitions whose log was cut: Kafka no longer has the records that were read.
     cuts, _ = find_cuts(offsets_read, _spans_by_topic_id(current_topics), log, checkpoints)
     delete_until = {
-        (name, partition): offset
-        for (name, partition), offset in delete_until.items()
-        if (topics[name].id, partition) not in cuts and offset > spans[name, partition].start
+        (name, number): offset
+        for (name, number), offset in delete_until.items()
+        if (topics[name].id, number) not in cuts and offset > spans[name, number].start
     }
     kafka.delete_before(delete_until)
-    if purged and delete_until:
-        deleted_ranges = [
-            (id_, partition, delete_until[name, partition])
-            for name, id_, partition, _, _ in ranges
-            if (name, partition) in delete_until
-        ]
-        tables.remove(
-            tables.rows(deleted_ranges, PURGED),
-            "purged",
-            "purged.topic_id = more.topic_id AND purged.partition = more.partition "
-            "AND purged.offset < more.offset",
-        )
+    _forget_purged(tables, ranges, delete_until)
     return sum(offset - spans[position].start for position, offset in delete_until.items())
+
+
+def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
+    """Return how far each partition was read by the last batch; empty before the first one."""
+    last = checkpoints.last_batch()
+    return (None if last is None else checkpoints.offsets_after(last)) or {}
+
+
+def _first_young_offsets(
+    kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
+) -> Mapping[Position, int]:
+    """Return each partition's first offset that is younger than `keep_hours`; of those with
+    records."""
+    positions = [position for position, span in spans.items() if span.start < span.end]
+    return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
+
+
+def _read_tabled_ranges(
+    tables: Tables, ranges: Sequence[tuple[Any, ...]]
+) -> Mapping[Position, list[OffsetSpan]]:
+    """Return which offsets of these ranges are in the table `records`, or `purged`, as contiguous
+    ranges. Both tables are read by position: only the files that may have these."""
+    bounds = within_bounds(
+        [OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges]
+    )
+    positions = tables.read("records").select(*KEY).where(bounds)
+    if not tables.is_empty("purged"):
+        positions = positions.unionByName(tables.read("purged").where(bounds))
+    older = tables.rows(ranges, compact_plan.RANGES)
+    tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
+    for row in positions.transform(compact_plan.contiguous_ranges, older).collect():
+        tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
+    return tabled
+
+
+def _forget_purged(
+    tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
+) -> None:
+    """Remove from the table `purged` what Kafka doesn't have any more: its rows keep records from
+    being read again."""
+    if not deleted_until or tables.is_empty("purged"):
+        return
+    rows = [
+        (id_, partition, deleted_until[name, partition])
+        for name, id_, partition, _, _ in ranges
+        if (name, partition) in deleted_until
+    ]
+    tables.remove(
+        tables.rows(rows, PURGED),
+        "purged",
+        "purged.topic_id = more.topic_id AND purged.partition = more.partition "
+        "AND purged.offset < more.offset",
+    )
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:

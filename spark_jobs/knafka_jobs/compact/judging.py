@@ -16,7 +16,7 @@ from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.materialize import compute_rows
-from knafka_jobs.replay_marks import with_marks
+from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import Columns
 from knafka_jobs.topic_offsets import OffsetSpan, Position
 
@@ -75,7 +75,7 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
         return
-    marked_records = read_spans(tables.spark, kafka.connection, ranges).transform(with_marks)
+    marked_records = read_spans(tables.spark, kafka.connection, ranges).transform(select_marked)
     rows = [
         (name, topics[name].id, partition, span.start) for (name, partition), span in ranges.items()
     ]

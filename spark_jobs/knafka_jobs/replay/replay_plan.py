@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.failure_selection import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.replay_marks import with_marks
+from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import FAILURES, KEY, TRIGGER
 
 BROADCAST_ROWS: Final = 200_000
@@ -108,7 +108,7 @@ def sent_rows(kafka: DataFrame, replay_id: str, topics: DataFrame) -> DataFrame:
     (`topic`, `topic_id`, `TRIGGER`).
     """
     return (
-        kafka.transform(with_marks)
+        kafka.transform(select_marked)
         .where(F.col("replay_id") == replay_id)
         .join(F.broadcast(topics), "topic")
         .select(

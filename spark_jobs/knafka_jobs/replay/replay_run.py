@@ -9,15 +9,13 @@ kill between sending and noting loses nothing.
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Final, TypeAlias
+from typing import Final
 
-from pyspark import InheritableThread
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
@@ -36,7 +34,7 @@ from knafka_jobs.failure_selection import (
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.io.kafka_names import possible_topics
-from knafka_jobs.job_errors import JobError, worker_error_text
+from knafka_jobs.job_errors import JobError
 from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import offset_bounds, within_bounds
 from knafka_jobs.replay.replay_plan import (
@@ -49,7 +47,7 @@ from knafka_jobs.replay.replay_plan import (
     select_failures,
     split_into_lanes,
 )
-from knafka_jobs.replay.replay_progress import ReplayProgress
+from knafka_jobs.replay.replay_progress import Progress, ReplayProgress
 from knafka_jobs.replay.runs import (
     begin_replay,
     cancelled_by,
@@ -64,6 +62,7 @@ from knafka_jobs.replay.send import (
     fence_senders,
     progress_text,
 )
+from knafka_jobs.replay.spark_lanes import send_in_lanes
 from knafka_jobs.schema import TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
 
@@ -75,17 +74,11 @@ DRIVER_EVENTS: Final = 5_000
 DRIVER_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of event data that this process sends by itself."""
 
-PROGRESS_CHECK_INTERVAL: Final = 1.0
-"""Seconds between two checks of a replay's progress."""
 CANCEL_CHECK_INTERVAL: Final = 2.0
 """Seconds between two looks whether a replay is cancelled."""
-PROGRESS_LINE_INTERVAL: Final = 5.0
-"""Seconds between two lines of progress."""
 
 ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
 """Columns that only order the events; they are not sent."""
-
-Progress: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +257,9 @@ def _send_events(
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
-        result = _send_in_lanes(rows, sender, sent_so_far, total, cancellation, noted, progress)
+        result = send_in_lanes(
+            rows, sender, sent_so_far, total, lambda: cancellation.by() is not None, noted, progress
+        )
         if cancellation.last is not None:
             fence_senders(kafka.connection, replay_id)  # which aborts open transactions
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
@@ -274,67 +269,6 @@ def _send_events(
     }
     note_sent_events(tables, kafka, replay_id, ranges, topics)
     return result
-
-
-def _send_in_lanes(
-    rows: DataFrame,
-    sender: ReplaySender,
-    sent_so_far: Callable[[], int],
-    total: int,
-    cancellation: Cancellation,
-    noted: ReplayProgress,
-    progress: Progress,
-) -> LaneResult:
-    """Send the rows in Spark's Python workers, one lane for each partition, and report progress.
-    Returns an empty result if the replay is cancelled. Raises `JobError`."""
-    context = rows.sparkSession.sparkContext
-    group = f"knafka-replay-{secrets.token_hex(4)}"
-    errors: list[Exception] = []
-    results: list[LaneResult] = []
-
-    def run_spark_job() -> None:
-        """Run Spark's job in a thread; its error is kept."""
-        context.setJobGroup(group, "replay", interruptOnCancel=True)
-        try:
-            results.extend(rows.rdd.mapPartitionsWithIndex(partial(_send_lane, sender)).collect())
-        except Exception as error:
-            errors.append(error)
-
-    thread = InheritableThread(target=run_spark_job)
-    start = last_report = time.monotonic()
-    first_report: tuple[float, int] | None = None  # None: nothing is sent yet
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(PROGRESS_CHECK_INTERVAL)
-            if cancellation.by() is not None:
-                break
-            noted.note(lambda: min(sent_so_far(), total))
-            if time.monotonic() - last_report >= PROGRESS_LINE_INTERVAL:
-                last_report, sent = time.monotonic(), min(sent_so_far(), total)
-                first_report = first_report or ((last_report, sent) if sent else None)
-                rate = (
-                    (sent - first_report[1]) / (last_report - first_report[0])
-                    if first_report and last_report > first_report[0]
-                    else 0.0
-                )
-                progress(progress_text(sent, total, rate))
-    finally:
-        if thread.is_alive():
-            context.cancelJobGroup(group)
-            thread.join()
-    if cancellation.last is not None:
-        return LaneResult()
-    if errors:
-        raise JobError(worker_error_text(errors[0])) from errors[0]
-    result = sum(results, LaneResult())
-    progress(progress_text(result.sent, total, result.sent / (time.monotonic() - start)))
-    return result
-
-
-def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[LaneResult]:
-    """Send one lane; runs in a Python worker of Spark."""
-    yield sender.send(lane, map(tuple, rows))
 
 
 def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:

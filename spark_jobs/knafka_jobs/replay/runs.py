@@ -7,9 +7,9 @@ cases earlier senders are fenced off, and the events that they sent are noted.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Row
 from pyspark.sql import functions as F
@@ -21,6 +21,7 @@ from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.session import object_store
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_plan import sent_rows
+from knafka_jobs.replay.replay_progress import Progress
 from knafka_jobs.replay.send import fence_senders
 from knafka_jobs.schema import REPLAYS, TRIGGER
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
@@ -34,8 +35,6 @@ sent and which failed again are not sent once more. Later, a new replay begins."
 
 MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
 """Time by which the clocks of two machines may differ."""
-
-Progress: TypeAlias = Callable[[str], None]
 
 
 def finished_event_count(tables: Tables, replay_id: str) -> int | None:

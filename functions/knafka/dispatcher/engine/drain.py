@@ -339,11 +339,11 @@ class Drain:
         if (partition := self._partitions.get(number)) is not None:
             partition.matching_from = offset
 
-    def note_skipped(self, number: int, count: int, behind: int) -> None:
+    def note_skipped(self, number: int, count: int, end: int) -> None:
         """Count `count` records that the shared reader skipped, and settle all offsets below
-        `behind`."""
+        `end`."""
         if (partition := self._partitions.get(number)) is not None:
-            partition.tracker.reach(behind)
+            partition.tracker.reach(end)
             if count:
                 self.counts.events.read += count
                 self.counts.events.filtered += count

@@ -20,13 +20,13 @@ class TurnLimit:
         self._limit = self._left = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._is_counting = False
+        self._next_turn_is_scheduled = False
 
     async def wait_for_turn(self) -> None:
         """Wait until an attempt may begin: return in this turn of the loop if it has one left, else
         in a later turn."""
-        if not self._is_counting:
-            self._is_counting = True
+        if not self._next_turn_is_scheduled:
+            self._next_turn_is_scheduled = True
             self._loop.call_soon(self._begin_turn)
         if self._left > 0 and not self._waiting:
             self._left -= 1
@@ -44,6 +44,6 @@ class TurnLimit:
             if not turn.done():  # cancelled
                 turn.set_result(None)
                 self._left -= 1
-        self._is_counting = bool(self._waiting) or self._left < self._limit
-        if self._is_counting:
+        self._next_turn_is_scheduled = bool(self._waiting) or self._left < self._limit
+        if self._next_turn_is_scheduled:
             self._loop.call_soon(self._begin_turn)

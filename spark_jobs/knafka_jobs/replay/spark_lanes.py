@@ -1,0 +1,123 @@
+"""Spark lanes: sends a replay's events in Spark's Python workers, one lane for each partition.
+
+The job runs in a thread, beside which the progress is noted and a cancellation looked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, Row
+
+from knafka_jobs.job_errors import JobError, worker_error_text
+from knafka_jobs.replay.replay_progress import Progress, ReplayProgress
+from knafka_jobs.replay.send import LaneResult, ReplaySender, progress_text
+
+PROGRESS_CHECK_INTERVAL: Final = 1.0
+"""Seconds between two checks of a replay's progress."""
+PROGRESS_LINE_INTERVAL: Final = 5.0
+"""Seconds between two lines of progress."""
+
+
+def send_in_lanes(
+    rows: DataFrame,
+    sender: ReplaySender,
+    sent_so_far: Callable[[], int],
+    total: int,
+    is_cancelled: Callable[[], bool],
+    noted: ReplayProgress,
+    progress: Progress,
+) -> LaneResult:
+    """Send the rows in Spark's Python workers, one lane for each partition, and report progress.
+    Returns an empty result if the replay is cancelled. Raises `JobError`."""
+    job = _SparkJob(rows, sender)
+    reported = _ReportedProgress(sent_so_far, total, progress)
+    start = time.monotonic()
+    with job.running():
+        while job.is_running(PROGRESS_CHECK_INTERVAL):
+            if is_cancelled():
+                return LaneResult()
+            noted.note(lambda: min(sent_so_far(), total))
+            reported.report_if_due()
+    result = job.result()
+    progress(progress_text(result.sent, total, result.sent / (time.monotonic() - start)))
+    return result
+
+
+class _SparkJob:
+    """A job of Spark that sends all lanes, in a thread of its own, so that it can be cancelled."""
+
+    def __init__(self, rows: DataFrame, sender: ReplaySender) -> None:
+        self._rows = rows
+        self._sender = sender
+        self._context = rows.sparkSession.sparkContext
+        self._group = f"knafka-replay-{secrets.token_hex(4)}"
+        self._thread = InheritableThread(target=self._run)
+        self._lanes: list[LaneResult] = []
+        self._error: Exception | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start the job; in the end, cancel it if it still runs, and wait for its end."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            if self._thread.is_alive():
+                self._context.cancelJobGroup(self._group)
+                self._thread.join()
+
+    def is_running(self, timeout: float) -> bool:
+        """Whether the job still runs after at most `timeout` seconds."""
+        self._thread.join(timeout)
+        return self._thread.is_alive()
+
+    def result(self) -> LaneResult:
+        """Return the sum of all lanes. Raises `JobError` if the job failed."""
+        if self._error is not None:
+            raise JobError(worker_error_text(self._error)) from self._error
+        return sum(self._lanes, LaneResult())
+
+    def _run(self) -> None:
+        """Run the job; keep its error."""
+        self._context.setJobGroup(self._group, "replay", interruptOnCancel=True)
+        send = partial(_send_lane, self._sender)
+        try:
+            self._lanes.extend(self._rows.rdd.mapPartitionsWithIndex(send).collect())
+        except Exception as error:
+            self._error = error
+
+
+class _ReportedProgress:
+    """Reports how many events are sent, every `PROGRESS_LINE_INTERVAL` seconds, with the rate since
+    the first report of a sent event."""
+
+    def __init__(self, sent_so_far: Callable[[], int], total: int, progress: Progress) -> None:
+        self._sent_so_far = sent_so_far
+        self._total = total
+        self._progress = progress
+        self._last = time.monotonic()
+        self._first: tuple[float, int] | None = None
+
+    def report_if_due(self) -> None:
+        """Report the progress if the interval has passed since the last report."""
+        now = time.monotonic()
+        if now - self._last < PROGRESS_LINE_INTERVAL:
+            return
+        self._last, sent = now, min(self._sent_so_far(), self._total)
+        if self._first is None and sent:
+            self._first = now, sent
+        began, sent_then = self._first or (now, sent)
+        rate = (sent - sent_then) / (now - began) if now > began else 0.0
+        self._progress(progress_text(sent, self._total, rate))
+
+
+def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[LaneResult]:
+    """Send one lane; runs in a Python worker of Spark."""
+    yield sender.send(lane, map(tuple, rows))
