@@ -13,7 +13,7 @@ from knafka.core.documents import parse, parse_json
 from knafka_jobs import pod
 from knafka_operator.archives import manifests
 from knafka_operator.archives.model import ARCHIVE, DeadLetterArchive
-from knafka_operator.functions import services
+from knafka_operator.functions.dispatcher_services import dispatcher_service
 from knafka_operator.installation.tracing import FunctionTracing
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import EVENTING, Trigger
@@ -59,7 +59,7 @@ def test_a_function_gets_every_variable_as_it_was_declared(text: str) -> None:
     )  # fmt: skip
     told = {"OTEL_EXPORTER_ZIPKIN_ENDPOINT": text}
     settings = replace(SETTINGS, tracing=FunctionTracing(told))
-    service = services.dispatcher_service(trigger, egress, Autoscaling(), 1, None, settings)
+    service = dispatcher_service(trigger, egress, Autoscaling(), 1, None, settings)
     (container,) = service["spec"]["template"]["spec"]["containers"]
     given = environment(container, KEYS)
     assert parse_json(Egress, given["KNAFKA_EGRESS"]) == egress

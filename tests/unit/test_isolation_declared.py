@@ -9,6 +9,7 @@ from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.functions import services
+from knafka_operator.functions.dispatcher_services import shard_number, shard_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import shards
 from knafka_operator.model.isolation import Isolation
@@ -68,7 +69,7 @@ def test_a_shared_dispatchers_pod_has_resources_and_scaling_of_its_own() -> None
         named = {"metadata": {"name": "orders", "namespace": "shop", "uid": "u1"}}
         of = parse(Broker, {**broker(), **named})
         place = shards.shard_placement(of, 3, Kafka(bootstrap_servers="kafka:9092"))
-        service = services.shard_service(of, place.shard, 3, ("kafka", "7"), settings)
+        service = shard_service(of, place.shard, 3, ("kafka", "7"), settings)
         template = service["spec"]["template"]
         (container,) = template["spec"]["containers"]
         assert container["resources"] == resources
@@ -80,5 +81,8 @@ def test_a_shared_dispatchers_pod_has_resources_and_scaling_of_its_own() -> None
         assert (scaling["min-scale"], scaling["max-scale"]) == ("0", "2")
         assert (scaling["initial-scale"], scaling["target"]) == (initial, "1")
         labels = service["metadata"]["labels"]
-        assert (labels[services.ROLE_LABEL], services.shard_number(service)) == ("shard", 3)
+        assert (labels[services.ROLE_LABEL], shard_number(service)) == (
+            "shard",
+            3,
+        )
         assert service["metadata"]["name"] == "orders-kn-shard-3"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka_operator.functions.services import EGRESS_VARIABLE
+from knafka_operator.functions.dispatcher_services import EGRESS_VARIABLE
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, GROUP_STATUS, SERVING
 

@@ -30,7 +30,7 @@ from support.sharing import (
 from knafka.core import names
 from knafka.core.contract import Shard
 from knafka.core.documents import parse_json
-from knafka_operator.functions.services import SHARD_VARIABLE
+from knafka_operator.functions.dispatcher_services import SHARD_VARIABLE
 from knafka_operator.kafka import shards
 from knafka_operator.model.resources import CORE, ISOLATION, PAUSED_ANNOTATION, SERVING
 

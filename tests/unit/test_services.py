@@ -11,6 +11,7 @@ import pytest
 from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka_operator.functions import receiver_services, services
+from knafka_operator.functions.dispatcher_services import dispatcher_service, shard_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.installation.tracing import FunctionTracing
 from knafka_operator.kafka import desired
@@ -64,7 +65,7 @@ def _egress(**changed: Any) -> Egress:
 
 
 def _dispatcher(egress: Egress, autoscaling: Autoscaling, partitions: int) -> dict[str, Any]:
-    return services.dispatcher_service(_trigger(), egress, autoscaling, partitions, None, SETTINGS)
+    return dispatcher_service(_trigger(), egress, autoscaling, partitions, None, SETTINGS)
 
 
 def _template(service: dict[str, Any]) -> dict[str, Any]:
@@ -156,8 +157,8 @@ def test_every_function_can_be_profiled_where_the_installation_says_so(
     shard = Shard(group="knafka-shard-0", kafka=DEFAULTS.kafka, contract_topic="knafka-contract")
     for service in (
         receiver_services.receiver_service(broker, FOLLOWED, None, settings),
-        services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
-        services.shard_service(broker, shard, 0, None, settings),
+        dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
+        shard_service(broker, shard, 0, None, settings),
     ):
         assert _environment(service).get("KNAFKA_PROFILING") == said
 
@@ -170,7 +171,7 @@ def test_every_function_logs_json_and_traces_as_the_installation_says() -> None:
         broker = _broker()
         for service in (
             receiver_services.receiver_service(broker, FOLLOWED, None, settings),
-            services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
+            dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         ):
             assert _environment(service).get("OTEL_TRACES_EXPORTER") == said
             assert _environment(service)["KNAFKA_LOG_FORMAT"] == "json"
@@ -211,7 +212,7 @@ def test_a_pods_grace_is_what_attempts_take_and_not_the_longest_that_they_may(
     """Issue 30: a namespace with a pod of 600 s of grace takes five minutes to go."""
     delivery = contract.Delivery(timeout=timeout)
     egress = _egress(delivery=delivery, at_most_once=at_most_once)
-    service = services.dispatcher_service(_trigger(), egress, Autoscaling(), 1, None, SETTINGS)
+    service = dispatcher_service(_trigger(), egress, Autoscaling(), 1, None, SETTINGS)
     spec = service["spec"]["template"]["spec"]
     given = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
     assert spec["timeoutSeconds"] == seconds
@@ -224,7 +225,7 @@ def test_a_pods_grace_is_what_attempts_take_and_not_the_longest_that_they_may(
 def test_functions_are_told_of_local_addresses_only_where_they_are_allowed(allowed: bool) -> None:
     """One variable more would be a new Revision of every function."""
     settings = replace(SETTINGS, local_addresses=allowed)
-    service = services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 1, None, settings)
+    service = dispatcher_service(_trigger(), _egress(), Autoscaling(), 1, None, settings)
     (container,) = service["spec"]["template"]["spec"]["containers"]
     told = services.environment_of(container).get("KNAFKA_LOCAL_ADDRESSES")
     assert told == ("allowed" if allowed else None)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decisions.status import NotReady
-from knafka_operator.functions import services
+from knafka_operator.functions import dispatcher_services, services
 from knafka_operator.functions.applying import apply_service
 from knafka_operator.functions.service_accounts import dispatcher_account
 from knafka_operator.installation.settings import Settings
@@ -140,7 +140,7 @@ class Replays:
         egress = desired.replay_egress(watched.egress)
         # The topic has events only during a replay, so min-scale is 0.
         autoscaling = replace(watched.autoscaling, min_scale=0)
-        manifest = services.dispatcher_service(
+        manifest = dispatcher_services.dispatcher_service(
             trigger,
             egress,
             autoscaling,
@@ -153,7 +153,7 @@ class Replays:
         await apply_service(self._cluster, manifest, trigger)
         namespace = services.function_namespace(family, identity, self._settings)
         self._states.urls[self._scaler_id(identity)] = services.service_url(
-            services.replayer_name(family, identity), namespace, self._settings
+            dispatcher_services.replayer_name(family, identity), namespace, self._settings
         )
         watched.kafka.watched.add(egress.topic)
         await watched.kafka.scaler.watch(self._scaler_id(identity), egress, autoscaling)

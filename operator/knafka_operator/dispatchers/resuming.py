@@ -27,6 +27,11 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.filter_limits import characters_of
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.functions import services
+from knafka_operator.functions.dispatcher_services import (
+    EGRESS_VARIABLE,
+    SHARD_VARIABLE,
+    shard_number,
+)
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.endpoints import check_endpoint
@@ -180,7 +185,7 @@ class Resuming:
         """Return the shard that a Service's Ready Revision serves; None if it has no Ready Revision
         or no number."""
         template = await self._read_serving_template(service)
-        number = services.shard_number(service)
+        number = shard_number(service)
         if template is None or number is None:
             return None
         shard, secret = read_shard(template)
@@ -196,7 +201,7 @@ class Resuming:
         errors."""
         try:
             template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
-            if services.shard_number(service) is not None:
+            if shard_number(service) is not None:
                 shard, secret = read_shard(template)
                 await self._connect_kafka(shard.kafka, secret, namespace)
             else:
@@ -271,7 +276,7 @@ class Resuming:
         without a Kafka, and checks the endpoint of a Secret outside the operator's namespace.
         """
         if kafka is None:
-            raise InvalidDocument(services.SHARD_VARIABLE, "no shard of ours: it names no Kafka")
+            raise InvalidDocument(SHARD_VARIABLE, "no shard of ours: it names no Kafka")
         secret = (
             None
             if mounted_secret is None
@@ -299,13 +304,11 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
     """Parse the template or Revision of a dispatcher; raises `InvalidDocument`."""
     annotations = template["metadata"].get("annotations") or {}
     try:
-        egress = parse(Egress, json.loads(_environment(template)[services.EGRESS_VARIABLE]))
+        egress = parse(Egress, json.loads(_environment(template)[EGRESS_VARIABLE]))
         partitions = int(annotations[services.MAX_SCALE])
         min_scale = int(annotations.get(services.MIN_SCALE, "0"))
     except (KeyError, ValueError) as error:
-        raise InvalidDocument(
-            services.EGRESS_VARIABLE, f"no dispatcher of ours: {error!r}"
-        ) from error
+        raise InvalidDocument(EGRESS_VARIABLE, f"no dispatcher of ours: {error!r}") from error
     return ServingDispatcher(egress, _find_mounted_secret(template), partitions, min_scale)
 
 
@@ -318,10 +321,10 @@ async def _read_dispatcher(template: Document) -> ServingDispatcher:
 def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
     """Parse the template or Revision of a shard, with its Secret; raises `InvalidDocument`."""
     try:
-        shard = parse(Shard, json.loads(_environment(template)[services.SHARD_VARIABLE]))
+        shard = parse(Shard, json.loads(_environment(template)[SHARD_VARIABLE]))
         return shard, _find_mounted_secret(template)
     except (KeyError, ValueError) as error:
-        raise InvalidDocument(services.SHARD_VARIABLE, f"no shard of ours: {error!r}") from error
+        raise InvalidDocument(SHARD_VARIABLE, f"no shard of ours: {error!r}") from error
 
 
 def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:

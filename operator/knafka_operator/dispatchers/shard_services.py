@@ -22,7 +22,7 @@ from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.decisions.effects import Manifest
 from knafka_operator.decisions.status import NotReady
-from knafka_operator.functions import services
+from knafka_operator.functions import dispatcher_services, services
 from knafka_operator.functions.applying import apply_service, delete_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster
@@ -229,7 +229,7 @@ class Shards:
     def _service(self, broker: Identity, number: int) -> Identity:
         family = self.states.family
         namespace = services.function_namespace(family, broker, self.settings)
-        return Identity(namespace, services.shard_name(family, broker, number))
+        return Identity(namespace, dispatcher_services.shard_name(family, broker, number))
 
     async def _delete_service(self, broker: Broker, number: int) -> None:
         namespace, name = self._service(services.identity_of(broker), number)
@@ -271,7 +271,7 @@ class Shards:
         for service in await self.cluster.list(SERVING, "Service", labels):
             if (
                 services.is_owned(service, broker)
-                and (number := services.shard_number(service)) is not None
+                and (number := dispatcher_services.shard_number(service)) is not None
             ):
                 record.shards.setdefault(number, ShardRecord())
         record.shards_listed = True

@@ -28,6 +28,7 @@ from knafka_operator.functions.services import (
     RECEIVER_ROLE,
     RECEIVER_VARIABLE,
     ROLE_LABEL,
+    FunctionService,
     Manifest,
     compact_json,
     knative_service,
@@ -121,27 +122,29 @@ def receiver_service(
             receiver_name(broker), broker.metadata.namespace, settings
         )
     return knative_service(
-        receiver_name(broker),
-        owned_metadata(broker, BROKERS, settings),
-        labels={
-            ROLE_LABEL: RECEIVER_ROLE,
-            BROKER_LABEL: names.child(broker.metadata.name, ""),
-            **(DIRECT_LABEL if direct else {}),
-        },
-        annotations={**scaling, **declared},
-        declared={
-            **declared,
-            **(OIDC_DIGEST_INPUT if oidc else {}),
-            **({} if tls is None else {"tls": tls}),
-            **({"direct": "true"} if direct else {}),
-        },
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.of(owner_key(broker)),
-        oidc=oidc,
-        tls=tls,
+        FunctionService(
+            name=receiver_name(broker),
+            ownership=owned_metadata(broker, BROKERS, settings),
+            labels={
+                ROLE_LABEL: RECEIVER_ROLE,
+                BROKER_LABEL: names.child(broker.metadata.name, ""),
+                **(DIRECT_LABEL if direct else {}),
+            },
+            annotations={**scaling, **declared},
+            declared={
+                **declared,
+                **(OIDC_DIGEST_INPUT if oidc else {}),
+                **({} if tls is None else {"tls": tls}),
+                **({"direct": "true"} if direct else {}),
+            },
+            environment=environment,
+            secret=secret,
+            resources=settings.pods.receiver_resources,
+            tracing=settings.tracing.of(owner_key(broker)),
+            oidc=oidc,
+            tls=tls,
+        ),
+        settings,
     )
 
 
@@ -212,20 +215,26 @@ def channels_receiver_service(
     if direct:
         environment[SERVICE_URL] = service_url(name, settings.namespace, settings)
     return knative_service(
-        name,
-        metadata,
-        labels={ROLE_LABEL: RECEIVER_ROLE, BROKER_LABEL: name, **(DIRECT_LABEL if direct else {})},
-        annotations={KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
-        declared={
-            **(OIDC_DIGEST_INPUT if oidc else {}),
-            **({"direct": "true"} if direct else {}),
-        },
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.desired,  # all channels at once
-        oidc=oidc,
+        FunctionService(
+            name=name,
+            ownership=metadata,
+            labels={
+                ROLE_LABEL: RECEIVER_ROLE,
+                BROKER_LABEL: name,
+                **(DIRECT_LABEL if direct else {}),
+            },
+            annotations={KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
+            declared={
+                **(OIDC_DIGEST_INPUT if oidc else {}),
+                **({"direct": "true"} if direct else {}),
+            },
+            environment=environment,
+            secret=secret,
+            resources=settings.pods.receiver_resources,
+            tracing=settings.tracing.desired,  # all channels at once
+            oidc=oidc,
+        ),
+        settings,
     )
 
 

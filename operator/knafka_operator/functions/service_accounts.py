@@ -28,7 +28,7 @@ from knafka.core.contract import Egress
 from knafka_operator.decisions.effects import Apply, Create, Delete, Effect, ObjectName, Refusal
 from knafka_operator.decisions.status import OIDC_IDENTITY_CREATED, NotReady
 from knafka_operator.decisions.steps import Step
-from knafka_operator.functions import services
+from knafka_operator.functions import dispatcher_services, services
 from knafka_operator.functions.services import Manifest
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.channels import ENTRY, SENDS_AS
@@ -86,7 +86,7 @@ def dispatcher_account(egress: Egress) -> str | None:
     family = family_of(egress.kind)
     if family is CHANNELS:
         return CHANNEL_DISPATCHERS
-    return services.dispatcher_name(family, Identity(egress.namespace, egress.trigger))
+    return dispatcher_services.dispatcher_name(family, Identity(egress.namespace, egress.trigger))
 
 
 def shard_account(broker: Resource) -> str:
@@ -136,7 +136,7 @@ def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
     objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]
     if not family.centralized:
-        runs_as = services.dispatcher_name(family, identity)
+        runs_as = dispatcher_services.dispatcher_name(family, identity)
         objects.append(ObjectName(CORE, "ServiceAccount", identity.namespace, runs_as))
     return Delete(Step.DELETE_ACCOUNT, tuple(objects), owned=True)
 

@@ -1,45 +1,35 @@
-"""Services: builds functions' Knative Services from contract entries. Pure.
+"""Services: builds the Knative Service of any function, from what distinguishes it. Pure.
 
-    Trigger, Egress  -> a dispatcher's Service, and one for its replays
-    Broker, Shard    -> the Service of a dispatcher that many Triggers share
-    any function     -> `knative_service`: the common part of all functions' Services
+A Secret is mounted as files. The owner is in the same namespace, so that Kubernetes deletes the
+Service with it.
 
-The environment has an Egress as JSON, so that a change creates a new Revision; of a contract in a
-topic it has only the topic's name. A Secret is mounted as files. The owner is in the same
-namespace, so that Kubernetes deletes the Service with it.
-
-Not here: receivers (`receiver_services`), applying Services (`functions.applying`), and how many
-drains are held (`scale.scaler`).
+Not here: receivers (`receiver_services`), dispatchers (`dispatcher_services`), and applying
+Services (`functions.applying`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from knafka.core import documents, names
 from knafka.core.addresses import LOCAL_ADDRESSES
-from knafka.core.contract import Delivery, Egress, Shard
 from knafka.core.tokens.caller_tokens import CALLERS, SCRAPERS, verifiers_of
 from knafka.settings import (
     API_FOLDER,
-    LEAVING,
     LOG_FORMAT,
     OIDC_URL,
     PROFILING,
-    SERVICE_URL,
     TLS,
     TRUST_BUNDLES,
 )
 from knafka_operator.installation.settings import Settings
 from knafka_operator.installation.tracing import Owner
-from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.family import Family, family_of
+from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
+from knafka_operator.model.resources import SERVING, Resource
 
 Manifest = dict[str, Any]
 
@@ -68,16 +58,8 @@ FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex"
 """Annotation that allows functions to answer before they have read the whole request; without it,
 Knative's proxy sometimes truncates such answers."""
 
-EGRESS_VARIABLE: Final = "KNAFKA_EGRESS"
-"""Environment variable with a dispatcher's contract, as JSON."""
-SHARD_VARIABLE: Final = "KNAFKA_SHARD"
-"""Environment variable that tells a shared dispatcher its shard, as JSON."""
 RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
 """Environment variable that tells a receiver its Kafka and contract topic, as JSON."""
-SHARD_PODS: Final = 2
-"""Most pods of a shard: the old and the new one during a roll. Only one drains, as only one request
-is held."""
-
 TIMEOUT_SECONDS: Final = 70
 """The `timeoutSeconds` of a function's Service, and so its pods' grace period. When a namespace is
 deleted, Kubernetes checks for remaining pods, checks again after half of their longest grace
@@ -143,143 +125,9 @@ MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
 
-def dispatcher_name(family: Family, trigger: Identity) -> str:
-    """Return the name of the Knative Service of a Trigger's own dispatcher."""
-    return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-dispatcher")
-
-
-def replayer_name(family: Family, trigger: Identity) -> str:
-    """Return the name of the Knative Service of a Trigger's replayer."""
-    return names.child(family.function_name_prefix(trigger), f"-kn{family.infix}-replayer")
-
-
-def shard_name(family: Family, broker: Identity, number: int) -> str:
-    """Return the name of the Knative Service of a Broker's shared dispatcher."""
-    return names.child(family.function_name_prefix(broker), f"-kn{family.infix}-shard-{number}")
-
-
 def function_namespace(family: Family, owner: Identity, settings: Settings) -> str:
     """Return the namespace of an object's functions (CHN-22)."""
     return settings.namespace if family.centralized else owner.namespace
-
-
-def shard_number(service: Mapping[str, Any]) -> int | None:
-    """Return the shard number in the labels of a Service; None: it is no shard's."""
-    text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
-    return int(text) if text.isdecimal() else None
-
-
-def dispatcher_service(
-    trigger: Trigger,
-    egress: Egress,
-    autoscaling: Autoscaling,
-    partitions: int,
-    secret: tuple[str, str] | None,
-    settings: Settings,
-    *,
-    replays: bool = False,
-    account: str | None = None,
-) -> Manifest:
-    """Return the manifest of the Knative Service of a Trigger's dispatcher, or with `replays` of
-    its replayer, with one pod for each drain.
-
-    `account` is the service account that it runs as, to get tokens; None: it needs none. With
-    min-scale, Knative keeps that many pods, which drain from their start without a request; a
-    replayer has none.
-    """
-    max_pods = max(1, min(autoscaling.max_scale, partitions))
-    min_pods = 0 if replays else min(autoscaling.min_scale, max_pods)
-    family, identity = family_of(trigger.kind), identity_of(trigger)
-    name = replayer_name(family, identity) if replays else dispatcher_name(family, identity)
-    timeout = dispatcher_timeout(egress)
-    environment = {
-        "FUNCTION_TARGET": "dispatch",
-        EGRESS_VARIABLE: compact_json(documents.dump(egress)),
-        # The URL at which the dispatcher requests its own next drain if work is left and the
-        # operator sends no request.
-        SERVICE_URL: service_url(name, function_namespace(family, identity, settings), settings),
-        "KNAFKA_GRACE_PERIOD": str(timeout - STOP_SECONDS),
-    }
-    if min_pods:
-        environment["KNAFKA_DRAIN_AT_START"] = "true"
-    return knative_service(
-        name,
-        owned_metadata(trigger, family, settings),
-        labels={
-            ROLE_LABEL: REPLAYER_ROLE if replays else DISPATCHER_ROLE,
-            BROKER_LABEL: family.label_value(Identity(egress.namespace, egress.broker)),
-            TRIGGER_LABEL: family.label_value(identity),
-        },
-        annotations=one_pod_per_drain(min_pods, max_pods, settings),
-        declared={"pods": [min_pods, max_pods]},
-        environment=environment,
-        secret=secret,
-        credentials=family.credentials_volume_of(trigger),
-        resources=settings.pods.dispatcher_resources,
-        settings=settings,
-        tracing=settings.tracing.of(owner_key(trigger)),
-        concurrency=1,
-        timeout=timeout,
-        sends=True,
-        oidc=account is not None,
-        account=account,
-    )
-
-
-def dispatcher_timeout(egress: Egress) -> int:
-    """Return the `timeoutSeconds` of a dispatcher's Service, which is also its pods' grace period.
-
-    A declared delivery timeout gets enough time to finish an attempt. With the default timeout, an
-    attempt that takes longer than the usual grace period is repeated elsewhere; with at-most-once
-    semantics nothing is repeated, so every attempt gets its time.
-    """
-    attempt = egress.delivery.timeout
-    if attempt == Delivery().timeout and not egress.at_most_once:
-        return TIMEOUT_SECONDS
-    needed = math.ceil(attempt + LEAVING) + STOP_SECONDS
-    return min(max(TIMEOUT_SECONDS, needed), MAX_TIMEOUT_SECONDS)
-
-
-def shard_service(
-    broker: Broker,
-    shard: Shard,
-    number: int,
-    secret: tuple[str, str] | None,
-    settings: Settings,
-    *,
-    account: str | None = None,
-) -> Manifest:
-    """Return the manifest of the Knative Service of a Broker's shared dispatcher `number`;
-    `account` as in `dispatcher_service`."""
-    family, identity = family_of(broker.kind), identity_of(broker)
-    name = shard_name(family, identity, number)
-    return knative_service(
-        name,
-        owned_metadata(broker, family, settings),
-        labels={
-            ROLE_LABEL: SHARD_ROLE,
-            BROKER_LABEL: family.label_value(identity),
-            SHARD_NUMBER_LABEL: str(number),
-        },
-        annotations=one_pod_per_drain(0, SHARD_PODS, settings),
-        declared={} if account is None else OIDC_DIGEST_INPUT,
-        environment={
-            "FUNCTION_TARGET": "dispatch",
-            SHARD_VARIABLE: compact_json(documents.dump(shard)),
-            SERVICE_URL: service_url(
-                name, function_namespace(family, identity, settings), settings
-            ),
-            "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
-        },
-        secret=secret,
-        resources=settings.pods.shard_resources,
-        settings=settings,
-        tracing=settings.tracing.of(owner_key(broker)),
-        concurrency=1,
-        sends=True,
-        oidc=account is not None,
-        account=account,
-    )
 
 
 def one_pod_per_drain(min_pods: int, max_pods: int, settings: Settings) -> Mapping[str, str]:
@@ -353,66 +201,50 @@ def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manif
     return {"namespace": namespace, "labels": {}, "ownerReferences": [owner_reference(owner)]}
 
 
-def knative_service(
-    name: str,
-    ownership: Manifest,
-    *,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    declared: Mapping[str, Any],
-    environment: Mapping[str, str],
-    secret: tuple[str, str] | None,
-    resources: Mapping[str, Any],
-    settings: Settings,
-    tracing: Mapping[str, str],
-    concurrency: int = 0,
-    timeout: int = TIMEOUT_SECONDS,
-    oidc: bool = False,
-    sends: bool = False,
-    tls: str | None = None,
-    account: str | None = None,
-    credentials: Mapping[str, Any] | None = None,
-) -> Manifest:
-    """Return the manifest of a function's Knative Service. `declared` is the owner's declaration
-    beside contract and Secret, for the digest; `credentials` is a volume to mount instead of the
-    Secret; `oidc`: whether the function requests tokens or their keys from the API server; `sends`:
-    whether it sends events to destinations, and so needs the trust bundle; `tls`: the Secret with
-    which it terminates TLS itself; `account` is its service account, None: the namespace's default.
-    """
-    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
-    if settings.profiling:
-        # Only then, as a further variable creates a new Revision of every function.
-        environment[PROFILING] = "enabled"
-    if settings.local_addresses:
-        environment[LOCAL_ADDRESSES] = "allowed"
-    if callers := settings.tokens.verifiers(service_url(name, ownership["namespace"], settings)):
-        environment[CALLERS] = callers
-    if settings.metrics_tokens:
-        environment[SCRAPERS] = verifiers_of(settings.metrics_tokens)
-    if oidc:
-        environment[OIDC_URL] = API_SERVER
-    mounts: list[tuple[str, str, Mapping[str, Any]]] = []
-    """Name, folder and source of each volume."""
-    if secret is not None:
-        secret_volume: Manifest = {"secret": {"secretName": secret[0]}}
-        mounts.append(("kafka", SECRET_PATH, credentials or secret_volume))
-    if oidc:
-        mounts.append(("api", API_FOLDER, _API_CREDENTIALS))
-    if sends and settings.trust_bundles:
-        environment[TRUST_BUNDLES] = TRUST_PATH
-        mounts.append(("trust", TRUST_PATH, _TRUST_VOLUME))
-    if tls is not None:
-        environment[TLS] = TLS_PATH
-        # Optional: until the Secret exists, only plain requests are answered.
-        mounts.append(("tls", TLS_PATH, {"secret": {"secretName": tls, "optional": True}}))
-    environment |= tracing
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionService:
+    """What distinguishes a function's Knative Service from that of other functions."""
+
+    name: str
+    ownership: Mapping[str, Any]
+    """The metadata with its namespace and owner (`owned_metadata`)."""
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    """Annotations of its pods, such as Knative's autoscaling."""
+    declared: Mapping[str, Any]
+    """Its owner's declaration beside contract and Secret, for the digest."""
+    environment: Mapping[str, str]
+    secret: tuple[str, str] | None
+    """Name and version of the mounted Secret for Kafka."""
+    credentials: Mapping[str, Any] | None = None
+    """A volume to mount instead of the Secret."""
+    resources: Mapping[str, Any]
+    tracing: Mapping[str, str]
+    """Environment variables with the tracing of its owner."""
+    concurrency: int = 0
+    """Requests that a pod gets at once; 0: any number."""
+    timeout: int = TIMEOUT_SECONDS
+    """Seconds for a request, and the pod's grace period."""
+    account: str | None = None
+    """Its service account; None: the namespace's default."""
+    oidc: bool = False
+    """Whether it requests tokens or their keys from the API server."""
+    sends: bool = False
+    """Whether it sends events to destinations, and so needs the trust bundle."""
+    tls: str | None = None
+    """The Secret with which it terminates TLS itself."""
+
+
+def knative_service(function: FunctionService, settings: Settings) -> Manifest:
+    """Return the manifest of a function's Knative Service."""
+    volumes = _volumes(function, settings)
     container: Manifest = {
         "name": "function",
         "image": settings.image,
-        "env": env_variables(environment),
+        "env": env_variables(_environment(function, settings)),
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
         "livenessProbe": LIVENESS_PROBE,
-        "resources": dict(resources),
+        "resources": dict(function.resources),
         "securityContext": {
             "runAsNonRoot": True,
             "allowPrivilegeEscalation": False,
@@ -423,46 +255,89 @@ def knative_service(
     }
     pod: Manifest = {
         **settings.pods.spec,
-        "containerConcurrency": concurrency,
-        "timeoutSeconds": timeout,
+        "containerConcurrency": function.concurrency,
+        "timeoutSeconds": function.timeout,
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "containers": [container],
     }
-    template_annotations = {**FULL_DUPLEX, **annotations}
-    if account is not None:
-        pod["serviceAccountName"] = account
-    if secret is not None:
-        template_annotations[SECRET_VERSION] = secret[1]
-    if mounts:
+    template_annotations = {**FULL_DUPLEX, **function.annotations}
+    if function.account is not None:
+        pod["serviceAccountName"] = function.account
+    if function.secret is not None:
+        template_annotations[SECRET_VERSION] = function.secret[1]
+    if volumes:
         container["volumeMounts"] = [
-            {"name": volume_name, "mountPath": folder, "readOnly": True}
-            for volume_name, folder, _ in mounts
+            {"name": name, "mountPath": folder, "readOnly": True} for name, folder, _ in volumes
         ]
-        pod["volumes"] = [{"name": volume_name, **source} for volume_name, _, source in mounts]
+        pod["volumes"] = [{"name": name, **source} for name, _, source in volumes]
+    labels = with_common_labels(function.labels)
     return {
         "apiVersion": SERVING,
         "kind": "Service",
         "metadata": {
-            **ownership,
-            "name": name,
-            "annotations": {DECLARED_DIGEST: _digest([secret, declared])},
+            **function.ownership,
+            "name": function.name,
+            "annotations": {DECLARED_DIGEST: _digest([function.secret, function.declared])},
             "labels": {
-                **with_common_labels(labels),
-                **ownership["labels"],
+                **labels,
+                **function.ownership["labels"],
                 "networking.knative.dev/visibility": "cluster-local",
             },
         },
         "spec": {
             "template": {
-                "metadata": {
-                    "labels": with_common_labels(labels),
-                    "annotations": template_annotations,
-                },
+                "metadata": {"labels": labels, "annotations": template_annotations},
                 "spec": pod,
             }
         },
     }
+
+
+def _environment(function: FunctionService, settings: Settings) -> Mapping[str, str]:
+    """Return a function's environment: its own, and what the installation's settings add."""
+    url = service_url(function.name, function.ownership["namespace"], settings)
+    environment = {
+        **function.environment,
+        "KNAFKA_LOG_LEVEL": settings.log_level,
+        LOG_FORMAT: "json",
+    }
+    if settings.profiling:
+        # Only then, as a further variable creates a new Revision of every function.
+        environment[PROFILING] = "enabled"
+    if settings.local_addresses:
+        environment[LOCAL_ADDRESSES] = "allowed"
+    if callers := settings.tokens.verifiers(url):
+        environment[CALLERS] = callers
+    if settings.metrics_tokens:
+        environment[SCRAPERS] = verifiers_of(settings.metrics_tokens)
+    if function.oidc:
+        environment[OIDC_URL] = API_SERVER
+    if function.sends and settings.trust_bundles:
+        environment[TRUST_BUNDLES] = TRUST_PATH
+    if function.tls is not None:
+        environment[TLS] = TLS_PATH
+    return {**environment, **function.tracing}
+
+
+def _volumes(
+    function: FunctionService, settings: Settings
+) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Return name, folder and source of each volume of a function."""
+    volumes: list[tuple[str, str, Mapping[str, Any]]] = []
+    if function.secret is not None:
+        secret_volume: Manifest = {"secret": {"secretName": function.secret[0]}}
+        volumes.append(("kafka", SECRET_PATH, function.credentials or secret_volume))
+    if function.oidc:
+        volumes.append(("api", API_FOLDER, _API_CREDENTIALS))
+    if function.sends and settings.trust_bundles:
+        volumes.append(("trust", TRUST_PATH, _TRUST_VOLUME))
+    if function.tls is not None:
+        # Optional: until the Secret exists, only plain requests are answered.
+        volumes.append(
+            ("tls", TLS_PATH, {"secret": {"secretName": function.tls, "optional": True}})
+        )
+    return volumes
 
 
 def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:

@@ -84,21 +84,23 @@ def function_service(
     if min_pods:
         environment[DRAIN_AT_START] = "true"
     return services.knative_service(
-        name,
-        services.owned_metadata(sensor, family, settings),
-        labels={
-            ROLE_LABEL: SENSOR_ROLE,
-            services.BROKER_LABEL: family.label_value(sensor.bus.identity),
-            SENSOR_NAME_KEY: family.label_value(identity),
-        },
-        annotations=services.one_pod_per_drain(min_pods, max_pods, settings),
-        declared={"pods": [min_pods, max_pods]},
-        environment=environment,
-        secret=secret,
-        resources=settings.pods.dispatcher_resources,
-        settings=settings,
-        tracing=settings.tracing.of(services.owner_key(sensor)),
-        concurrency=1,
+        services.FunctionService(
+            name=name,
+            ownership=services.owned_metadata(sensor, family, settings),
+            labels={
+                ROLE_LABEL: SENSOR_ROLE,
+                services.BROKER_LABEL: family.label_value(sensor.bus.identity),
+                SENSOR_NAME_KEY: family.label_value(identity),
+            },
+            annotations=services.one_pod_per_drain(min_pods, max_pods, settings),
+            declared={"pods": [min_pods, max_pods]},
+            environment=environment,
+            secret=secret,
+            resources=settings.pods.dispatcher_resources,
+            tracing=settings.tracing.of(services.owner_key(sensor)),
+            concurrency=1,
+        ),
+        settings,
     )
 
 

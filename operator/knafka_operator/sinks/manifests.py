@@ -57,18 +57,20 @@ def sink_receiver_service(
         for key, value in receiver_services.RECEIVER_SCALING.items()
     }
     return services.knative_service(
-        sink_receiver_name(sink),
-        services.owned_metadata(sink, BROKERS, settings),
-        labels={
-            services.ROLE_LABEL: services.RECEIVER_ROLE,
-            SINK_LABEL: names.child(sink.metadata.name, ""),
-        },
-        annotations={**scaling, **declared},
-        declared={**declared, "contract": contract, "oidc": oidc},
-        environment={"FUNCTION_TARGET": "receive", INGRESSES: text},
-        secret=secret,
-        resources=settings.pods.receiver_resources,
-        settings=settings,
-        tracing=settings.tracing.of(services.owner_key(sink)),
-        oidc=oidc,
+        services.FunctionService(
+            name=sink_receiver_name(sink),
+            ownership=services.owned_metadata(sink, BROKERS, settings),
+            labels={
+                services.ROLE_LABEL: services.RECEIVER_ROLE,
+                SINK_LABEL: names.child(sink.metadata.name, ""),
+            },
+            annotations={**scaling, **declared},
+            declared={**declared, "contract": contract, "oidc": oidc},
+            environment={"FUNCTION_TARGET": "receive", INGRESSES: text},
+            secret=secret,
+            resources=settings.pods.receiver_resources,
+            tracing=settings.tracing.of(services.owner_key(sink)),
+            oidc=oidc,
+        ),
+        settings,
     )

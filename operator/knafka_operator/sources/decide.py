@@ -31,7 +31,7 @@ from knafka_operator.decisions.status import (
 )
 from knafka_operator.decisions.steps import Step
 from knafka_operator.dispatchers.dead_letters import DEAD_LETTERS_TYPE
-from knafka_operator.functions import services
+from knafka_operator.functions import dispatcher_services
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import SOURCES
@@ -156,7 +156,7 @@ def source_status(
     translated = {_ADDRESSES.get(key, key): value for key, value in decided.items()}
     translated["sinkUri"] = translated.get("sinkUri") or None
     identity = Identity.of(document)
-    dispatcher = services.dispatcher_name(SOURCES, identity)
+    dispatcher = dispatcher_services.dispatcher_name(SOURCES, identity)
     translated["consumers"] = 0 if scaled is None else scaled.replicas
     translated["selector"] = f"serving.knative.dev/service={dispatcher}"
     if isinstance(trigger, SourceTrigger):

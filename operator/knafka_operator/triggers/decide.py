@@ -48,7 +48,7 @@ from knafka_operator.decisions.status import (
 from knafka_operator.decisions.steps import Step
 from knafka_operator.dispatchers import conditions as trigger_conditions
 from knafka_operator.dispatchers.conditions import check_broker, check_dependency, check_min_scale
-from knafka_operator.functions import service_accounts, services
+from knafka_operator.functions import dispatcher_services, service_accounts, services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired, kafka_settings, shards
 from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
@@ -388,12 +388,12 @@ def _delivery_effects(
         )
         return tuple(effects)
     family, identity = family_of(trigger.kind), services.identity_of(trigger)
-    name = services.dispatcher_name(family, identity)
+    name = dispatcher_services.dispatcher_name(family, identity)
     namespace = services.function_namespace(family, identity, settings)
     effects.append(_promise_group(egress, None if paused else name, observed))
     effects += _account_effects(trigger, broker, watched, observed, settings)
     if not paused:
-        manifest = services.dispatcher_service(
+        manifest = dispatcher_services.dispatcher_service(
             trigger,
             egress,
             watched.autoscaling,
@@ -437,10 +437,10 @@ def _shared_effects(
     family, broker_identity = family_of(trigger.kind), services.identity_of(broker.broker)
     identity = services.identity_of(trigger)
     own_dispatcher, namespace = (
-        services.dispatcher_name(family, identity),
+        dispatcher_services.dispatcher_name(family, identity),
         services.function_namespace(family, identity, settings),
     )
-    name = services.shard_name(family, broker_identity, place.number)
+    name = dispatcher_services.shard_name(family, broker_identity, place.number)
     # A Trigger whose status records a group has its own Service, unless the status names another
     # dispatcher.
     leaves_own_service = (
@@ -459,7 +459,7 @@ def _shared_effects(
     yield from _account_effects(trigger, broker, watched, observed, settings)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
-    manifest = services.shard_service(
+    manifest = dispatcher_services.shard_service(
         broker.broker,
         place.shard,
         place.number,
@@ -522,8 +522,8 @@ def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[Objec
     family, identity = family_of(document["kind"]), Identity.of(document)
     namespace = services.function_namespace(family, identity, settings)
     service_names = (
-        services.dispatcher_name(family, identity),
-        services.replayer_name(family, identity),
+        dispatcher_services.dispatcher_name(family, identity),
+        dispatcher_services.replayer_name(family, identity),
     )
     return tuple(ObjectName(SERVING, "Service", namespace, name) for name in service_names)
 
@@ -566,7 +566,9 @@ def _automatic_isolation(
         drains_always=bool(autoscaling.min_scale),
         has_record=egress.group in contract.records,
         has_own=annotations.get(DISPATCHER_KEY)
-        == services.dispatcher_name(family_of(trigger.kind), services.identity_of(trigger)),
+        == dispatcher_services.dispatcher_name(
+            family_of(trigger.kind), services.identity_of(trigger)
+        ),
     )
 
 

@@ -27,7 +27,7 @@ from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.engine.effects import Effects, resource_of
 from knafka_operator.engine.kind import BrokerReconciler, Kind, Neighbours, Reconciler
 from knafka_operator.engine.work_queue import Requeue
-from knafka_operator.functions import services
+from knafka_operator.functions import dispatcher_services, services
 from knafka_operator.functions.applying import delete_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
@@ -166,7 +166,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             conditions.set(delivering_condition(scaling))
         self.dead_letters.add_to_status(document, conditions, status["annotations"])
         namespace = services.function_namespace(family, identity, self.settings)
-        dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
+        dispatcher = Identity(namespace, dispatcher_services.dispatcher_name(family, identity))
         self.states.rolls.add_condition(conditions, dispatcher)
         conditions, status = self.translate_to_kind(observed, conditions, status)
         return {**status, "conditions": self.conditions(observed, conditions)}
@@ -248,9 +248,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         trigger_id = family.trigger_id(identity)
         if place is not None:
             broker = Identity(identity.namespace, watched.egress.broker)
-            url = self._url(services.shard_name(family, broker, place.number), broker)
+            url = self._url(dispatcher_services.shard_name(family, broker, place.number), broker)
             self.states.set_shard_url(broker, place.shard.group, url)
-        own_dispatcher = services.dispatcher_name(family, identity)
+        own_dispatcher = dispatcher_services.dispatcher_name(family, identity)
         self.states.urls[trigger_id] = self._url(own_dispatcher, identity)
         previous = record.watched
         if previous is not None and previous.kafka is not watched.kafka:
