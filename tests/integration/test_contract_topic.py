@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 from support.kafka import Kafka
+from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers import kafka_identified
+from knafka.clients.kafka.consumers.kafka_identified import KafkaIdentifiedReader
+from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka.contract_topic import ContractFollower
 from knafka.core import contract
 from knafka.core.contract import Egress, SharedEgress, Sink
+from knafka.dispatcher.shared.entries import ShardEntries
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.model.identity import Identity
@@ -88,3 +94,50 @@ async def test_what_one_operator_wrote_the_next_one_reads(world: World) -> None:
     await first.write("t1", None)
     assert await second.reload_if_changed()
     assert "t1" not in second.records
+
+
+async def test_a_follower_reads_the_first_records_of_a_topic_that_replaced_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new topic has grown past the follower's position before its next fetch."""
+    monkeypatch.setattr(kafka_identified, "FIRST_TOPIC_ID_DELAY", 0.0)
+    monkeypatch.setattr(kafka_identified, "TOPIC_ID_INTERVAL", 0.2)
+    await world.operator().ensure_created(world.topic)
+    ids_read: list[str] = []
+    find_id = kafka_identified.read_topic_id
+
+    async def read_topic_id(calls: AdminCalls, topic: str) -> str:
+        ids_read.append(await find_id(calls, topic))
+        return ids_read[-1]
+
+    monkeypatch.setattr(kafka_identified, "read_topic_id", read_topic_id)
+    readers: list[KafkaIdentifiedReader] = []
+
+    def open_reader() -> KafkaIdentifiedReader:
+        readers.append(KafkaIdentifiedReader(world.connection, world.topic.name))
+        return readers[-1]
+
+    follower = ContractFollower(ShardEntries("shard-0"), open_reader)
+    task = asyncio.create_task(follower.follow())
+    try:
+        await _write_all(world, "old", "older")
+        await until(lambda: set(follower.contract.entries) == {"old", "older"})
+        await until(lambda: ids_read)
+        readers[0].pause({0})
+        await world.admin.delete_topic(world.topic.name)
+        await _write_all(world, "new", "newer", "newest")
+        readers[0].resume({0})
+        await until(lambda: set(follower.contract.entries) == {"new", "newer", "newest"})
+        assert follower.contract.position == 3
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _write_all(world: World, *triggers: str) -> None:
+    """Write records of these Triggers into the topic, which is created unless it exists."""
+    operator = world.operator()
+    await operator.load()
+    await operator.ensure_created(world.topic)
+    for trigger in triggers:
+        await operator.write(trigger, world.shared(trigger))

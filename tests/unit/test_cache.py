@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections import Counter
 from collections.abc import Mapping
@@ -173,6 +174,88 @@ async def test_who_failed_halfway_is_still_told_of_what_it_on_unwatched_read_bef
         raise RuntimeError("before it was looked at")
     cluster.on_objects(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
     assert told == [KEY]
+
+
+async def test_a_change_between_a_first_read_and_the_end_of_the_reconciliation_is_told(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """Else the reader would work with what it has read until its back-off or resync."""
+    told: list[Any] = []
+    cluster.changed = told.append
+    with cluster.tracking(KEY):
+        assert await cluster.get(*CONFIG) is None
+        cluster.on_objects(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
+        assert told == [KEY]
+
+
+async def test_a_change_while_the_api_server_still_answers_a_first_read_is_told(
+    api: Api, cluster: CachedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    cluster.changed = told.append
+    old = api.put(_document(CORE, "ConfigMap", "config", data={"a": "old"}))
+    cluster.on_objects(CONFIG_MAPS, (_metadata(old),), ())
+
+    async def answer_late(*_: str) -> Document:
+        new = api.put(_document(CORE, "ConfigMap", "config", data={"a": "new"}))
+        cluster.on_objects(CONFIG_MAPS, (_metadata(new),), ())
+        return old
+
+    monkeypatch.setattr(api, "get", answer_late)
+    with cluster.tracking(KEY):
+        assert await cluster.get(*CONFIG) == old
+    assert told == [KEY]
+
+
+async def test_what_the_last_reconciliation_read_is_told_of_until_the_next_one_has_ended(
+    api: Api, cluster: CachedCluster
+) -> None:
+    told: list[Any] = []
+    cluster.changed = told.append
+    with cluster.tracking(KEY):
+        await cluster.get(*CONFIG)
+    with cluster.tracking(KEY):
+        cluster.on_objects(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
+        assert told == [KEY]
+    cluster.on_objects(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
+    assert told == [KEY], "it isn't read any more"
+    assert not cluster._references
+    assert not cluster._referrers
+
+
+async def test_what_an_aborted_reconciliation_has_read_is_dropped_after_the_next_one(
+    api: Api, cluster: CachedCluster
+) -> None:
+    async def reconcile() -> None:
+        with cluster.tracking(KEY):
+            await cluster.get(*CONFIG)
+            raise RuntimeError("after it was looked at")
+
+    with pytest.raises(RuntimeError):
+        await reconcile()
+    assert set(cluster._referrers) == {CONFIG}
+    with cluster.tracking(KEY):
+        await cluster.get(CORE, "ConfigMap", "shop", "other")
+    assert set(cluster._referrers) == {(CORE, "ConfigMap", "shop", "other")}
+
+
+async def test_a_read_after_the_end_of_its_reconciliation_is_not_kept(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """Of an object that is forgotten, nothing would drop it."""
+    ended = asyncio.Event()
+
+    async def read_late() -> None:
+        await ended.wait()
+        await cluster.get(*CONFIG)
+
+    with cluster.tracking(KEY):
+        late = asyncio.create_task(read_late())
+    cluster.forget(KEY)
+    ended.set()
+    await late
+    assert not cluster._references
+    assert not cluster._referrers
 
 
 async def test_nothing_is_kept_of_what_nobody_looks_at_any_more(

@@ -44,7 +44,7 @@ class World:
         self.made: list[object] = []
         monkeypatch.setattr(contract_topic, "restart_after", lambda failures: 0.01)
         monkeypatch.setattr(function, "KafkaWriter", self._writer)
-        monkeypatch.setattr(function, "KafkaPositionedReader", self._reader)
+        monkeypatch.setattr(function, "KafkaIdentifiedReader", self._reader)
         self.receiver = ReceiverFunction()
         self.hosted = Hosted(self.log, self.receiver)
 

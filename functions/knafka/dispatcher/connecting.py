@@ -13,6 +13,7 @@ from knafka.clients.http.http_subscriber import HttpSubscriber
 from knafka.clients.http.trust_bundles import TrustBundles
 from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka.admin.kafka_topics import KafkaTopics
+from knafka.clients.kafka.consumers.kafka_identified import KafkaIdentifiedReader
 from knafka.clients.kafka.consumers.kafka_member import KafkaMember
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
@@ -229,7 +230,7 @@ class KafkaShard:
         return self._dead_letters[name]
 
     def open_contract(self) -> PositionedReader:
-        return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
+        return KafkaIdentifiedReader(self._kafka, self._shard.contract_topic)
 
     def _make_reader_opener(self, egress: Egress) -> OpenReader:
         """Return the function that opens the Egress's reader in its shared topic."""

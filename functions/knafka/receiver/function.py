@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from knafka import settings
-from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka.consumers.kafka_identified import KafkaIdentifiedReader
 from knafka.clients.kafka.kafka_connection import connection_configuration, producer_configuration
 from knafka.clients.kafka.kafka_statistics import ClientStatistics
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
@@ -159,7 +159,7 @@ class ReceiverFunction:
         own, as a topic with any limit may be added later: if a batch was too large, the writer
         sends its records again one by one."""
         open_reader = partial(
-            KafkaPositionedReader, connection_configuration(declared.kafka), declared.contract_topic
+            KafkaIdentifiedReader, connection_configuration(declared.kafka), declared.contract_topic
         )
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)

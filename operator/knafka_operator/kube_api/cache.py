@@ -8,9 +8,9 @@ API server.
 It writes only differences: no request is made for an apply whose manifest was applied before (an
 annotation has its digest) and is still stored unchanged, or for a status that is stored already.
 
-It also tracks readers: `tracking` records the objects that a reconciliation reads; when one of them
-changes, `changed` is called for each object whose reconciliation read it. Belongs to one event
-loop.
+It also tracks readers: `tracking` registers each object that a reconciliation reads, before the
+read; when one of them changes, `changed` is called for each object whose reconciliation read it.
+Belongs to one event loop.
 
 Not here: watching (`watches`), and reacting to a change (`controller`).
 """
@@ -53,10 +53,11 @@ class CachedApi(Cluster, Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Reads:
-    """The objects that one reconciliation has read."""
+    """The objects that one running reconciliation has read."""
 
     reader: Key
     objects: set[Reference] = field(default_factory=set)
+    ended: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -124,7 +125,8 @@ class CachedCluster:
         self._api = api
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         self._references: dict[Key, set[Reference]] = {}
-        """By key of a reconciled object: the objects that it has read."""
+        """By key of a reconciled object: the objects that its last finished reconciliation has
+        read, and the running one so far."""
         self._referrers: dict[Reference, set[Key]] = {}
         self._tracked: ContextVar[_Reads | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
@@ -203,17 +205,23 @@ class CachedCluster:
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
         """In this context, track the objects that are read; their changes are reported to
-        `changed` with `key`, until it is tracked again."""
+        `changed` with `key`, from the read on until a later context of `key` ends without having
+        read them."""
         reads = _Reads(key)
         token = self._tracked.set(reads)
         try:
             yield
-        except BaseException:
-            reads.objects |= self._references.get(key, set())  # not everything was read
-            raise
-        finally:
-            self._tracked.reset(token)
+            # Not after an error: not everything was read then, so earlier reads stay registered.
             self._set_references(key, reads.objects)
+        finally:
+            reads.ended = True
+            self._tracked.reset(token)
+
+    def _register_read(self, reads: _Reads, reference: Reference) -> None:
+        """Register a read before it is made: a change before the reconciliation ends counts too."""
+        reads.objects.add(reference)
+        self._references.setdefault(reads.reader, set()).add(reference)
+        self._referrers.setdefault(reference, set()).add(reads.reader)
 
     def forget(self, key: Key) -> None:
         """Forget what an object has read, as it is gone."""
@@ -260,8 +268,8 @@ class CachedCluster:
         """Return an object as `Cluster.get` does, from watched objects if possible."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
-        if tracked is not None:
-            tracked.objects.add(reference)
+        if tracked is not None and not tracked.ended:
+            self._register_read(tracked, reference)
         if (cached := self._current(reference)) is not None:
             return cached
         watched_of_kind = self._watched.get((api_version, kind), ())

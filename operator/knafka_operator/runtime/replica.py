@@ -20,6 +20,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -64,26 +65,39 @@ WEBHOOKS_STOP_TIMEOUT: Final = 5.0
 
 async def run(settings: Settings) -> None:
     """Run one replica of the operator until SIGTERM or SIGINT: serve webhooks and metrics, and
-    reconcile while it leads. Raises `ClusterError` if no cluster is configured."""
+    reconcile while it leads. Raises `ClusterError` if no cluster is configured. Also after an error
+    all that was started is closed, so that this replica doesn't keep the Lease."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     api = await asyncio.to_thread(ApiCluster.from_environment)
-    cluster = CachedCluster(api)
+    async with AsyncExitStack() as closing:
+        await _run(settings, api, stop, closing)
+
+
+async def _run(
+    settings: Settings, api: ApiCluster, stop: asyncio.Event, closing: AsyncExitStack
+) -> None:
+    """Run one replica until `stop` is set; `closing` gets what must be closed afterwards, last
+    started first."""
+    loop, cluster = asyncio.get_running_loop(), CachedCluster(api)
     leadership = Leadership(ApiLeaseStore(settings.namespace), Election(settings.identity))
     # Start this first: another replica's Lease counts as expired only after a timeout that begins
     # with our first read.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
+    closing.push_async_callback(lease.close)
     tracing = FollowedTracing(settings, api)
     keys = FunctionKeys(settings, api)
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
+    closing.push_async_callback(operator.close)
     serving: Webhooks | None = None
     # Serve probes before any request to the API server: its failure must not restart the pod.
     http = await MetricsServer.start(
         operator, leadership.leads, lambda: serving is not None and serving.is_ready()
     )
+    closing.push_async_callback(http.close)
     await tracing.start()
     await keys.start()
     if settings.channels:
@@ -95,22 +109,17 @@ async def run(settings: Settings) -> None:
     serving = await _start_webhooks(
         settings, api, operator, lambda: _set_from_thread(loop, stop), channels=settings.channels
     )
+    closing.push_async_callback(serving.close)
     # Exclude imported modules from garbage collection: each full collection would visit them, and
     # block the process for 50 ms.
     gc.collect()
     gc.freeze()
-    try:
-        if await _wait_for_lease(acquired, operator, stop):
-            with Watchdog(leadership):
-                naming = FollowedNaming(settings, api)
-                controller = ClusterController(operator, cluster, api, tracing, keys, naming)
-                await _lead(controller, operator, (keys, tracing, naming), stop)
-            await _release_lease(lease)
-    finally:
-        await lease.close()
-        await operator.close()
-        await http.close()
-        await serving.close()
+    if await _wait_for_lease(acquired, operator, stop):
+        with Watchdog(leadership):
+            naming = FollowedNaming(settings, api)
+            controller = ClusterController(operator, cluster, api, tracing, keys, naming)
+            await _lead(controller, operator, (keys, tracing, naming), stop)
+        await _release_lease(lease)
 
 
 async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
