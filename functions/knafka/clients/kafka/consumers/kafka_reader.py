@@ -192,10 +192,12 @@ class KafkaReader:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
     def commit(self, commits: Commits) -> None:
-        self._thread.call(partial(self._membership.commit, commits))
+        membership = self._membership
+        self._thread.call(partial(membership.commit, commits, membership.known_restarts))
 
     async def commit_now(self, commits: Commits) -> None:
-        await self._thread.call(partial(self._membership.commit_now, commits))
+        membership = self._membership
+        await self._thread.call(partial(membership.commit_now, commits, membership.known_restarts))
 
     # Closing
 
