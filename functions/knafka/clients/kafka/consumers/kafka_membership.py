@@ -35,6 +35,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     committed_of,
     start_position_of,
 )
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
 from knafka.clients.kafka.kafka_commits import (
     NO_EPOCH,
@@ -91,6 +92,7 @@ class Membership(GroupConsumer):
         self.known_restarts: Mapping[int, int] = {}
         """The same as far as `Assignment` knows of them; used only on the event loop."""
         self._commits = OffsetCommits(numbering)
+        self.stalled = StalledPartitions(connection)
         callbacks = {"on_commit": self._on_commit}
         super().__init__(connection, group, numbering.topics, protocol, callbacks)
 
@@ -107,6 +109,7 @@ class Membership(GroupConsumer):
         self.consumer.incremental_assign([topic_partition])
         self.consumer.resume([topic_partition])
         self._forget_owned([topic_partition])
+        self.stalled.begin([topic_partition])
         self.owned[number] = NO_EPOCH
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
@@ -116,6 +119,33 @@ class Membership(GroupConsumer):
         self.known_restarts = {**self.known_restarts, number: restarts}
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
+
+    def rejoin_if_stalled(self) -> None:
+        """Join the group again with a new consumer if a new one hears of partitions of which this
+        one hears nothing; to be called only when no record waits in the consumer's queue."""
+        stalled = self.stalled.find(self.consumer)
+        if not stalled:
+            return
+        log.warning(
+            "the consumer of %s stands still in %s, though a new one goes on: it is opened anew",
+            self._group, ", ".join(f"{each.topic}/{each.partition}" for each in stalled),
+        )  # fmt: skip
+        # Not revoked: their offsets may be of a log that is gone, and would hide records of the
+        # new one.
+        self._loop.call_soon_threadsafe(self._assignment.on_lost, self._forget_owned(stalled))
+        self.join_again()
+
+    def pause(self, numbers: Iterable[int]) -> None:
+        """Pause partitions that are owned."""
+        partitions = self.partitions_of(numbers)
+        self.consumer.pause(partitions)
+        self.stalled.pause(partitions)
+
+    def resume(self, numbers: Iterable[int]) -> None:
+        """Resume partitions that are owned."""
+        partitions = self.partitions_of(numbers)
+        self.consumer.resume(partitions)
+        self.stalled.resume(partitions)
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
         """Return confluent-kafka's objects of these partitions."""
@@ -259,7 +289,9 @@ class Membership(GroupConsumer):
             self.refusal = error
             assign_paused(consumer, partitions)
             return
-        consumer.incremental_assign([start_position_of(entry) for entry in committed])
+        start_positions = [start_position_of(entry) for entry in committed]
+        consumer.incremental_assign(start_positions)
+        self.stalled.begin(start_positions)
         # librdkafka keeps a pause beyond a revocation, but the next owner expects a partition that
         # isn't paused.
         consumer.resume(partitions)
@@ -316,6 +348,7 @@ class Membership(GroupConsumer):
         for number in numbers:
             del self.owned[number]
             self.reached.pop(number, None)
+            self.stalled.drop(self.partitions_of([number]))
             self._commits.forget(number)
         return numbers
 
