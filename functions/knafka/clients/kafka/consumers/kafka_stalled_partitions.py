@@ -35,6 +35,7 @@ from knafka.clients.kafka.kafka_client import (
     open_client,
 )
 from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
+from knafka.core.errors import LogError
 
 STALL_CHECK_INTERVAL: Final = 15.0
 """Seconds from one look at all positions to the next. Kafka is asked only for the ends of those
@@ -133,10 +134,10 @@ class StalledPartitions:
             return []
         try:
             suspects = self._with_another_end(consumer, unmoved)
-        except KafkaException:  # Kafka doesn't answer
+            if confirmed := suspects.keys() & previous_suspects:
+                return self._heard_by_new_consumer({key: suspects[key] for key in confirmed})
+        except (KafkaException, LogError):  # Kafka doesn't answer, or refuses new clients
             return []
-        if confirmed := suspects.keys() & previous_suspects:
-            return self._heard_by_new_consumer({key: suspects[key] for key in confirmed})
         if suspects:
             self._suspects = set(suspects)
             self._check_at = now + SUSPECT_CHECK_INTERVAL
