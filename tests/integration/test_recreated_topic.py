@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import pytest
 from confluent_kafka import Producer
 from support.kafka import Kafka, MakeTopic, transact
 from support.logs import Owner
+from support.mock_kafka import MockKafka
 from support.waiting import until, until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
@@ -22,6 +24,10 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
+from knafka.clients.kafka.producers import kafka_producer, kafka_timed_out_topics, kafka_writer
+from knafka.clients.kafka.producers.kafka_timed_out_topics import ids_of_led_topics
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka.core.errors import LogError
 from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.shared_log import BEGINNING, Position
 from knafka_local.kafka.kafka_server import KafkaServer
@@ -138,3 +144,59 @@ async def looked_at(stalled: StalledPartitions) -> None:
     for _ in range(LOOKS):
         before = stalled._check_at
         await until(partial(lambda before: stalled._check_at != before, before))
+
+
+@pytest.fixture
+def impatient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 2.0)
+    monkeypatch.setattr(kafka_timed_out_topics, "DESCRIBE_DELAY", 0.1)
+    monkeypatch.setattr(kafka_writer, "RETIREMENT_TIME", 0.1)
+
+
+async def test_a_writer_stores_records_in_a_new_topic_whose_leader_epoch_is_lower_than_the_old_ones(
+    mock_kafka: MockKafka, impatient_writers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The mock has no controller, which describes topics.
+    described: list[set[tuple[str, int]]] = []
+
+    def ids(connection: object, partitions: set[tuple[str, int]]) -> dict[str, str]:
+        described.append(partitions)
+        return {TOPIC: "id"}
+
+    monkeypatch.setattr(kafka_timed_out_topics, "ids_of_led_topics", ids)
+    mock_kafka.create_topic(TOPIC, leader=1)
+    for leader in (2, 1):
+        mock_kafka.lead(TOPIC, leader)
+    writer = KafkaWriter({"bootstrap.servers": mock_kafka.bootstrap_servers})
+    reported: list[LogError | None] = []
+
+    async def is_stored() -> bool:
+        """Append a record of a key that is always in flight, as its sender is busy."""
+        with suppress(LogError):  # until records of the key in the former producer are reported
+            writer.append(TOPIC, b"key", b"value", [], reported.append)
+        return None in reported
+
+    try:
+        await until_found(is_stored)
+        mock_kafka.delete_topic(TOPIC)
+        mock_kafka.create_topic(TOPIC, leader=2)
+        await until(lambda: not writer.in_flight)
+        reported.clear()
+        await until_found(is_stored)
+        assert described == [{(TOPIC, 0)}]
+    finally:
+        await writer.close(1)
+
+
+async def test_only_partitions_with_a_leader_make_a_writer_replace_its_producers(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    name = topic()
+    description = await KafkaAdmin(connection).describe_topic(name)
+    assert description is not None
+    partitions = {(name, 0), ("missing", 0)}
+    assert await asyncio.to_thread(ids_of_led_topics, connection, partitions) == {
+        name: description.id
+    }
+    assert await asyncio.to_thread(ids_of_led_topics, connection, {(name, 1)}) == {}
