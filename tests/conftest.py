@@ -16,6 +16,7 @@ pytest_plugins = [
     "support.built_commands",
     "support.once_a_run",
     "support.mortal_kafka",
+    "support.mock_kafka",
     "support.cluster",
     "support.conformance",
     "support.failures",

@@ -34,12 +34,18 @@ class Scripted:
     def __init__(self) -> None:
         self.taken: list[Any] = []
         self.purged: list[bool] = []
+        self.is_retired = False
         self._reports: SimpleQueue[Any] = SimpleQueue()
 
     def __len__(self) -> int:
         return len(self.taken)
 
+    def retire(self) -> None:
+        self.is_retired = True
+
     def produce(self, *arguments: Any) -> None:
+        if self.is_retired:
+            raise LogError("retired")
         self.taken.append(arguments[-1])
 
     def report(self, count: int | None = None) -> None:
@@ -221,3 +227,25 @@ async def test_what_never_comes_back_is_given_up_at_the_end(world: World) -> Non
     assert len(world.told) == 1
     with pytest.raises(LogError, match="closed"):
         world.append()
+
+
+async def test_a_key_goes_to_a_new_producer_when_none_of_its_records_is_in_flight_in_the_former_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what the former one has could be stored behind it (CE-K9)."""
+    monkeypatch.setattr(kafka_writer, "RETIREMENT_TIME", 0.01)
+    world.append(1, b"early")
+    former = world.opened[0]
+    await world.writer._replace_producers()
+    with pytest.raises(LogError):
+        world.append(1, b"early")
+    world.append(1, b"late")
+    await until(lambda: former.purged)
+    assert (len(former.taken), world.taken) == (1, {0: 1})
+    former.report()
+    await until(lambda: world.writer.in_flight == 1)
+    world.append(1, b"early")
+    assert world.taken == {0: 2}
+    await until(lambda: not world.writer._retired)
+    world.opened[0].report()
+    await until(lambda: world.writer.in_flight == 0)

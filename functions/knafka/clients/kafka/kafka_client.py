@@ -69,6 +69,8 @@ TRANSIENT_ERRORS: Final = frozenset(
     }
 )
 """Errors from which librdkafka recovers by itself; consumers get them only as information."""
+LOST_OFFSET_ERRORS: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
+"""Errors that say that the log has no such offset, as it was created anew or has lost its end."""
 
 
 def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:

@@ -170,8 +170,14 @@ class GroupConsumer(ABC):
         """Close the consumer, and join with a new one by the classic protocol, as the broker has no
         other; `error` says so."""
         log.info("the group %s has the classic protocol: %s", self._group, error.str())
-        self.consumer.close()
         self.protocol = GroupProtocol.CLASSIC
+        self.join_again()
+
+    def join_again(self) -> None:
+        """Leave the group, and join it with a new consumer."""
+        self.consumer.close()
+        self.joined = False
+        self._opened_at = time.monotonic()
         self.consumer = self._open()
         self._subscribe()
 

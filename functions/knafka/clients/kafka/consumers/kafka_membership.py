@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     committed_of,
     start_position_of,
 )
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
 from knafka.clients.kafka.kafka_commits import (
     NO_EPOCH,
@@ -86,7 +87,12 @@ class Membership(GroupConsumer):
         self._finishing: dict[int, int] = {}
         """After `finish`: the partitions whose last commits aren't made yet, with leader epochs."""
         self._is_finishing = self._closed = False
+        self._restarts: dict[int, int] = {}
+        """How often each partition was restarted."""
+        self.known_restarts: Mapping[int, int] = {}
+        """The same as far as `Assignment` knows of them; used only on the event loop."""
         self._commits = OffsetCommits(numbering)
+        self.stalled = StalledPartitions(connection)
         callbacks = {"on_commit": self._on_commit}
         super().__init__(connection, group, numbering.topics, protocol, callbacks)
 
@@ -103,9 +109,43 @@ class Membership(GroupConsumer):
         self.consumer.incremental_assign([topic_partition])
         self.consumer.resume([topic_partition])
         self._forget_owned([topic_partition])
+        self.stalled.begin([topic_partition])
         self.owned[number] = NO_EPOCH
-        self._loop.call_soon_threadsafe(self._assignment.on_lost, [number])
-        self._loop.call_soon_threadsafe(self._assignment.on_assigned, {number: None})
+        self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
+        self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
+
+    def _begin_new_log(self, number: int, restarts: int) -> None:
+        """Tell `Assignment`, on the event loop, that a partition was restarted."""
+        self.known_restarts = {**self.known_restarts, number: restarts}
+        self._assignment.on_lost([number])
+        self._assignment.on_assigned({number: None})
+
+    def rejoin_if_stalled(self) -> None:
+        """Join the group again with a new consumer if a new one hears of partitions of which this
+        one hears nothing; to be called only when no record waits in the consumer's queue."""
+        stalled = self.stalled.find(self.consumer)
+        if not stalled:
+            return
+        log.warning(
+            "the consumer of %s stands still in %s, though a new one goes on: it is opened anew",
+            self._group, ", ".join(f"{each.topic}/{each.partition}" for each in stalled),
+        )  # fmt: skip
+        # Not revoked: their offsets may be of a log that is gone, and would hide records of the
+        # new one.
+        self._loop.call_soon_threadsafe(self._assignment.on_lost, self._forget_owned(stalled))
+        self.join_again()
+
+    def pause(self, numbers: Iterable[int]) -> None:
+        """Pause partitions that are owned."""
+        partitions = self.partitions_of(numbers)
+        self.consumer.pause(partitions)
+        self.stalled.pause(partitions)
+
+    def resume(self, numbers: Iterable[int]) -> None:
+        """Resume partitions that are owned."""
+        partitions = self.partitions_of(numbers)
+        self.consumer.resume(partitions)
+        self.stalled.resume(partitions)
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
         """Return confluent-kafka's objects of these partitions."""
@@ -115,18 +155,32 @@ class Membership(GroupConsumer):
         """Return the number of a partition as confluent-kafka names it."""
         return self._numbering.number(partition.topic, partition.partition)
 
-    def commit(self, commits: Commits) -> None:
-        """Make the commits of partitions that are still owned, without waiting for Kafka."""
+    def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
+        """Make the commits of partitions that are still owned, without waiting for Kafka;
+        `known_restarts` had its value when they were requested."""
+        if self._restarts:
+            commits = {
+                number: commit
+                for number, commit in commits.items()
+                if not self._was_restarted(number, known_restarts)
+            }
         self._commits.commit(self.consumer, commits, self.owned)
+
+    def _was_restarted(self, number: int, known_restarts: Mapping[int, int]) -> bool:
+        """Whether a commit is of the log that a partition had before it was restarted, and would
+        hide the new log's first records."""
+        return self._restarts.get(number, 0) != known_restarts.get(number, 0)
 
     def repeat_commit(self) -> None:
         """Make commits again that failed during a rebalance, if a repetition is due."""
         self._commits.repeat(self.consumer, self.owned)
 
-    def commit_now(self, commits: Commits) -> None:
+    def commit_now(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make these commits and wait until Kafka confirms them. Raises `LogError`, also if a
-        partition is no longer owned."""
-        if not_owned := commits.keys() - self.owned.keys():
+        partition is no longer owned or was restarted; `known_restarts` as in `commit`."""
+        not_owned = commits.keys() - self.owned.keys()
+        not_owned |= {number for number in commits if self._was_restarted(number, known_restarts)}
+        if not_owned:
             raise LogError(f"partitions that aren't owned can't be committed: {sorted(not_owned)}")
         try:
             self._commits.commit_now(self.consumer, commits, self.owned)
@@ -235,7 +289,9 @@ class Membership(GroupConsumer):
             self.refusal = error
             assign_paused(consumer, partitions)
             return
-        consumer.incremental_assign([start_position_of(entry) for entry in committed])
+        start_positions = [start_position_of(entry) for entry in committed]
+        consumer.incremental_assign(start_positions)
+        self.stalled.begin(start_positions)
         # librdkafka keeps a pause beyond a revocation, but the next owner expects a partition that
         # isn't paused.
         consumer.resume(partitions)
@@ -292,6 +348,7 @@ class Membership(GroupConsumer):
         for number in numbers:
             del self.owned[number]
             self.reached.pop(number, None)
+            self.stalled.drop(self.partitions_of([number]))
             self._commits.forget(number)
         return numbers
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -23,9 +23,10 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.call_thread import CallThread
-from knafka.clients.kafka.consumers.kafka_reader import LOST_OFFSET_ERRORS
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
+    LOST_OFFSET_ERRORS,
     READING,
     TRANSIENT_ERRORS,
     Connection,
@@ -59,19 +60,20 @@ class KafkaPositionedReader:
         self.epochs: Mapping[int, int] = {}
         self.restarted: Collection[int] = ()
         # Used only on the thread:
-        self._consumer: Consumer = open_client(
-            Consumer,
-            {
-                "logger": _librdkafka,
-                **READING,
-                **connection,
-                "group.id": f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}",
-            },
-        )
+        self._connection = connection
+        self._consumer = self._open()
         self._begun: set[int] = set()
         self._epochs: dict[int, int] = {}
         self._failure: LogError | None = None
         self._liveness = Liveness(connection, topic)
+        self._stalled = StalledPartitions(connection)
+
+    def _open(self) -> Consumer:
+        """Open the consumer."""
+        group = f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
+        return open_client(
+            Consumer, {"logger": _librdkafka, **READING, **self._connection, "group.id": group}
+        )
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         self._thread.call(partial(self._begin, dict(positions)))
@@ -80,10 +82,10 @@ class KafkaPositionedReader:
         self._thread.call(partial(self._drop, set(partitions)))
 
     def pause(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._pause_or_resume, Consumer.pause, set(partitions)))
+        self._thread.call(partial(self._pause, set(partitions)))
 
     def resume(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._pause_or_resume, Consumer.resume, set(partitions)))
+        self._thread.call(partial(self._resume, set(partitions)))
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
@@ -96,7 +98,7 @@ class KafkaPositionedReader:
 
     async def close(self, timeout: float) -> None:
         """Close the consumer within `timeout` seconds."""
-        closing = self._thread.call(self._consumer.close)
+        closing = self._thread.call(lambda: self._consumer.close())
         self._thread.end()
         await asyncio.wait({closing}, timeout=timeout)
         closing.cancel()
@@ -115,6 +117,7 @@ class KafkaPositionedReader:
             self._consumer.incremental_assign(start_positions)
             # librdkafka keeps a pause beyond the end of an assignment.
             self._consumer.resume(self._partitions(positions))
+            self._stalled.begin(start_positions)
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
         self._begun.update(positions)
@@ -126,15 +129,26 @@ class KafkaPositionedReader:
         for number in begun:
             self._epochs.pop(number, None)
         if begun:
+            self._stalled.drop(self._partitions(begun))
             self._consumer.incremental_unassign(self._partitions(begun))
 
-    def _pause_or_resume(
-        self, change: Callable[[Consumer, list[TopicPartition]], None], numbers: set[int]
-    ) -> None:
-        """Pause or resume the given partitions that are being read, on the consumer's thread. The
-        next `_read` raises its error."""
+    def _pause(self, numbers: set[int]) -> None:
+        """Pause the given partitions that are being read, on the consumer's thread. The next
+        `_read` raises its error."""
+        partitions = self._partitions(numbers & self._begun)
         try:
-            change(self._consumer, self._partitions(numbers & self._begun))
+            self._consumer.pause(partitions)
+            self._stalled.pause(partitions)
+        except KafkaException as error:
+            self._failure = log_error_of(error.args[0])
+
+    def _resume(self, numbers: set[int]) -> None:
+        """Resume the given partitions that are being read, on the consumer's thread. The next
+        `_read` raises its error."""
+        partitions = self._partitions(numbers & self._begun)
+        try:
+            self._consumer.resume(partitions)
+            self._stalled.resume(partitions)
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
 
@@ -153,7 +167,8 @@ class KafkaPositionedReader:
         last_messages: dict[int, Message] = {}
         ends: dict[int, int] = {}
         restarted: set[int] = set()
-        for message in self._poll_messages(limit, timeout, ends):
+        messages = self._poll_messages(limit, timeout, ends)
+        for message in messages:
             error, number = message.error(), cast(int, message.partition())
             if number not in self._begun:
                 continue
@@ -170,9 +185,12 @@ class KafkaPositionedReader:
                 records = [record for record in records if record.partition() != number]
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
+                self._stalled.note_end(message)
             elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                 self._failure = name_missing_right(log_error_of(error), topic=("Read", self._topic))
         self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
+        if len(messages) < limit:
+            self._replace_if_stalled()
         for number, message in last_messages.items():
             epoch = message.leader_epoch()
             self._epochs[number] = NO_EPOCH if epoch is None else epoch
@@ -187,12 +205,34 @@ class KafkaPositionedReader:
             first_message
         ):
             ends[cast(int, first_message.partition())] = cast(int, first_message.offset())
+            self._stalled.note_end(first_message)
             timeout = max(0.0, deadline - time.monotonic())
         if first_message is None:
             return []
         return (
             [first_message, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first_message]
         )
+
+    def _replace_if_stalled(self) -> None:
+        """Replace the consumer by a new one if that hears of partitions of which this one hears
+        nothing; the new one finds out whether their logs are other ones."""
+        if not (stalled := self._stalled.find(self._consumer)):
+            return
+        log.warning(
+            "the consumer of %s stands still in partitions %s, though a new one goes on: it is "
+            "opened anew", self._topic, sorted(partition.partition for partition in stalled),
+        )  # fmt: skip
+        positions, paused = self._stalled.positions(self._consumer), self._stalled.paused
+        new_consumer = self._open()
+        self._consumer.close()
+        self._consumer = new_consumer
+        try:
+            new_consumer.incremental_assign(positions)
+            new_consumer.pause(paused)
+        except KafkaException as error:
+            self._failure = log_error_of(error.args[0])
+        self._stalled.begin(positions)
+        self._stalled.pause(paused)
 
     def _restart_partition(self, message: Message, number: int) -> None:
         """Read a partition from its start, as its log has no such offset."""
@@ -205,6 +245,7 @@ class KafkaPositionedReader:
         partition.offset = OFFSET_BEGINNING
         self._consumer.incremental_assign([partition])
         self._consumer.resume([partition])
+        self._stalled.begin([partition])
         self._epochs.pop(number, None)
 
 

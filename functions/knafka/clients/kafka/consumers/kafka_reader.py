@@ -11,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_membership import Membership
 from knafka.clients.kafka.kafka_acls import name_missing_right
-from knafka.clients.kafka.kafka_client import TRANSIENT_ERRORS, Connection, log_error_of
+from knafka.clients.kafka.kafka_client import (
+    LOST_OFFSET_ERRORS,
+    TRANSIENT_ERRORS,
+    Connection,
+    log_error_of,
+)
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
 from knafka.ports.log import Assignment, Commits, Positions, Record
@@ -30,9 +35,6 @@ log = logging.getLogger(__name__)
 
 LEAVE_TIME: Final = 2.0
 """Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
-
-LOST_OFFSET_ERRORS: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
-"""Errors that say that the log has no such offset, as it was created anew or has lost its end."""
 
 
 class KafkaReader:
@@ -88,7 +90,8 @@ class KafkaReader:
         membership.send_due_heartbeat()
         membership.repeat_commit()
         records: list[Record] = []
-        for message in self._poll_messages(limit, timeout) if self._pending_failure is None else ():
+        messages = self._poll_messages(limit, timeout) if self._pending_failure is None else []
+        for message in messages:
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
@@ -100,6 +103,8 @@ class KafkaReader:
                 self._react_to_error(error)
         # Without this check a refused consumer would look as if there were nothing to read.
         membership.check(heard=bool(records or membership.reached))
+        if len(messages) < limit and self._pending_failure is None:
+            membership.rejoin_if_stalled()
         failure = self._pending_failure
         if failure is not None and not records:
             self._failure = None
@@ -169,17 +174,18 @@ class KafkaReader:
             return False
         if number is not None and offset is not None:
             self._membership.reached[self.number_of(cast(Record, message))] = offset
+            self._membership.stalled.note_end(message)
         return True
 
     def pause(self, partitions: Sequence[int]) -> None:
-        self._thread.call(partial(self._pause_or_resume, Consumer.pause, partitions))
+        self._thread.call(partial(self._pause_or_resume, Membership.pause, partitions))
 
     def resume(self, partitions: Sequence[int]) -> None:
-        self._thread.call(partial(self._pause_or_resume, Consumer.resume, partitions))
+        self._thread.call(partial(self._pause_or_resume, Membership.resume, partitions))
 
     def _pause_or_resume(
         self,
-        consumer_call: Callable[[Consumer, list[TopicPartition]], None],
+        change: Callable[[Membership, Iterable[int]], None],
         partitions: Sequence[int],
     ) -> None:
         """Pause or resume those of the partitions that this member owns, on the consumer's
@@ -187,15 +193,17 @@ class KafkaReader:
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
-            consumer_call(membership.consumer, membership.partitions_of(owned))
+            change(membership, owned)
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
     def commit(self, commits: Commits) -> None:
-        self._thread.call(partial(self._membership.commit, commits))
+        membership = self._membership
+        self._thread.call(partial(membership.commit, commits, membership.known_restarts))
 
     async def commit_now(self, commits: Commits) -> None:
-        await self._thread.call(partial(self._membership.commit_now, commits))
+        membership = self._membership
+        await self._thread.call(partial(membership.commit_now, commits, membership.known_restarts))
 
     # Closing
 

@@ -51,7 +51,7 @@ class ReplaceableProducer:
         self._producer = self._open()
         self._replaced: list[Producer] = []
         """Producers that are no longer used and still have records to report."""
-        self._renewing = False
+        self._renewing = self._retired = False
         self.failure: LogError | None = None
         """Why no record can be sent, nor another producer opened; None: records can be sent."""
 
@@ -100,6 +100,8 @@ class ReplaceableProducer:
     ) -> None:
         """Queue one record; `on_delivery` is called within a `poll`. Raises as
         `LogWriter.append`."""
+        if self._retired:
+            raise LogError("another producer takes over when this key's earlier records are done")
         if self.failure is not None:
             raise LogError(str(self.failure))
         try:
@@ -124,7 +126,9 @@ class ReplaceableProducer:
         """Deliver pending reports, waiting up to `timeout` seconds for the first; replace the
         producer if it has failed."""
         try:
-            if self.failure is not None:
+            if self._retired:
+                pass
+            elif self.failure is not None:
                 self._replace(str(self.failure))
             elif self._renewing:
                 self._replace("Kafka does not answer it")
@@ -132,7 +136,8 @@ class ReplaceableProducer:
         except KafkaException as error:
             # Only a fatal error is raised here: the producer takes records and sends none.
             self.failure = log_error_of(error.args[0])
-            self._replace(str(self.failure))
+            if not self._retired:
+                self._replace(str(self.failure))
         if self._replaced:
             self._poll_replaced()
 
@@ -159,6 +164,10 @@ class ReplaceableProducer:
     def renew(self) -> None:
         """Replace the producer at the next `poll`."""
         self._renewing = True
+
+    def retire(self) -> None:
+        """Take no more records; those that are in flight are still reported."""
+        self._retired = True
 
     def purge(self, *, in_flight: bool) -> None:
         """Report all buffered records as failed; with `in_flight`, also those being sent to

@@ -36,8 +36,12 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     committed_of,
     start_position_of,
 )
-from knafka.clients.kafka.consumers.kafka_reader import LOST_OFFSET_ERRORS
-from knafka.clients.kafka.kafka_client import TRANSIENT_ERRORS, Connection, log_error_of
+from knafka.clients.kafka.kafka_client import (
+    LOST_OFFSET_ERRORS,
+    TRANSIENT_ERRORS,
+    Connection,
+    log_error_of,
+)
 from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
 from knafka.clients.kafka.producers.kafka_transactional_producer import (
     FENCE_TIMEOUT,

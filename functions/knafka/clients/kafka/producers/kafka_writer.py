@@ -29,6 +29,7 @@ from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of
 from knafka.clients.kafka.producers.kafka_in_flight import KeysInFlight, Together
 from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
+from knafka.clients.kafka.producers.kafka_timed_out_topics import TimedOutTopics
 from knafka.clients.kafka.reachability import Reachability
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Draft, RecordHeaders
@@ -53,6 +54,9 @@ POLL_IDLE: Final = 1.0
 """Seconds that the thread waits for a report at most."""
 SINGLE_RECORD_BATCHES: Final = {"batch.num.messages": 1}
 """Configuration that makes a producer send each record in its own batch."""
+RETIREMENT_TIME: Final = 1.0
+"""Seconds for which a replaced producer may go on to send: what it hasn't sent then waits for a
+leader that it won't find."""
 PURGE_TIMEOUT: Final = 0.5
 """Seconds to wait for the reports of records that are purged at the end, which librdkafka's threads
 make."""
@@ -83,6 +87,8 @@ class KafkaWriter:
             # waits for its token (confluent-kafka 2.16.1 sleeps that long).
             self._gathering = self._open(self._linger_ms)
         self._alone: ReplaceableProducer | None = None
+        self._retired: list[ReplaceableProducer] = []
+        """Former producers that still have records in flight."""
         self._gather_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
@@ -102,6 +108,7 @@ class KafkaWriter:
         self._closed = False
         self._ended = threading.Event()
         self._reachability = Reachability(self._ask, self._purge_queues, self._renew)
+        self._timed_out = TimedOutTopics(connection, self._replace_producers)
         threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
 
     def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
@@ -124,9 +131,7 @@ class KafkaWriter:
     @property
     def failure(self) -> LogError | None:
         """The error for which a producer can send no more records; None: all producers work."""
-        failures = (
-            producer.failure for producer in self._producers() if producer.failure is not None
-        )
+        failures = (producer.failure for producer in self._in_use() if producer.failure is not None)
         return next(failures, None)
 
     @property
@@ -333,6 +338,8 @@ class KafkaWriter:
                 elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     self._send_alone(message, headers, key, reported, counts)
                 else:
+                    if error.code() == KafkaError._MSG_TIMED_OUT and not self._closed:
+                        self._timed_out.note(message.topic() or "", message.partition() or 0)
                     self._release(key)
                     reported(_refused(error, message))
         finally:
@@ -401,10 +408,39 @@ class KafkaWriter:
             producer.renew()
         self._poll_soon()
 
-    def _producers(self) -> list[ReplaceableProducer]:
-        """Return the open producers, the prompt one first."""
+    async def _replace_producers(self) -> None:
+        """Replace all producers by new ones. A key's records go to the new ones when none is in
+        flight in the former ones, which would overtake them."""
+        linger_times = [0.0] if self._gathering is None else [0.0, self._linger_ms]
+        # On a thread, as waiting for a token blocks (see `__init__`).
+        new = [await asyncio.to_thread(self._open, linger_ms) for linger_ms in linger_times]
+        for producer in self._in_use():
+            producer.retire()
+            self._retired.append(producer)
+        self._prompt, *gathering = new
+        self._gathering = gathering[0] if gathering else None
+        self._alone = None
+        self._poll_soon()
+        self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
+
+    def _end_retirement(self) -> None:
+        """Report records as failed that former producers haven't sent, and drop those that have
+        none in flight."""
+        self._retired = [producer for producer in self._retired if len(producer)]
+        for producer in self._retired:
+            producer.purge(in_flight=False)
+        if self._retired and not self._closed:
+            self._poll_soon()
+            self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
+
+    def _in_use(self) -> list[ReplaceableProducer]:
+        """Return the open producers that take records, the prompt one first."""
         producers = (self._prompt, self._gathering, self._alone)
         return [producer for producer in producers if producer is not None]
+
+    def _producers(self) -> list[ReplaceableProducer]:
+        """Return the open producers and those that are retired, the prompt one first."""
+        return [*self._in_use(), *self._retired]
 
     async def reach(self, timeout: float) -> None:
         """Wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`; if that may pass,
@@ -434,6 +470,7 @@ class KafkaWriter:
         failed."""
         self._closed = True
         self._reachability.close()
+        self._timed_out.close()
         await self._flush(timeout)
         if self._in_flight:
             # Unacknowledged records were not answered with success, so their senders try again.

@@ -1,0 +1,117 @@
+"""Finds out for a writer whether records time out because their topic was created anew.
+
+librdkafka keeps the leader epoch that it saw of a partition. If the topic is deleted and created
+again, it ignores the new partitions' leaders, whose epochs begin at 0, and each record times out
+(confluentinc/librdkafka#4898, in 2.16.0). Only another producer helps. Records also time out for
+other reasons, such as too few replicas in sync, and another producer doesn't help then: so the
+producers are replaced only if the partition has a leader, and for each topic's id a few times only.
+
+Not here: replacing the producers (`kafka_writer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+from confluent_kafka import KafkaException, TopicCollection
+
+from knafka.clients.kafka.kafka_client import Connection, log_error_of, open_admin
+from knafka.core.errors import LogError
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_DELAY: Final = 1.0
+"""Seconds from the first record that timed out to the request, which is about all topics of
+such records."""
+DESCRIBE_TIMEOUT: Final = 5.0
+"""Seconds that Kafka may take to describe the topics."""
+REPLACEMENT_INTERVAL: Final = 30.0
+"""Seconds from one replacement to the next at least."""
+MAX_REPLACEMENTS: Final = 2
+"""Replacements for one topic's id: the first may have come before all brokers knew the topic."""
+
+Partition: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+
+
+class TimedOutTopics:
+    """Notes partitions whose records time out, and has the producers replaced if that may help. All
+    methods must be called on the event loop."""
+
+    def __init__(self, connection: Connection, replace: Callable[[], Awaitable[None]]) -> None:
+        """Begin without topics; `replace` replaces all producers."""
+        self._connection = connection
+        self._replace = replace
+        self._timed_out: set[Partition] = set()
+        self._replacements: dict[str, tuple[str, int]] = {}
+        """Id and number of replacements, by topic."""
+        self._replace_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def note(self, topic: str, partition: int) -> None:
+        """Note that a record of the partition timed out."""
+        self._timed_out.add((topic, partition))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Describe the topics of records that timed out, and replace the producers for those that
+        they weren't replaced for."""
+        await asyncio.sleep(max(DESCRIBE_DELAY, self._replace_at - time.monotonic()))
+        timed_out, self._timed_out = self._timed_out, set()
+        with suppress(LogError):  # Kafka doesn't answer; if it goes on, more records will time out
+            ids = await asyncio.to_thread(ids_of_led_topics, self._connection, timed_out)
+            new_topics = [topic for topic, id_ in ids.items() if self._count(topic, id_)]
+            if new_topics:
+                log.warning(
+                    "records of %s time out, as after their topic was deleted and created again: "
+                    "the producers are replaced", ", ".join(sorted(new_topics)),
+                )  # fmt: skip
+                self._replace_at = time.monotonic() + REPLACEMENT_INTERVAL
+                await self._replace()
+
+    def _count(self, topic: str, topic_id: str) -> bool:
+        """Count a replacement for a topic; returns False if there were enough for its id."""
+        known_id, count = self._replacements.get(topic, (topic_id, 0))
+        count = count + 1 if known_id == topic_id else 1
+        if count > MAX_REPLACEMENTS:
+            return False
+        self._replacements[topic] = topic_id, count
+        return True
+
+    def close(self) -> None:
+        """Stop looking."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+def ids_of_led_topics(
+    connection: Connection, partitions: Collection[Partition]
+) -> Mapping[str, str]:
+    """Return the ids of the topics of those partitions that have a leader, by name; blocks. Raises
+    `LogError` if Kafka doesn't answer."""
+    admin = open_admin(connection, lambda error: None)
+    try:
+        admin.list_topics(timeout=DESCRIBE_TIMEOUT)  # else it may wait for a controller
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
+    topics = TopicCollection(sorted({topic for topic, _ in partitions}))
+    ids: dict[str, str] = {}
+    for topic, answer in admin.describe_topics(topics, request_timeout=DESCRIBE_TIMEOUT).items():
+        try:
+            description = answer.result(2 * DESCRIBE_TIMEOUT)
+        except TimeoutError as error:
+            raise LogError("Kafka does not describe the topic") from error
+        except KafkaException as error:
+            if error.args[0].retriable():
+                raise log_error_of(error.args[0]) from error
+            continue  # such as a topic that is gone
+        led = {(topic, each.id) for each in description.partitions if each.leader is not None}
+        if led & set(partitions):
+            ids[topic] = str(description.topic_id)
+    return ids

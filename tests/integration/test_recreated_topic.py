@@ -1,0 +1,202 @@
+"""Clients that run go on with a topic that was deleted and created again
+(confluentinc/librdkafka#4898).
+
+A node that is restarted leads its partitions with a higher epoch; a new topic begins at 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from confluent_kafka import Producer
+from support.kafka import Kafka, MakeTopic, transact
+from support.logs import Owner
+from support.mock_kafka import MockKafka
+from support.waiting import until, until_found
+
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers import kafka_stalled_partitions
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
+from knafka.clients.kafka.producers import kafka_producer, kafka_timed_out_topics, kafka_writer
+from knafka.clients.kafka.producers.kafka_timed_out_topics import ids_of_led_topics
+from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka.core.errors import LogError
+from knafka.ports.log import OffsetAndMetadata
+from knafka.ports.shared_log import BEGINNING, Position
+from knafka_local.kafka.kafka_server import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+TOPIC = "events"
+LOOKS = 5
+"""Looks at a consumer's positions after which a stalled one has been replaced."""
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_stalled_partitions, "STALL_CHECK_INTERVAL", 0.5)
+    monkeypatch.setattr(kafka_stalled_partitions, "SUSPECT_CHECK_INTERVAL", 0.5)
+
+
+class Reading:
+    """What a reader returns, read in a task."""
+
+    def __init__(self, reader: KafkaReader | KafkaPositionedReader) -> None:
+        self.reader = reader
+        self.values: list[bytes] = []
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            records = await self.reader.read(100, 0.2)
+            self.values += [record.value() or b"" for record in records]
+            if records and isinstance(self.reader, KafkaReader):
+                self.reader.commit({0: OffsetAndMetadata(records[-1].offset() + 1)})
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self.reader.close(10)
+
+
+def has_read(reading: Reading, values: Sequence[bytes]) -> bool:
+    return reading.values == values
+
+
+def produce(bootstrap_servers: str, values: Sequence[bytes]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for value in values:
+        producer.produce(TOPIC, value)
+    assert producer.flush(30) == 0
+
+
+async def test_consumers_read_a_new_topic_whose_leader_epoch_is_lower_than_the_old_ones(
+    own_kafka: KafkaServer,
+) -> None:
+    servers = own_kafka.bootstrap_servers
+    connection = {"bootstrap.servers": servers}
+    await KafkaAdmin(connection).ensure_topic(TOPIC, 1, 1, {})
+    positioned = KafkaPositionedReader(connection, TOPIC)
+    positioned.begin({0: Position(BEGINNING)})
+    readings = [
+        Reading(positioned),
+        *(
+            Reading(KafkaReader(connection, protocol, TOPIC, Owner(), protocol))
+            for protocol in GroupProtocol
+        ),
+    ]
+    try:
+        await own_kafka.stop()
+        await own_kafka.start()
+        old_values = [b"old %d" % number for number in range(3)]
+        await asyncio.to_thread(produce, servers, old_values)
+        for reading in readings:
+            await until(partial(has_read, reading, old_values))
+
+        admin = KafkaAdmin(connection)
+        await admin.delete_topic(TOPIC)
+        await until_found(partial(admin.ensure_topic, TOPIC, 1, 1, {}))
+        # More than the old topic had, which are not to be skipped.
+        new_values = [b"new %d" % number for number in range(7)]
+        await asyncio.to_thread(produce, servers, new_values)
+        for reading in readings:
+            await until(partial(has_read, reading, old_values + new_values))
+    finally:
+        await asyncio.gather(*(reading.close() for reading in readings))
+
+
+async def test_a_consumer_that_waits_for_an_open_transaction_is_not_replaced(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    """Nor one that stands before a transaction's marker."""
+    name = topic()
+    await asyncio.to_thread(transact, kafka.bootstrap_servers, name, [b"1"])
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name})
+    await asyncio.to_thread(producer.init_transactions, 30)
+    reader = KafkaReader({"bootstrap.servers": kafka.bootstrap_servers}, name, name, Owner())
+    reading = Reading(reader)
+    try:
+        await until(lambda: reading.values == [b"1"])
+        membership = reader._membership
+        consumer = membership.consumer
+        await looked_at(membership.stalled)
+        producer.begin_transaction()
+        producer.produce(name, b"2", partition=0)
+        assert await asyncio.to_thread(producer.flush, 30) == 0
+        await looked_at(membership.stalled)
+        await asyncio.to_thread(producer.commit_transaction, 30)
+        await until(lambda: reading.values == [b"1", b"2"])
+        await looked_at(membership.stalled)
+        assert membership.consumer is consumer
+    finally:
+        await reading.close()
+
+
+async def looked_at(stalled: StalledPartitions) -> None:
+    """Wait until the positions were looked at as often as it takes to replace a consumer."""
+    for _ in range(LOOKS):
+        before = stalled._check_at
+        await until(partial(lambda before: stalled._check_at != before, before))
+
+
+@pytest.fixture
+def impatient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 2.0)
+    monkeypatch.setattr(kafka_timed_out_topics, "DESCRIBE_DELAY", 0.1)
+    monkeypatch.setattr(kafka_writer, "RETIREMENT_TIME", 0.1)
+
+
+async def test_a_writer_stores_records_in_a_new_topic_whose_leader_epoch_is_lower_than_the_old_ones(
+    mock_kafka: MockKafka, impatient_writers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The mock has no controller, which describes topics.
+    described: list[set[tuple[str, int]]] = []
+
+    def ids(connection: object, partitions: set[tuple[str, int]]) -> dict[str, str]:
+        described.append(partitions)
+        return {TOPIC: "id"}
+
+    monkeypatch.setattr(kafka_timed_out_topics, "ids_of_led_topics", ids)
+    mock_kafka.create_topic(TOPIC, leader=1)
+    for leader in (2, 1):
+        mock_kafka.lead(TOPIC, leader)
+    writer = KafkaWriter({"bootstrap.servers": mock_kafka.bootstrap_servers})
+    reported: list[LogError | None] = []
+
+    async def is_stored() -> bool:
+        """Append a record of a key that is always in flight, as its sender is busy."""
+        with suppress(LogError):  # until records of the key in the former producer are reported
+            writer.append(TOPIC, b"key", b"value", [], reported.append)
+        return None in reported
+
+    try:
+        await until_found(is_stored)
+        mock_kafka.delete_topic(TOPIC)
+        mock_kafka.create_topic(TOPIC, leader=2)
+        await until(lambda: not writer.in_flight)
+        reported.clear()
+        await until_found(is_stored)
+        assert described == [{(TOPIC, 0)}]
+    finally:
+        await writer.close(1)
+
+
+async def test_only_partitions_with_a_leader_make_a_writer_replace_its_producers(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    name = topic()
+    description = await KafkaAdmin(connection).describe_topic(name)
+    assert description is not None
+    partitions = {(name, 0), ("missing", 0)}
+    assert await asyncio.to_thread(ids_of_led_topics, connection, partitions) == {
+        name: description.id
+    }
+    assert await asyncio.to_thread(ids_of_led_topics, connection, {(name, 1)}) == {}
