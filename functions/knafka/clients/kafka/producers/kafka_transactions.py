@@ -36,6 +36,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     committed_of,
     start_position_of,
 )
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_client import (
     LOST_OFFSET_ERRORS,
     TRANSIENT_ERRORS,
@@ -231,6 +232,7 @@ class _Member(GroupConsumer):
         """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
         self._refusal: LogError | None = None
+        self._stalled = StalledPartitions(connection)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
 
     # Reading
@@ -263,7 +265,17 @@ class _Member(GroupConsumer):
             self.go_back()
             raise failure
         self.check(heard=bool(records or self.reached))
+        if not records:
+            self._check_stalled()
         return records
+
+    def _check_stalled(self) -> None:
+        """Raise `LogError` if a new consumer hears of partitions of which this one hears nothing:
+        this log has to be opened anew."""
+        if stalled := self._stalled.find(self.consumer):
+            places = ", ".join(f"{each.topic}/{each.partition}" for each in stalled)
+            self._refusal = LogError(f"the consumer stands still in {places}: a new one goes on")
+            raise LogError(str(self._refusal))
 
     def _poll(self, limit: int, timeout: float) -> None:
         """Poll messages once and sort them into records, ends and errors."""
@@ -295,6 +307,7 @@ class _Member(GroupConsumer):
         place = _place_of(message)
         if self._is_read(place):
             self.reached[place] = cast(int, message.offset())
+            self._stalled.note_end(message)
 
     def _is_read(self, place: Partition) -> bool:
         """Whether records of this partition are kept: it is owned, and doesn't have to be read
@@ -324,6 +337,7 @@ class _Member(GroupConsumer):
         partition.offset = OFFSET_BEGINNING
         self.consumer.incremental_assign([partition])
         self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
+        self._stalled.begin([partition])
         self.owned[place] = None
         self._call_claims(self._claims.on_assigned, {place: None})
 
@@ -336,9 +350,11 @@ class _Member(GroupConsumer):
     def _set_consumer_paused(self, places: Collection[Partition], *, paused: bool) -> None:
         """Pause or resume partitions of librdkafka's consumer."""
         change = self.consumer.pause if paused else self.consumer.resume
+        watch = self._stalled.pause if paused else self._stalled.resume
         for place in places:
             try:
                 change([TopicPartition(place.topic, place.number)])
+                watch([TopicPartition(place.topic, place.number)])
                 if not paused:
                     # librdkafka was seen not to resume at the position where it had paused.
                     (position,) = self.consumer.position(
@@ -416,7 +432,9 @@ class _Member(GroupConsumer):
             self._refusal = error
             assign_paused(consumer, partitions)
             return
-        consumer.incremental_assign([start_position_of(entry) for entry in committed])
+        start_positions = [start_position_of(entry) for entry in committed]
+        consumer.incremental_assign(start_positions)
+        self._stalled.begin(start_positions)
         commits: dict[Partition, OffsetAndMetadata | None] = {}
         for entry in committed:
             place = Partition(entry.topic, entry.partition)
@@ -450,6 +468,7 @@ class _Member(GroupConsumer):
             del self.owned[partition]
             self._epochs.pop(partition, None)
             self.reached.pop(partition, None)
+        self._stalled.drop([TopicPartition(place.topic, place.number) for place in disowned])
         self._returned_since_commit.difference_update(disowned)
         self._to_reread.difference_update(disowned)
         self._revoked.update(disowned)
