@@ -38,7 +38,8 @@ class Scripted:
         self._reports: SimpleQueue[Any] = SimpleQueue()
 
     def __len__(self) -> int:
-        return len(self.taken)
+        """As librdkafka counts: also those whose reports aren't polled yet."""
+        return len(self.taken) + self._reports.qsize()
 
     def retire(self) -> None:
         self.is_retired = True

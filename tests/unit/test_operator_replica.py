@@ -31,7 +31,8 @@ class _Started:
                 return cls()
 
             async def close(self) -> None:
-                started.closed.append(name)
+                if name not in started.closed:  # a second close has no effect
+                    started.closed.append(name)
 
         return Part
 
@@ -48,7 +49,7 @@ class _Api:
         ("http", ["operator", "lease"]),
         ("keys", ["http", "operator", "lease"]),
         ("webhooks", ["http", "operator", "lease"]),
-        ("waiting", ["webhooks", "http", "operator", "lease"]),
+        ("waiting", ["lease", "webhooks", "http", "operator"]),
     ],
 )
 async def test_a_replica_that_fails_to_start_closes_what_it_has_started(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from knafka.clients.kafka.consumers import kafka_stalled_partitions
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
@@ -63,6 +71,8 @@ class World:
 
     def poll(self, timeout: float) -> Heard | None:
         return self.heard_by_new.pop(0) if self.heard_by_new else None
+
+    def pause(self, partitions: list[TopicPartition]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -141,3 +151,26 @@ def test_a_new_consumer_goes_on_where_the_former_one_was(world: World) -> None:
     world.position_ = TopicPartition(TOPIC, 0)
     positions = world.stalled.positions(cast(Consumer, world))
     assert [each.offset for each in positions] == [OFFSET_BEGINNING]
+
+
+def test_after_looks_that_blocked_in_vain_it_looks_less_often(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as at a partition without a leader: each look delays the other partitions' records."""
+    seconds = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: seconds[0])
+    monkeypatch.setattr(kafka_stalled_partitions, "time", clock)
+    monkeypatch.setattr(kafka_stalled_partitions, "STALL_CHECK_INTERVAL", 10.0)
+    asked_at: list[float] = []
+
+    def ask(partitions: object, timeout: float) -> None:
+        asked_at.append(seconds[0])
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(world, "offsets_for_times", ask)
+    world.stalled = StalledPartitions({})
+    world.stalled.begin([TopicPartition(TOPIC, 0, 5)])
+    for second in range(150):
+        seconds[0] = float(second)
+        assert not world.looks(1)
+    assert asked_at == [10.0, 30.0, 70.0, 130.0]

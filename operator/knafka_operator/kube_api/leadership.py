@@ -173,9 +173,10 @@ class LeaseThread:
         await asyncio.wrap_future(releasing)
 
     async def close(self) -> None:
-        """Stop renewing, and end the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        await asyncio.to_thread(self._thread.join)
+        """Stop renewing, and end the thread; no effect if it has ended."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

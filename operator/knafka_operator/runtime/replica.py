@@ -114,6 +114,8 @@ async def _run(
     # block the process for 50 ms.
     gc.collect()
     gc.freeze()
+    # Closed first: after an error, another replica can lead while this one closes the rest.
+    closing.push_async_callback(lease.close)
     if await _wait_for_lease(acquired, operator, stop):
         with Watchdog(leadership):
             naming = FollowedNaming(settings, api)

@@ -174,11 +174,14 @@ class GroupConsumer(ABC):
         self.join_again()
 
     def join_again(self) -> None:
-        """Leave the group, and join it with a new consumer."""
+        """Leave the group, and join it with a new consumer. Raises `LogError` if none can be
+        opened; the former one is still a member then."""
+        new_consumer = self._open()
         self.consumer.close()
+        self._errors.forget_all()  # those of the former consumer
         self.joined = False
         self._opened_at = time.monotonic()
-        self.consumer = self._open()
+        self.consumer = new_consumer
         self._subscribe()
 
     def check(self, *, heard: bool) -> None:

@@ -43,9 +43,12 @@ that haven't moved meanwhile."""
 SUSPECT_CHECK_INTERVAL: Final = 5.0
 """Seconds to the next look after a partition was assigned, or had another end than its position:
 a consumer that works has long read on."""
+MAX_STALL_CHECK_INTERVAL: Final = 60.0
+"""Seconds to the next look at most, after looks that blocked and found nothing, such as at a
+partition without a leader."""
 STALL_REQUEST_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to say where partitions end; it takes milliseconds."""
-NEW_CONSUMER_TIMEOUT: Final = 5.0
+NEW_CONSUMER_TIMEOUT: Final = 3.0
 """Seconds in which a new consumer must hear of a partition that counts as stalled."""
 PROBE_GROUP_PREFIX: Final = "knafka-stall-probe"
 """Prefix of the group id that librdkafka requires; Kafka never sees it."""
@@ -71,6 +74,7 @@ class StalledPartitions:
         """State at the last look."""
         self._suspects: set[_Key] = set()
         """Partitions that had another end than their position at the last look."""
+        self._interval = STALL_CHECK_INTERVAL
         self._check_at = time.monotonic() + STALL_CHECK_INTERVAL
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:
@@ -80,6 +84,7 @@ class StalledPartitions:
             key = _key(partition)
             self._starts[key] = partition
             self._states[key] = (OFFSET_INVALID, None)
+        self._interval = STALL_CHECK_INTERVAL
         self._check_at = min(self._check_at, time.monotonic() + SUSPECT_CHECK_INTERVAL)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -127,7 +132,7 @@ class StalledPartitions:
         now = time.monotonic()
         if now < self._check_at:
             return []
-        self._check_at = now + STALL_CHECK_INTERVAL
+        self._check_at = now + self._interval
         previous_suspects, self._suspects = self._suspects, set()
         unmoved = self._unmoved(consumer)
         if not unmoved:
@@ -135,13 +140,24 @@ class StalledPartitions:
         try:
             suspects = self._with_another_end(consumer, unmoved)
             if confirmed := suspects.keys() & previous_suspects:
-                return self._heard_by_new_consumer({key: suspects[key] for key in confirmed})
+                stalled = self._heard_by_new_consumer({key: suspects[key] for key in confirmed})
+                if not stalled:
+                    self._look_less_often()
+                return stalled
         except (KafkaException, LogError):  # Kafka doesn't answer, or refuses new clients
+            self._look_less_often()
             return []
         if suspects:
             self._suspects = set(suspects)
             self._check_at = now + SUSPECT_CHECK_INTERVAL
+        else:
+            self._interval = STALL_CHECK_INTERVAL
         return []
+
+    def _look_less_often(self) -> None:
+        """Double the interval of looks, which blocked in vain and so delayed other partitions."""
+        self._interval = min(2 * self._interval, MAX_STALL_CHECK_INTERVAL)
+        self._check_at = time.monotonic() + self._interval
 
     def _unmoved(self, consumer: Consumer) -> dict[_Key, TopicPartition]:
         """Return the positions of partitions of which nothing was heard since the last look."""
@@ -193,6 +209,7 @@ class StalledPartitions:
                 for key in positions.keys() & {(message.topic(), message.partition())}:
                     if self._is_new(message, key, positions[key]):
                         heard.add(key)
+                        consumer.pause([TopicPartition(*key)])  # its other records hide the others
         return [TopicPartition(*key) for key in heard]
 
     def _is_new(self, message: Message, key: _Key, position: TopicPartition) -> bool:

@@ -73,7 +73,13 @@ class TimedOutTopics:
                     "the producers are replaced", ", ".join(sorted(new_topics)),
                 )  # fmt: skip
                 self._replace_at = time.monotonic() + REPLACEMENT_INTERVAL
-                await self._replace()
+                try:
+                    await self._replace()
+                except LogError:
+                    for topic in new_topics:
+                        id_, count = self._replacements[topic]
+                        self._replacements[topic] = id_, count - 1  # it wasn't replaced
+                    raise
 
     def _count(self, topic: str, topic_id: str) -> bool:
         """Count a replacement for a topic; returns False if there were enough for its id."""

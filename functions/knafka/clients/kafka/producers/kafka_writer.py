@@ -54,9 +54,9 @@ POLL_IDLE: Final = 1.0
 """Seconds that the thread waits for a report at most."""
 SINGLE_RECORD_BATCHES: Final = {"batch.num.messages": 1}
 """Configuration that makes a producer send each record in its own batch."""
-RETIREMENT_TIME: Final = 1.0
-"""Seconds for which a replaced producer may go on to send: what it hasn't sent then waits for a
-leader that it won't find."""
+RETIREMENT_TIME: Final = 5.0
+"""Seconds for which a replaced producer may go on to send records of topics that it can reach: what
+it hasn't sent then waits for a leader that it won't find."""
 PURGE_TIMEOUT: Final = 0.5
 """Seconds to wait for the reports of records that are purged at the end, which librdkafka's threads
 make."""
@@ -426,9 +426,13 @@ class KafkaWriter:
     def _end_retirement(self) -> None:
         """Report records as failed that former producers haven't sent, and drop those that have
         none in flight."""
+        ended = [producer for producer in self._retired if not len(producer)]
         self._retired = [producer for producer in self._retired if len(producer)]
         for producer in self._retired:
             producer.purge(in_flight=False)
+        if ended:
+            # On a thread, as the end of a producer waits for librdkafka's threads.
+            self._loop.run_in_executor(None, ended.clear)
         if self._retired and not self._closed:
             self._poll_soon()
             self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
