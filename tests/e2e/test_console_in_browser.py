@@ -307,7 +307,7 @@ def test_the_report_opens_apart_from_the_console(open_page: Open) -> None:
     assert one(chromium, ".group .name").text
 
 
-def test_a_thousand_triggers_are_searched_and_followed_without_freezing(open_page: Open) -> None:
+def test_of_a_thousand_triggers_only_those_that_are_shown_are_drawn(open_page: Open) -> None:
     names = [f"trigger-{number:04}" for number in range(1000)]
     source = MemorySource([trigger(each) for each in names], [row(each) for each in names])
     source.set("trigger-0777", paused=True)
@@ -321,15 +321,7 @@ def test_a_thousand_triggers_are_searched_and_followed_without_freezing(open_pag
     for each in names:
         source.set(each, delivered=100)
     wait(chromium, lambda: "100K by" in one(chromium, "#tiles").text)
-    longest = script(
-        chromium,
-        "await new Promise((seen) => { const all = [0]; new PerformanceObserver((list) => "
-        "all.push(...list.getEntries().map((task) => task.duration)))"
-        ".observe({ type: 'longtask', buffered: true });"
-        "setTimeout(() => seen(Math.max(...all)), 300); })",
-    )
-    assert isinstance(longest, int | float)
-    assert longest < 1000, "milliseconds; generous, as the test machine may be busy"
+    assert len(every(chromium, ".trigger")) == 1, "only what is shown is drawn"
 
 
 def test_nothing_is_asked_while_the_page_is_hidden(open_page: Open) -> None:

@@ -390,7 +390,9 @@ def test_with_yes_it_waits_until_all_are_ready(commands: World) -> None:
         commands.server.objects[path]["status"]["conditions"] = READY[:1]
     code, text = run("adopt", "shop/default", "--yes", "--timeout", "0")
     assert code == 1
-    assert "Broker shop/default: what it says is eventing-kafka-broker's still" in text
+    assert (
+        "Broker shop/default: its status is still the one that eventing-kafka-broker wrote" in text
+    )
     for kind, name in (("Broker", "default"), ("Trigger", "bill"), ("Trigger", "mail")):
         path = commands.server.path(EVENTING, kind, "shop", name)
         commands.server.objects[path]["status"]["conditions"] = READY

@@ -46,7 +46,7 @@ what stays
 
 what is different
   all Subscriptions: an event that fails for good goes to a topic of its own, and is dropped there
-  mail: of the channel's delivery retry doesn't hold for it, and does there
+  mail: eventing-kafka-broker also applies the channel's retry to it, Knafka doesn't
   eventing-kafka-broker shows Kafka the Secret kafka-ns/theirs, and Knafka Secret ours of its own \
 namespace
 
@@ -194,7 +194,7 @@ def test_with_yes_it_waits_until_it_and_each_subscription_are_ready_by_knafka(
         assert code in (0, 1)
         return text.splitlines()[-1]
 
-    theirs = "what it says is eventing-kafka-broker's still"
+    theirs = "its status is still the one that eventing-kafka-broker wrote"
     assert adopted() == f"not Ready after 0 s: KafkaChannel shop/orders: {theirs}"
     world.stored["status"]["conditions"] = OURS
     world.stored["status"]["subscribers"] = [
