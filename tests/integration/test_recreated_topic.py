@@ -47,6 +47,9 @@ LOOKS = 5
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_stalled_partitions, "STALL_CHECK_INTERVAL", 0.5)
     monkeypatch.setattr(kafka_stalled_partitions, "SUSPECT_CHECK_INTERVAL", 0.5)
+    # While Kafka restarts, looks are in vain; and a busy machine is slow to open a consumer.
+    monkeypatch.setattr(kafka_stalled_partitions, "MAX_STALL_CHECK_INTERVAL", 1.0)
+    monkeypatch.setattr(kafka_stalled_partitions, "NEW_CONSUMER_TIMEOUT", 10.0)
 
 
 class Reading:
