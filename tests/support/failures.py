@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support.markers import PURE_FOLDERS
 
-PURE: Final = ("tests/unit/", "tests/property/", "tests/behaviour/")
-"""Folders of the tests that have only their own process."""
+PURE: Final = tuple(f"tests/{folder}/" for folder in PURE_FOLDERS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

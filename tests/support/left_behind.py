@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from support.markers import is_long
+from support.markers import PURE_FOLDERS, is_long
 
 from knafka.observability import RateLimitedFilter
 
 _TESTS: Final = Path(__file__).parents[1]
-FOLDERS: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
+FOLDERS: Final = tuple(_TESTS / folder for folder in PURE_FOLDERS)
 ALLOWED: Final = ("loop-watch", "pytest_timeout", "parser", "tokio-rt-worker", "jemalloc_bg_thd")
 """What the names of threads begin with that serve all tests of a process, such as delta-rs's, and
 call nothing of a test's but what it waits for."""

@@ -32,8 +32,9 @@ _KAFKAS: Final = frozenset({"kafka", "kafka_distribution"})
 """Fixtures of a real Kafka."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
 PROPERTIES: Final = _TESTS / "property"
-COVERING: Final = ("unit", "property", "behaviour")
-"""Folders whose tests, long ones apart, have to cover the pure packages."""
+PURE_FOLDERS: Final = ("unit", "property", "behaviour")
+"""Folders whose tests, long ones apart, have only their own process, and have to cover the pure
+packages."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,7 +92,7 @@ def is_measured(path: Path) -> bool:
     if not path.is_relative_to(_TESTS):
         return False
     name = path.relative_to(_TESTS).as_posix()
-    return name.startswith(COVERING)
+    return name.startswith(PURE_FOLDERS)
 
 
 def is_long(item: pytest.Item) -> bool:

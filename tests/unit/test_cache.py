@@ -140,12 +140,18 @@ async def test_what_a_filter_leaves_out_is_asked_for(api: Api, cluster: CachedCl
     assert await cluster.get(SERVING, "Service", "shop", "theirs") is not None
 
 
+@pytest.fixture
+def told(cluster: CachedCluster) -> list[Any]:
+    """The keys of objects whose reconciliation read something that has changed."""
+    keys: list[Any] = []
+    cluster.changed = keys.append
+    return keys
+
+
 async def test_who_on_unwatched_read_something_is_told_when_it_changes(
-    api: Api, cluster: CachedCluster
+    api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:
     """Issue 14: a ConfigMap or Secret that changed was seen after five to six minutes."""
-    told: list[Any] = []
-    cluster.changed = told.append
     with cluster.tracking(KEY):
         assert await cluster.get(*CONFIG) is None
     stored = api.put(_document(CORE, "ConfigMap", "config"))
@@ -164,10 +170,8 @@ async def test_who_on_unwatched_read_something_is_told_when_it_changes(
 
 
 async def test_who_failed_halfway_is_still_told_of_what_it_on_unwatched_read_before(
-    api: Api, cluster: CachedCluster
+    api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:
-    told: list[Any] = []
-    cluster.changed = told.append
     with cluster.tracking(KEY):
         await cluster.get(*CONFIG)
     with pytest.raises(RuntimeError), cluster.tracking(KEY):
@@ -177,11 +181,9 @@ async def test_who_failed_halfway_is_still_told_of_what_it_on_unwatched_read_bef
 
 
 async def test_a_change_between_a_first_read_and_the_end_of_the_reconciliation_is_told(
-    api: Api, cluster: CachedCluster
+    api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:
     """Else the reader would work with what it has read until its back-off or resync."""
-    told: list[Any] = []
-    cluster.changed = told.append
     with cluster.tracking(KEY):
         assert await cluster.get(*CONFIG) is None
         cluster.on_objects(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
@@ -189,10 +191,8 @@ async def test_a_change_between_a_first_read_and_the_end_of_the_reconciliation_i
 
 
 async def test_a_change_while_the_api_server_still_answers_a_first_read_is_told(
-    api: Api, cluster: CachedCluster, monkeypatch: pytest.MonkeyPatch
+    api: Api, cluster: CachedCluster, monkeypatch: pytest.MonkeyPatch, told: list[Any]
 ) -> None:
-    told: list[Any] = []
-    cluster.changed = told.append
     old = api.put(_document(CORE, "ConfigMap", "config", data={"a": "old"}))
     cluster.on_objects(CONFIG_MAPS, (_metadata(old),), ())
 
@@ -208,10 +208,8 @@ async def test_a_change_while_the_api_server_still_answers_a_first_read_is_told(
 
 
 async def test_what_the_last_reconciliation_read_is_told_of_until_the_next_one_has_ended(
-    api: Api, cluster: CachedCluster
+    api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:
-    told: list[Any] = []
-    cluster.changed = told.append
     with cluster.tracking(KEY):
         await cluster.get(*CONFIG)
     with cluster.tracking(KEY):
@@ -404,10 +402,8 @@ async def test_a_late_deletion_does_not_hide_the_object_that_an_answer_showed_re
 
 
 async def test_a_reconciliation_is_not_repeated_for_what_it_has_written(
-    api: Api, cluster: CachedCluster
+    api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:
-    told: list[Any] = []
-    cluster.changed = told.append
     with cluster.tracking(KEY):
         await cluster.get(SERVING, "Service", "shop", "mail")
         stored = await cluster.apply(_service())
@@ -416,11 +412,9 @@ async def test_a_reconciliation_is_not_repeated_for_what_it_has_written(
 
 
 async def test_others_who_read_an_object_learn_of_a_write_whose_answer_came_first(
-    api: Api, cluster: CachedCluster
+    api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:
     """The watch then has no news of it: they would wait for the end of their back-off."""
-    told: list[Any] = []
-    cluster.changed = told.append
     broker = api.put(_document(EVENTING, "Broker", "default"))
     cluster.on_objects(BROKERS, (broker,), ())
     reader = "Trigger", "shop", "mail"

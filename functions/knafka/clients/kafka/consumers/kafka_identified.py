@@ -1,8 +1,8 @@
 """A reader of a topic that must be read anew once it was deleted and created again.
 
 librdkafka goes on in the new topic at its old position and reports nothing, unless the position is
-beyond the new topic's end: records below the position would never be read. So the topic's id is
-compared, which only an admin client is told.
+beyond the new topic's end: records below the position would never be read. So this reader compares
+the topic's id. Kafka's clients show it to administrators only, so it has an admin client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class KafkaIdentifiedReader(KafkaPositionedReader):
     def __init__(self, connection: Connection, topic: str) -> None:
         """Open the consumer; the topic's id is compared from `begin` on. Raises `LogError`."""
         super().__init__(connection, topic)
-        self._connection = connection
         self._comparing: asyncio.Task[None] | None = None
 
     def begin(self, positions: Mapping[int, Position]) -> None:

@@ -35,7 +35,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     committed_of,
     start_position_of,
 )
-from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
 from knafka.clients.kafka.kafka_commits import (
     NO_EPOCH,
@@ -128,7 +128,7 @@ class Membership(GroupConsumer):
             return
         log.warning(
             "the consumer of %s stands still in %s, though a new one goes on: it is opened anew",
-            self._group, ", ".join(f"{each.topic}/{each.partition}" for each in stalled),
+            self._group, names_of(stalled),
         )  # fmt: skip
         # Not revoked: their offsets may be of a log that is gone, and would hide records of the
         # new one.

@@ -59,8 +59,8 @@ class KafkaPositionedReader:
         self.ends: Positions = {}
         self.epochs: Mapping[int, int] = {}
         self.restarted: Collection[int] = ()
-        # Used only on the thread:
         self._connection = connection
+        # Used only on the thread:
         self._consumer = self._open()
         self._begun: set[int] = set()
         self._epochs: dict[int, int] = {}
@@ -82,10 +82,10 @@ class KafkaPositionedReader:
         self._thread.call(partial(self._drop, set(partitions)))
 
     def pause(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._pause, set(partitions)))
+        self._thread.call(partial(self._set_paused, set(partitions), paused=True))
 
     def resume(self, partitions: Collection[int]) -> None:
-        self._thread.call(partial(self._resume, set(partitions)))
+        self._thread.call(partial(self._set_paused, set(partitions), paused=False))
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
@@ -132,23 +132,14 @@ class KafkaPositionedReader:
             self._stalled.drop(self._partitions(begun))
             self._consumer.incremental_unassign(self._partitions(begun))
 
-    def _pause(self, numbers: set[int]) -> None:
-        """Pause the given partitions that are being read, on the consumer's thread. The next
-        `_read` raises its error."""
+    def _set_paused(self, numbers: set[int], *, paused: bool) -> None:
+        """Pause or resume the given partitions that are being read, on the consumer's thread. The
+        next `_read` raises its error."""
         partitions = self._partitions(numbers & self._begun)
+        consumer, stalled = self._consumer, self._stalled
         try:
-            self._consumer.pause(partitions)
-            self._stalled.pause(partitions)
-        except KafkaException as error:
-            self._failure = log_error_of(error.args[0])
-
-    def _resume(self, numbers: set[int]) -> None:
-        """Resume the given partitions that are being read, on the consumer's thread. The next
-        `_read` raises its error."""
-        partitions = self._partitions(numbers & self._begun)
-        try:
-            self._consumer.resume(partitions)
-            self._stalled.resume(partitions)
+            (consumer.pause if paused else consumer.resume)(partitions)
+            (stalled.pause if paused else stalled.resume)(partitions)
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
 

@@ -220,6 +220,11 @@ class StalledPartitions:
         return error is None or error.code() in LOST_OFFSET_ERRORS
 
 
+def names_of(partitions: Iterable[TopicPartition]) -> str:
+    """Return these partitions as text for a log or an error."""
+    return ", ".join(f"{each.topic}/{each.partition}" for each in partitions)
+
+
 def _key(partition: TopicPartition) -> _Key:
     """Return what identifies a partition."""
     return partition.topic, partition.partition

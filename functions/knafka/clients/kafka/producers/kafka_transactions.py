@@ -36,7 +36,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     committed_of,
     start_position_of,
 )
-from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
 from knafka.clients.kafka.kafka_client import (
     LOST_OFFSET_ERRORS,
     TRANSIENT_ERRORS,
@@ -273,8 +273,9 @@ class _Member(GroupConsumer):
         """Raise `LogError` if a new consumer hears of partitions of which this one hears nothing:
         this log has to be opened anew."""
         if stalled := self._stalled.find(self.consumer):
-            places = ", ".join(f"{each.topic}/{each.partition}" for each in stalled)
-            self._refusal = LogError(f"the consumer stands still in {places}: a new one goes on")
+            self._refusal = LogError(
+                f"the consumer stands still in {names_of(stalled)}: a new one goes on"
+            )
             raise LogError(str(self._refusal))
 
     def _poll(self, limit: int, timeout: float) -> None:
