@@ -29,15 +29,15 @@ BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
 # What is pure: no Kafka, no cluster, no Spark (marked slow).
 PURE := tests/unit tests/property tests/behaviour
-# What `make test` leaves out beside the cluster: disturbances under full load, what needs a program
-# that Go compiles, and all of Spark but a slice.
-LEFT_OUT := chaos or go or (spark and not slice)
+# What `make test` leaves to `make test-integration`: real processes in failures and disturbances,
+# what needs a program that Go compiles, and all of Spark but a slice.
+INTEGRATION := (integration or chaos or go or spark) and not slice
 # Coverage doubles the CPU of a pure test: the gate measures it, or `make test COVERAGE=1`.
 MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast test-cluster test-again tests-here tests-on-cluster tests-left-out lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
+.PHONY: help run jobs test test-fast test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -53,25 +53,29 @@ run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
-test: lint ## Check style, types and imports, run the tests that need Python alone (a quarter of an hour)
+test: lint ## Check style, types and imports, run the tests that need Python alone (ten minutes)
 	@$(MAKE) --no-print-directory -j2 types tests-here
 
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fifth of the properties' examples)
 	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" \
 		$(MORE_SIDE_BY_SIDE) $(ARGS)
 
-test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, of chaos and of all jobs (root, Go)
-	@$(MAKE) --no-print-directory -j2 tests-on-cluster tests-left-out
+test-integration: $(VENV)/.dev ## Run what real processes, a real Kafka and Spark take long for (half an hour; some need Go)
+	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
-tests-on-cluster: $(VENV)/.dev
+# In one process: the first job of each kind costs a Spark session more than all that follow.
+tests-of-jobs: $(VENV)/.dev
+	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" -n 1 $(SHOWN) $(ARGS)
+
+tests-of-processes: $(VENV)/.dev
+	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
+
+test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (40 minutes; root, Linux, Go)
 	@failed=0; \
 	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
 		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN) $(ARGS) || failed=$$?; \
 	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN) $(ARGS) || failed=$$?; \
 	exit $$failed
-
-tests-left-out: $(VENV)/.dev
-	$(RUN_TESTS) left-out -m "not cluster and ($(LEFT_OUT))" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)
@@ -85,7 +89,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
+	$(RUN_TESTS) here -m "not cluster and not ($(INTEGRATION))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
 	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md: tools/conformance_page.py)
@@ -120,6 +124,8 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_dead_letters_once.py tests/integration/test_dead_letter_security.py \
 		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
 		tests/integration/test_cut_dead_letter_log.py \
+		tests/integration/test_edited_replay.py tests/integration/test_cancelled_replay.py \
+		tests/cluster/test_names_collide.py \
 		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from support.cluster import Cluster
+from support.gate import only_chaos
 from support.installation import Installation
 
 
@@ -44,6 +45,7 @@ def test_brokers_and_triggers_whose_topics_and_groups_would_collide_get_only_the
         assert set(subscriber.ids()) == {f"{number}-{each}" for each in range(5)}
 
 
+@only_chaos
 def test_a_brokers_deletion_leaves_the_one_with_the_colliding_name_alone(
     installed: Installation, colliding: tuple[tuple[str, str], tuple[str, str]]
 ) -> None:

@@ -15,6 +15,7 @@ from datetime import datetime
 
 import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import Installation, Subscriber
 from support.steady_load import Load, longest_pause
 
@@ -187,6 +188,7 @@ def test_what_both_filters_accept_is_not_missed_while_a_trigger_is_edited(
     _all_arrive(load, [subscriber])
 
 
+@only_chaos
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("brokers_go")
 def test_with_min_scale_an_edited_trigger_is_ready_once_only_what_is_new_decides(

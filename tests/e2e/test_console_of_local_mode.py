@@ -152,6 +152,7 @@ def test_a_failure_is_seen_sent_again_and_held_back_from_the_console(console: Co
     assert "stopped; everything is kept" in console.up.output
 
 
+@pytest.mark.integration
 def test_a_subscriptions_failure_is_seen_sent_again_and_held_back(
     tmp_path: Path, kafka: Kafka
 ) -> None:

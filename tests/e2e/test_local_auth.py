@@ -72,6 +72,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.run("knafka down")
 
 
+@pytest.mark.integration
 def test_policies_are_tried_by_the_commands_of_the_docs(
     shell: Shell, kafka_distribution: KafkaDistribution
 ) -> None:

@@ -68,6 +68,7 @@ def installation(tmp_path: Path) -> Iterator[Installation]:
     made.knafka("down")
 
 
+@pytest.mark.integration
 def test_what_runs_in_the_background_is_looked_at_and_mended_from_outside(
     installation: Installation, kafka: Kafka
 ) -> None:

@@ -142,6 +142,7 @@ def addresses(running: Up) -> Mapping[str, str]:
     return dict(re.findall(r"KafkaChannel \S+/(\S+) at (http://\S+)", running.output))
 
 
+@pytest.mark.integration
 def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after_a_restart(
     up: Callable[[], Up], files: Files
 ) -> None:
@@ -244,6 +245,7 @@ def test_the_port_of_channels_says_that_there_is_none_until_there_is_one(
 PATIENT = PICKY.replace("retry: 1, backoffDelay: PT0.1S", "retry: 100, backoffDelay: PT1S")
 
 
+@pytest.mark.integration
 def test_what_is_delivered_does_not_wait_in_the_status_while_a_neighbour_retries(
     up: Callable[[], Up], files: Files
 ) -> None:

@@ -154,6 +154,7 @@ def _event(number: int) -> str:
     return next(line for line in lines if f'"order-{number}"' in line)
 
 
+@pytest.mark.integration
 def test_no_accepted_event_is_lost_when_any_process_is_killed(
     up: Callable[..., Up], shop: Callable[..., Path], kafka_distribution: KafkaDistribution
 ) -> None:
@@ -173,6 +174,7 @@ def test_no_accepted_event_is_lost_when_any_process_is_killed(
     assert running.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.integration
 @pytest.mark.conformance("KN-TRG-06")
 def test_an_idle_trigger_has_no_process_and_a_busy_one_never_more_than_partitions(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
@@ -240,6 +242,7 @@ def test_a_program_starts_anew_when_its_source_changes_and_says_when_it_can_not(
     running.wait_for(r"Service .*/worker: CommandFailed: its command ended with code 3")
 
 
+@pytest.mark.integration
 def test_a_second_one_on_the_same_data_or_port_says_what_to_do(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -257,6 +260,7 @@ def test_a_second_one_on_the_same_data_or_port_says_what_to_do(
         assert says in ended.stderr
 
 
+@pytest.mark.integration
 def test_nothing_survives_the_death_of_the_supervisor(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
 ) -> None:

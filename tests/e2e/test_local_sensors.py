@@ -123,6 +123,7 @@ def send(url: str, attributes: Mapping[str, str]) -> None:
         assert response.status == 202
 
 
+@pytest.mark.integration
 def test_the_example_fires_sleeps_and_fires_again_with_what_it_has_held(up: Up) -> None:
     """BUS-14, BUS-16: nothing is lost by sleep, and what fires is delivered by a Trigger."""
     up.wait_for(r"Sensor \S+/fulfilment is ready")
@@ -185,6 +186,7 @@ def is_asleep(up: Up, sensor: str) -> bool:
     return not said or said[-1] == "0"
 
 
+@pytest.mark.integration
 def test_on_a_channel_it_fires_and_what_is_answered_goes_where_its_trigger_says(
     tmp_path: Path, kafka: Kafka
 ) -> None:

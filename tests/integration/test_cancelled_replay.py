@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from support.gate import only_chaos
 from support.letters import DeadLetters, compacted
 from typer.testing import CliRunner
 
@@ -33,7 +34,10 @@ pytestmark = [
 EVENTS = 900
 
 
-@pytest.mark.parametrize("driver_events", [0, 5_000], ids=["workers", "driver"])
+@pytest.mark.parametrize(
+    "driver_events",
+    [pytest.param(0, id="workers", marks=only_chaos), pytest.param(5_000, id="driver")],
+)
 def test_a_cancelled_replay_ends_and_what_it_has_not_sent_another_one_sends(
     driver_events: int,
     dead: DeadLetters,

@@ -205,7 +205,7 @@ def test_records_that_somebody_else_deleted_are_told_and_the_rest_is_read(
 @pytest.mark.parametrize(
     "broken",
     [
-        "log",
+        pytest.param("log", marks=only_chaos),
         pytest.param("data", marks=only_chaos),
         pytest.param("checkpoint", marks=only_chaos),
         "records",

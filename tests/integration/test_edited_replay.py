@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.gate import only_chaos
 from support.letters import DeadLetters, compacted
 
 from knafka.core import names
@@ -24,7 +25,10 @@ pytestmark = [
 EDITS = EventEdits.parse(["type=test.v2"], [], ["/total=2"])
 
 
-@pytest.mark.parametrize("driver_events", [0, 5_000], ids=["workers", "driver"])
+@pytest.mark.parametrize(
+    "driver_events",
+    [pytest.param(0, id="workers"), pytest.param(5_000, id="driver", marks=only_chaos)],
+)
 def test_edited_events_are_sent_and_what_cannot_be_edited_is_counted_and_stays(
     driver_events: int,
     dead: DeadLetters,

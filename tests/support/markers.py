@@ -71,7 +71,7 @@ def shuffle(items: list[pytest.Item], order: random.Random) -> None:
 
 
 def mark_what_it_needs(item: pytest.Item) -> None:
-    """Mark a test of Kafka, Spark or an S3, as its fixtures tell, of chaos and of the cluster."""
+    """Mark a test of Kafka, Spark or an S3, as its fixtures tell, and by its folder and world."""
     fixtures = getattr(item, "fixturenames", ())
     if not _KAFKAS.isdisjoint(fixtures):
         item.add_marker(pytest.mark.kafka)
@@ -82,8 +82,10 @@ def mark_what_it_needs(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.go)
     if item.path.is_relative_to(_TESTS / "chaos"):
         item.add_marker(pytest.mark.chaos)
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    if item.path.is_relative_to(CLUSTER_TESTS) or parameters.get("world") == "cluster":
+    world = str(getattr(getattr(item, "callspec", None), "params", {}).get("world", ""))
+    if item.path.is_relative_to(_TESTS / "integration") or world.startswith("local"):
+        item.add_marker(pytest.mark.integration)
+    if item.path.is_relative_to(CLUSTER_TESTS) or world == "cluster":
         item.add_marker(pytest.mark.cluster)
 
 
