@@ -32,6 +32,7 @@ from knafka_jobs.replay import spark_lanes
 from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.replay.send import events_sent_by
+from knafka_jobs.report.datafusion_engine import DataFusionEngine
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine
 from knafka_jobs.topic_offsets import BrokerName
@@ -304,19 +305,45 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
         dead.add("mail", number)
     dead.flush()
     compacted(tables, client, dead)
-    make_report(SparkEngine(tables), None, datetime.now(UTC))
+    make_report(DataFusionEngine(tables.root), None, datetime.now(UTC))
     replay(tables, client, FailureSelection(), "r", "me", None, lambda line: None)
+    settle(dead, client, 10, failed=3)
+    compacted(tables, client, dead)
+    told = make_report(DataFusionEngine(tables.root), None, datetime.now(UTC))
+    run = told.replays[0]
+    assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
+    assert (told.totals.events, told.totals.unresolved, told.totals.failures) == (10, 3, 13)
+    assert told.changes.failed_again == 1
 
+
+def test_a_purge_without_a_selection_takes_what_a_replay_has_resolved(
+    dead: DeadLetters, client: KafkaClient, tables: Tables
+) -> None:
+    for number in range(5):
+        dead.add("mail", number)
+    dead.flush()
+    compacted(tables, client, dead)
+    replay(tables, client, FailureSelection(), "r", "me", None, lambda line: None)
+    settle(dead, client, 5, failed=2)
+    compacted(tables, client, dead)
+    assert purgeable(tables, FailureSelection(), False).count() == 3
+    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == 3
+    assert compacted(tables, client, dead).folded == 0
+    assert tables.read("failures").count() == 2
+
+
+def settle(dead: DeadLetters, client: KafkaClient, events: int, failed: int) -> None:
+    """Settle so many events of the replay topic as a dispatcher does; the first of them fail."""
     name = names.replay_topic(dead.namespace, "main", "mail")
     dispatcher = client.consumer(**{"group.id": name, "auto.offset.reset": "earliest"})
     dispatcher.subscribe([name])
-    for _ in range(10):
+    for _ in range(events):
         record = dispatcher.poll(20)
         assert record is not None
         headers: dict[str, bytes] = dict(record.headers() or [])  # type: ignore[arg-type]
         assert headers.keys() == {"ce_specversion", "ce_id", "ce_source", "ce_type", REPLAY}
         assert record.value() == b"data of " + headers["ce_id"]
-        if int(headers["ce_id"]) < 3:
+        if int(headers["ce_id"]) < failed:
             now = time.time()
             failure = Failure("http://mail/", Reason.STATUS, 1, now, now, 503)
             partition, offset = record.partition(), record.offset()
@@ -328,17 +355,6 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dead.flush()
     dispatcher.commit(asynchronous=False)
     dispatcher.close()
-
-    compacted(tables, client, dead)
-    told = make_report(SparkEngine(tables), None, datetime.now(UTC))
-    run = told.replays[0]
-    assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
-    assert (told.totals.events, told.totals.unresolved, told.totals.failures) == (10, 3, 13)
-    assert told.changes.failed_again == 1
-    assert purgeable(tables, FailureSelection(), False).count() == 7
-    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == 7
-    assert compacted(tables, client, dead).folded == 0
-    assert tables.read("failures").count() == 3
 
 
 def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(

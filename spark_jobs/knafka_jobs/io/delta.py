@@ -94,6 +94,9 @@ class Tables:
     def size(self, name: str) -> tuple[int, int]:
         """Return the number of a table's files and their total bytes."""
         snapshot = self._snapshot(name)
+        checksum = snapshot.checksumOpt()
+        if checksum.isDefined():
+            return int(checksum.get().numFiles()), int(checksum.get().tableSizeBytes())
         return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
 
     def last_version(self, name: str, writer: str) -> int | None:
@@ -101,8 +104,16 @@ class Tables:
         one."""
         if not self.exists(name):
             return None
-        number = self._snapshot(name).transactions().get(writer)
-        return int(number.get()) if number.isDefined() else None
+        snapshot = self._snapshot(name)
+        checksum = snapshot.checksumOpt()
+        if not checksum.isDefined() or not checksum.get().setTransactions().isDefined():
+            number = snapshot.transactions().get(writer)
+            return int(number.get()) if number.isDefined() else None
+        commits = checksum.get().setTransactions().get().iterator()
+        while commits.hasNext():
+            if (commit := commits.next()).appId() == writer:
+                return int(commit.version())
+        return None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
         """Return values as a DataFrame; made by way of JSON, as createDataFrame starts Python
@@ -329,7 +340,11 @@ class Tables:
 
     def _snapshot(self, name: str) -> Any:
         """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
-        it."""
+        it.
+
+        Its `checksumOpt`, which Delta writes beside a commit (`.crc`), is there at once; what else
+        depends on the table's files takes a query of three jobs.
+        """
         self._table(name)
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             delta = self._delta
