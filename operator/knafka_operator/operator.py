@@ -413,6 +413,9 @@ class Operator:
         is_broker = document["kind"] == self.family.broker
         if is_broker:
             self.on_broker(document, gone=gone)
+        elif self.sensors is not None:
+            if (sensor := self.sensors.sensor_to_wake(document, gone=gone)) is not None:
+                self.queue.enqueue(sensor)
         if self.entries is None:
             if not is_broker:
                 self.on_trigger(document, gone=gone)

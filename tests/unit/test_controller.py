@@ -23,6 +23,7 @@ from support.waiting import stretched
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
+from knafka_operator.engine.work_queue import BACK_OFF
 from knafka_operator.functions.tracing import tracing_variables_of
 from knafka_operator.installation.tracing import FunctionTracing
 from knafka_operator.kube_api.cache import CachedCluster
@@ -59,16 +60,16 @@ class World:
         self.waiting = 0
         """Questions that a Kafka which is away was asked."""
         self.api = ApiCluster(client)
-        cluster = CachedCluster(self.api)
+        self.cluster = CachedCluster(self.api)
         settings = replace(SETTINGS, tracing=FunctionTracing())
         self.operator = Operator(
             settings,
-            cluster,
+            self.cluster,
             self._connect,
             probe=_answers,
             open_writer=lambda _: MemoryWriter(self.log),
         )
-        self.controller = ClusterController(self.operator, cluster, self.api)
+        self.controller = ClusterController(self.operator, self.cluster, self.api)
         server.put(
             CORE, "ConfigMap", "knafka", SETTINGS.config, data={"bootstrap.servers": "kafka:9092"}
         )
@@ -189,6 +190,29 @@ async def test_a_config_map_that_changes_is_seen_within_a_second(ready: World) -
     data = {"bootstrap.servers": "kafka:9092", "default.topic.partitions": "no number"}
     ready.server.put(CORE, "ConfigMap", "knafka", SETTINGS.config, data=data)
     await until(lambda: ready.condition("Broker", "default", "ConfigParsed")[0] == "False", WITHIN)
+
+
+async def test_what_a_failed_reconciliation_did_not_read_still_wakes_the_object(
+    ready: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for its back-off, of up to five minutes."""
+    reported, changed = [], []
+    key = "Broker", "shop", "default"
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def report(_: object, error: Exception) -> None:
+        reported.append(str(error))  # without a write, whose own watch event wakes the Broker
+
+    monkeypatch.setattr(ready.controller.kinds["Broker"], "observe", fail)
+    monkeypatch.setattr(ready.controller, "_write_failure", report)
+    monkeypatch.setattr(ready.cluster, "changed", changed.append)
+    assert await ready.controller.reconcile(key) is BACK_OFF
+    assert reported == ["a bug"]
+    data = {"bootstrap.servers": "another:9092"}
+    ready.server.put(CORE, "ConfigMap", "knafka", SETTINGS.config, data=data)
+    await until(lambda: key in changed)
 
 
 async def test_a_change_of_tracing_reaches_functions_that_are_there(ready: World) -> None:

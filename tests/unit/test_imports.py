@@ -57,9 +57,15 @@ def pure(pyproject: dict[str, Any]) -> list[str]:
     return modules
 
 
-def test_what_is_pure_in_the_operator_imports_nothing_of_it_that_is_not(pure: list[str]) -> None:
-    graph = grimp.build_graph("knafka_operator", cache_dir=None)
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """Of the module, as a test alone would leave the threads behind that grimp keeps."""
+    return grimp.build_graph("knafka_operator", cache_dir=None)
 
+
+def test_what_is_pure_in_the_operator_imports_nothing_of_it_that_is_not(
+    graph: grimp.ImportGraph, pure: list[str]
+) -> None:
     def is_pure(module: str) -> bool:
         return any(module == each or module.startswith(f"{each}.") for each in pure)
 
@@ -72,8 +78,7 @@ def test_what_is_pure_in_the_operator_imports_nothing_of_it_that_is_not(pure: li
     assert impure == set()
 
 
-def test_what_decides_declares_or_admits_is_pure(pure: list[str]) -> None:
-    graph = grimp.build_graph("knafka_operator", cache_dir=None)
+def test_what_decides_declares_or_admits_is_pure(graph: grimp.ImportGraph, pure: list[str]) -> None:
     modules = {
         module
         for module in graph.modules

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import gc
+import threading
 from typing import Any
 
 import pytest
 from support.operator_world import SETTINGS
 
+from knafka_operator.kube_api.lease import Lease
 from knafka_operator.runtime import replica
 
 
@@ -29,6 +33,8 @@ class _Started:
             @classmethod
             async def start(cls, *_: object) -> Part:
                 return cls()
+
+            async def release(self) -> None: ...
 
             async def close(self) -> None:
                 if name not in started.closed:  # a second close has no effect
@@ -79,6 +85,49 @@ async def test_a_replica_that_fails_to_start_closes_what_it_has_started(
     with pytest.raises(RuntimeError, match=failing):
         await replica.run(SETTINGS)
     assert started.closed == closed
+
+
+class _MemoryLeases:
+    """A `LeaseStore` that says when the Lease was written first."""
+
+    def __init__(self) -> None:
+        self.stored: Lease | None = None
+        self.written = threading.Event()
+
+    async def read(self) -> Lease | None:
+        return self.stored
+
+    async def write(self, lease: Lease) -> Lease | None:
+        version = int(self.stored.version) + 1 if self.stored is not None else 1
+        self.stored = dataclasses.replace(lease, version=str(version))
+        self.written.set()
+        return self.stored
+
+
+async def test_a_replica_that_fails_to_start_releases_the_lease_that_it_has_acquired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else no replica would lead for as long as the Lease lasts."""
+    leases, started = _MemoryLeases(), _Started("")
+
+    class Tracing:
+        def __init__(self, *_: object) -> None: ...
+
+        async def start(self) -> None:
+            assert await asyncio.to_thread(leases.written.wait, 30)
+            assert leases.stored is not None
+            assert leases.stored.holder == SETTINGS.identity
+            raise RuntimeError("tracing")
+
+    monkeypatch.setattr(replica, "ApiCluster", _Api)
+    monkeypatch.setattr(replica, "ApiLeaseStore", lambda _: leases)
+    monkeypatch.setattr(replica, "Operator", started.part("operator"))
+    monkeypatch.setattr(replica, "MetricsServer", started.part("http"))
+    monkeypatch.setattr(replica, "FollowedTracing", Tracing)
+    with pytest.raises(RuntimeError, match="tracing"):
+        await replica.run(SETTINGS)
+    assert leases.stored is not None
+    assert leases.stored.holder == ""
 
 
 class _Keys:

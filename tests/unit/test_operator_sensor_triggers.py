@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from knafka.core.filters import compile_trigger
 from knafka_operator.kafka.desired import replay_egress
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
+from knafka_operator.runtime.selections import TRIGGERS
 
 
 @pytest.fixture
@@ -167,6 +169,37 @@ async def test_a_trigger_that_is_not_ready_is_told(world: SensorsWorld) -> None:
     world.declare(**spec(subscriber={"ref": {"apiVersion": "v1", "kind": "Service", "name": "no"}}))
     await world.settle()
     assert world.says("TriggersReady") == ("False", "TriggerNotReady")
+
+
+async def test_a_trigger_that_is_deleted_or_no_longer_ready_wakes_its_sensor(
+    world: SensorsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its Sensor would make it anew, or say so, after up to six minutes."""
+    trigger = copy.deepcopy(world.found("Trigger", CHILD))
+    key, asked = (SENSOR, "shop", "paid"), []
+    monkeypatch.setattr(world.inner.operator.queue, "enqueue", asked.append)
+    world.controller.on_objects(TRIGGERS, [trigger], [])
+    asked.clear()
+    status = {**trigger["status"], "annotations": {"seen": "later"}}
+    world.controller.on_objects(TRIGGERS, [_newer(trigger, status=status)], [])
+    assert key not in asked, "it is as Ready as before"
+    conditions = [{"type": "Ready", "status": "False", "reason": "SubscriberDoesNotExist"}]
+    status = {**trigger["status"], "conditions": conditions}
+    world.controller.on_objects(TRIGGERS, [_newer(trigger, status=status)], [])
+    assert asked.count(key) == 1
+    world.controller.on_objects(TRIGGERS, [_newer(trigger, spec={"broker": "other"})], [])
+    assert asked.count(key) == 2
+    world.controller.on_objects(TRIGGERS, [], [trigger])
+    assert asked.count(key) == 3
+    other = {**trigger, "metadata": {"namespace": "shop", "name": "mail", "uid": "m"}}
+    world.controller.on_objects(TRIGGERS, [other], [])
+    assert asked.count(key) == 3, "it is no Sensor's"
+
+
+def _newer(document: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a changed object as its watch reports it."""
+    version = str(int(document["metadata"].get("resourceVersion") or 0) + 1)
+    return {**document, "metadata": {**document["metadata"], "resourceVersion": version}, **fields}
 
 
 async def test_a_trigger_that_the_api_server_refuses_is_told(world: SensorsWorld) -> None:

@@ -68,6 +68,10 @@ WriteFailure: TypeAlias = Callable[[Document, Exception], Awaitable[object]]
 """Writes an unexpected error, a bug, into an object's status."""
 
 
+class _BugReported(Exception):
+    """A reconciliation failed by a bug, which the object's status reports."""
+
+
 class Controller:
     """Reconciles the objects of all kinds; belongs to one event loop."""
 
@@ -128,13 +132,16 @@ class Controller:
             self._store.forget(key)
             await self._remove_finalizers(kind, document)
             return GONE
-        with self._store.tracking(key):
-            marked = await self._ensure_finalizer(kind, document)
-            return GONE if marked is None else await self._reconcile(kind, key, marked)
+        try:
+            with self._store.tracking(key):
+                marked = await self._ensure_finalizer(kind, document)
+                return GONE if marked is None else await self._reconcile(kind, key, marked)
+        except _BugReported:  # not inside `tracking`, which would forget what wasn't read again
+            return self._pace.not_ready
 
     async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Requeue:
         """Reconcile one object, post its Event, and return when to reconcile it again. A bug is
-        logged and reported in the object's status. Raises `ClusterError`."""
+        logged and reported in the object's status. Raises `_BugReported`, `ClusterError`."""
         try:
             new_status = await kind.reconcile(document)
         except ClusterError:
@@ -142,7 +149,7 @@ class Controller:
         except Exception as error:  # a bug; the object's status reports it
             log.exception("%s", " ".join(key))
             await self._write_failure(document, error)
-            return self._pace.not_ready
+            raise _BugReported from error
         if new_status is None:
             return RESYNC_SECONDS  # the event that the object waits for will enqueue it
         if kind.has_ended(new_status):

@@ -167,8 +167,10 @@ class LeaseThread:
         asyncio.run_coroutine_threadsafe(leadership.hold(acquired), self._loop)
 
     async def release(self) -> None:
-        """Release the Lease; call it when this replica has stopped acting. Raises
-        `ClusterError`."""
+        """Release the Lease; call it when this replica has stopped acting. No effect if the thread
+        has ended. Raises `ClusterError`."""
+        if not self._thread.is_alive():
+            return
         releasing = asyncio.run_coroutine_threadsafe(self._leadership.release(), self._loop)
         await asyncio.wrap_future(releasing)
 

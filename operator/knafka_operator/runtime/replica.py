@@ -66,7 +66,7 @@ WEBHOOKS_STOP_TIMEOUT: Final = 5.0
 async def run(settings: Settings) -> None:
     """Run one replica of the operator until SIGTERM or SIGINT: serve webhooks and metrics, and
     reconcile while it leads. Raises `ClusterError` if no cluster is configured. Also after an error
-    all that was started is closed, so that this replica doesn't keep the Lease."""
+    all that was started is closed, and the Lease is released if it was acquired meanwhile."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -86,7 +86,7 @@ async def _run(
     # with our first read.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
-    closing.push_async_callback(lease.close)
+    closing.push_async_callback(_leave, lease)
     tracing = FollowedTracing(settings, api)
     keys = FunctionKeys(settings, api)
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
@@ -114,14 +114,13 @@ async def _run(
     # block the process for 50 ms.
     gc.collect()
     gc.freeze()
-    # Closed first: after an error, another replica can lead while this one closes the rest.
-    closing.push_async_callback(lease.close)
+    # First of all: after an error, another replica can lead while this one closes the rest.
+    closing.push_async_callback(_leave, lease)
     if await _wait_for_lease(acquired, operator, stop):
         with Watchdog(leadership):
             naming = FollowedNaming(settings, api)
             controller = ClusterController(operator, cluster, api, tracing, keys, naming)
             await _lead(controller, operator, (keys, tracing, naming), stop)
-        await _release_lease(lease)
 
 
 async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
@@ -183,12 +182,16 @@ async def _lead(
         await operator.close()
 
 
-async def _release_lease(lease: LeaseThread) -> None:
-    """Release the Lease, so that another replica can lead; failures are logged."""
+async def _leave(lease: LeaseThread) -> None:
+    """Release the Lease if this replica holds it, so that another one can lead at once, and end its
+    thread; failures are logged. Call it when this replica has stopped acting; no effect the second
+    time."""
     try:
         await lease.release()
     except ClusterError as error:
         log.warning("the Lease is not released: %s", error)
+    finally:
+        await lease.close()
 
 
 async def _resume(operator: Operator) -> None:

@@ -18,9 +18,9 @@ from typing import Any, Final
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.effects import Annotate
-from knafka_operator.decisions.status import EXPECTED, NotReady
+from knafka_operator.decisions.status import EXPECTED, NotReady, is_ready, why_not_ready
 from knafka_operator.engine.effects import Effects, resource_of
-from knafka_operator.engine.kind import BrokerReconciler, Kind, Reconciler
+from knafka_operator.engine.kind import BrokerReconciler, Kind, Reconciler, key_of
 from knafka_operator.engine.work_queue import WorkQueue
 from knafka_operator.functions import services
 from knafka_operator.functions.applying import delete_service
@@ -30,20 +30,35 @@ from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.topic_creation import find_topic_to_delete
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import Family
-from knafka_operator.model.identity import Identity
+from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
-from knafka_operator.model.sensors import KNAFKA, SENSOR_NAME_KEY, TOPICS, Bus, Sensor, bus_of
+from knafka_operator.model.sensors import (
+    KNAFKA,
+    SENSOR,
+    SENSOR_NAME_KEY,
+    TOPICS,
+    Bus,
+    Sensor,
+    bus_of,
+)
 from knafka_operator.records.ownership import (
     SensorOwnership,
     kept_names,
     may_have_group,
     status_annotations,
 )
-from knafka_operator.records.state import BrokerRecord, BrokerState, SensorRecord, States
+from knafka_operator.records.state import (
+    BrokerRecord,
+    BrokerState,
+    SensorRecord,
+    States,
+    without_status,
+)
 from knafka_operator.scale.decide import Cause, ScalingStatus
 from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.sensors import decide as deciding
 from knafka_operator.sensors import manifests as sensor_manifests
+from knafka_operator.sensors.actions import sensor_name_of
 from knafka_operator.sensors.decide import ObservedSensor, SensorDecision, WatchedSensor
 from knafka_operator.sensors.publishing import SensorPublishing
 from knafka_operator.sensors.topics import candidate_names, recorded_topic
@@ -73,6 +88,23 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
+        self._seen_triggers: dict[Key, tuple[Document, str]] = {}
+        """What each Sensor's Triggers declare, and why they aren't Ready, when last seen."""
+
+    def sensor_to_wake(self, trigger: Document, *, gone: bool) -> Key | None:
+        """Return the key of the Sensor whose actions a Trigger delivers, if the Trigger was changed
+        or deleted (`gone`), or became Ready or not Ready; else None. The cache wakes no reader of a
+        list, and a Sensor lists its Triggers."""
+        key, sensor_name = key_of(trigger), sensor_name_of(trigger)
+        previous = self._seen_triggers.pop(key, None)
+        if not sensor_name:
+            return None
+        if not gone:
+            seen = without_status(trigger), "" if is_ready(trigger) else why_not_ready(trigger)
+            self._seen_triggers[key] = seen
+            if seen == previous:
+                return None
+        return SENSOR, key[1], sensor_name
 
     def scaling_status(self, identity: Identity) -> ScalingStatus | None:
         """Return the scaler's status of a Sensor; None: it isn't scaled."""
