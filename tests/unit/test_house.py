@@ -56,7 +56,6 @@ STILL_LONG: Final = {
     "functions/knafka/dispatcher/engine/sender.py",
     "functions/knafka/dispatcher/shared/reader.py",
     "functions/knafka/ports/log.py",
-    "functions/knafka/receiver/ingest.py",
     "functions/knafka/receiver/protocol.py",
     "functions/knafka/sensor/bus.py",
     "operator/knafka_operator/archives/manifests.py",

@@ -34,7 +34,9 @@ from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.event_types import SeenTypes
-from knafka.receiver.ingest import IngestHandler, Limits, header_bytes, leaves_room
+from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.limits import Limits, header_bytes, leaves_room
+from knafka.receiver.observing import ReceiverObservers
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
 from knafka.tracing.starting import Tracing, start_tracing
@@ -79,17 +81,17 @@ class ReceiverFunction:
         settings or a contract that can't be used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
-        self._callers = settings.callers(environment)
-        self._scrapers = settings.scrapers(environment)
-        self._types = SeenTypes() if settings.event_types(environment) else None
+        callers, scrapers = settings.callers(environment), settings.scrapers(environment)
+        types = SeenTypes() if settings.event_types(environment) else None
         self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
+        observers = ReceiverObservers(spans, types, self._statistics.metrics, callers, scrapers)
         if declared is None:
-            self._serve(ingresses, spans)
+            self._serve(ingresses, observers)
         else:
-            self._follow(declared, spans)
+            self._follow(declared, observers)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
         self._follow_direct_load(settings.service_url(environment))
@@ -137,7 +139,7 @@ class ReceiverFunction:
         self._verifier, self._keys_tried = TokenVerifier(keys), keys.tried
         self._tasks.append(asyncio.create_task(keys.follow()))
 
-    def _serve(self, ingresses: Sequence[Ingress], spans: IngestTracing | None) -> None:
+    def _serve(self, ingresses: Sequence[Ingress], observers: ReceiverObservers) -> None:
         """Serve the Ingresses that the environment declares."""
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
@@ -149,12 +151,10 @@ class ReceiverFunction:
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[ingress.kafka] for ingress in ingresses]
         self.ingest = IngestHandler(
-            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
-            callers=self._callers, scrapers=self._scrapers, verifier=self._verifier,
-            types=self._types,
-        )  # fmt: skip
+            ingresses, writers, _limits(), verifier=self._verifier, observers=observers
+        )
 
-    def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
+    def _follow(self, declared: contract.Receiver, observers: ReceiverObservers) -> None:
         """Serve the Ingresses in a topic, following its changes. Batches have no limit of their
         own, as a topic with any limit may be added later: if a batch was too large, the writer
         sends its records again one by one."""
@@ -164,10 +164,8 @@ class ReceiverFunction:
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
-            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
-            only_path=declared.path, callers=self._callers, scrapers=self._scrapers,
-            verifier=self._verifier, types=self._types,
-        )  # fmt: skip
+            (), (), _limits(), Contract(), verifier=self._verifier, observers=observers
+        )
         contract_writer = self._writer(declared.kafka)
 
         def apply_contract() -> None:
@@ -188,7 +186,7 @@ class ReceiverFunction:
                 (ingress, self._writer(_with_producer_settings(ingress, declared.kafka)))
                 for ingress in current_contract.entries.values()
             ]
-            self.ingest.serve(served, current_contract)
+            self.ingest.serve(served, current_contract, only_path)
             self._connections.forget_routes()
             self._keep_writers({contract_writer, *(writer for _, writer in served)})
 
