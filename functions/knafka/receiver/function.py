@@ -151,7 +151,7 @@ class ReceiverFunction:
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[ingress.kafka] for ingress in ingresses]
         self.ingest = IngestHandler(
-            ingresses, writers, _limits(), verifier=self._verifier, observers=observers
+            ingresses, writers, _limits_for_process(), verifier=self._verifier, observers=observers
         )
 
     def _follow(self, declared: contract.Receiver, observers: ReceiverObservers) -> None:
@@ -164,9 +164,9 @@ class ReceiverFunction:
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
-            (), (), _limits(), Contract(), verifier=self._verifier, observers=observers
+            (), (), _limits_for_process(), Contract(), verifier=self._verifier, observers=observers
         )
-        contract_writer = self._writer(declared.kafka)
+        contract_writer = self._ensure_writer(declared.kafka)
 
         def apply_contract() -> None:
             """Serve the Ingresses that the contract declares now."""
@@ -183,7 +183,7 @@ class ReceiverFunction:
                     refused={**current_contract.refused, only_path: "it isn't there"},
                 )
             served = [
-                (ingress, self._writer(_with_producer_settings(ingress, declared.kafka)))
+                (ingress, self._ensure_writer(_with_producer_settings(ingress, declared.kafka)))
                 for ingress in current_contract.entries.values()
             ]
             self.ingest.serve(served, current_contract, only_path)
@@ -193,7 +193,7 @@ class ReceiverFunction:
         follower.listeners.append(apply_contract)
         self._tasks.append(asyncio.create_task(follower.follow()))
 
-    def _writer(self, kafka: Kafka) -> LogWriter:
+    def _ensure_writer(self, kafka: Kafka) -> LogWriter:
         """Return the writer with these settings, opened at its first use."""
         if kafka not in self._writers:
             self._writers[kafka] = KafkaWriter(
@@ -304,7 +304,7 @@ class ReceiverFunction:
         path = decoded_path(scope.get("raw_path") or scope["path"].encode())
         headers = list(scope["headers"])
         address = address_of(path, headers)
-        body = await self._receive(address, headers, receive)
+        body = await self._read_body(address, headers, receive)
         if body is None:
             return  # the sender hung up
         if isinstance(body, Answer):
@@ -316,7 +316,7 @@ class ReceiverFunction:
         )
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _receive(
+    async def _read_body(
         self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
         """Return the whole body, the answer to a request that is refused, or None if the sender
@@ -367,7 +367,7 @@ class ReceiverFunction:
         return await answer_future
 
 
-def _limits() -> Limits:
+def _limits_for_process() -> Limits:
     """Return the usual limits, with fewer connections if the process may open fewer files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     default_limits = Limits()
