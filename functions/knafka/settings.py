@@ -201,7 +201,7 @@ def event_types(environment: Environment) -> bool:
 def ingresses(environment: Environment) -> Sequence[Ingress]:
     """Return the Ingresses that the environment declares. Raises `InvalidDocument` that names the
     variable and the broken field."""
-    text = _required(environment, INGRESSES)
+    text = _required_variable(environment, INGRESSES)
     try:
         parsed = parse_ingresses(text)
     except InvalidDocument as error:
@@ -228,7 +228,7 @@ def receiver(environment: Environment) -> Receiver | None:
 def egress(environment: Environment) -> Egress:
     """Return the Egress of a dispatcher. Raises `InvalidDocument` that names the variable and the
     broken field."""
-    text = _required(environment, EGRESS)
+    text = _required_variable(environment, EGRESS)
     try:
         return parse_json(Egress, text)
     except InvalidDocument as error:
@@ -250,7 +250,7 @@ def sensor(environment: Environment) -> SensorContract:
     # Imported here, as it imports time zones, which no other function needs.
     from knafka.core.sensor.contract import SensorContract
 
-    text = _required(environment, SENSOR)
+    text = _required_variable(environment, SENSOR)
     try:
         return parse_json(SensorContract, text)
     except InvalidDocument as error:
@@ -287,7 +287,7 @@ def drains(environment: Environment) -> DrainSettings:
     return DrainSettings(service_url(environment), at_start == "true", int(grace) - LEAVING)
 
 
-def _required(environment: Environment, name: str) -> str:
+def _required_variable(environment: Environment, name: str) -> str:
     """Return this variable. Raises `InvalidDocument` if it isn't set."""
     if not (text := environment.get(name)):
         raise InvalidDocument(name, "is not set: the operator writes a function's contract there")

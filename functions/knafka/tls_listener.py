@@ -36,7 +36,7 @@ class ServerCertificate:
 
     def __init__(self, folder: Path) -> None:
         """Create the TLS context without a certificate; `look` loads one from `folder`."""
-        self.context = _context()
+        self.context = _tls_context()
         """The listener's context, whose callback gives each handshake the newest certificate."""
         self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
@@ -62,7 +62,7 @@ class ServerCertificate:
             return
         self._seen = versions
         try:
-            context = _context()
+            context = _tls_context()
             context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
             consequence = "the one before is shown" if self.is_there else "no TLS is served"
@@ -113,7 +113,7 @@ class TlsListener:
         return self.server
 
 
-def _context() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """Return the TLS context of a server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

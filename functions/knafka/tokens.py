@@ -65,7 +65,7 @@ def _aws_region() -> str:
 def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
     """Return the callback by which librdkafka requests tokens, in its own thread; the first token
     is signed now, or shared."""
-    sign = _signer(region, role)
+    sign = _open_signer(region, role)
     now = time.time()
     signed_at, first_token = _shared.get((region, role), (now, None))
     if first_token is None or now - signed_at > min(
@@ -89,7 +89,7 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
     return token
 
 
-def _signer(region: str, role: str | None) -> Callable[[], Token]:
+def _open_signer(region: str, role: str | None) -> Callable[[], Token]:
     """Return the signer of tokens, which raises `LogError`. Raises `InvalidDocument`."""
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer

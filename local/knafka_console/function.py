@@ -23,7 +23,7 @@ from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.cluster_console import ClusterConsole, FiguresSource
 from knafka_console.sources.cluster_kafka import ClusterKafka
 from knafka_console.sources.metrics import DirectMetrics, SharedFigures
-from knafka_console.sources.reports import ReportTopics
+from knafka_console.sources.reports import ConsoleScope, ReportTopics
 from knafka_console.web.server import ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
 
@@ -81,11 +81,13 @@ class ViewerSources:
             KubernetesApi(client),
             self._figures,
             ClusterKafka(client, namespace, system=self._system),
-            self._settings.name,
-            viewer.namespaces,
-            reviews_kafka=True,
+            ConsoleScope(
+                self._settings.name,
+                viewer.namespaces,
+                reviews_kafka=True,
+                trace_url=self._settings.trace_url,
+            ),
             topics=self._topics,
-            traces=self._settings.trace_url,
             clock=self._clock,
         )
 

@@ -188,7 +188,7 @@ def test_looks_are_rarer_where_they_cost_more(monkeypatch: pytest.MonkeyPatch) -
             pass
         return ()
 
-    monkeypatch.setattr(cpu, "_stack", slow)
+    monkeypatch.setattr(cpu, "_stack_of", slow)
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:

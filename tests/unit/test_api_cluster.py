@@ -266,7 +266,7 @@ async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
     served: Served, cluster: ApiCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Issue 14, 5: an admission webhook that doesn't answer for one tenant."""
-    find, answers, asked = cluster._kind, threading.Event(), list[str]()
+    find, answers, asked = cluster._client_of_kind, threading.Event(), list[str]()
 
     class Hanging:
         def get(self, *, namespace: str, **more: Any) -> Any:
@@ -275,7 +275,7 @@ async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
                 answers.wait()
             return find(CORE, "Secret").get(namespace=namespace, **more)
 
-    monkeypatch.setattr(cluster, "_kind", lambda *_: Hanging())
+    monkeypatch.setattr(cluster, "_client_of_kind", lambda *_: Hanging())
     stuck = [
         asyncio.create_task(cluster.get(CORE, "Secret", "stuck", "credentials"))
         for _ in range(2 * API_THREADS)

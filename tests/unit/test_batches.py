@@ -17,7 +17,8 @@ from knafka.core.events.http_binding import MAX_BATCH, record_of
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.ports.log import Reported
 from knafka.receiver.answers import Answer
-from knafka.receiver.ingest import IngestHandler, Limits
+from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.limits import Limits
 
 BATCH = (b"content-type", b"application/cloudevents-batch+json")
 

@@ -33,6 +33,7 @@ from knafka.draining.lease import RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import CONTRACT, METRICS_PATH, IngestHandler
+from knafka.receiver.observing import ReceiverObservers
 from knafka.settings import SERVICE_URL
 from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
@@ -205,7 +206,9 @@ async def test_what_a_receiver_serves_is_told_its_operator_only(
 ) -> None:
     log = MemoryLog()
     writers = [MemoryWriter(log)]
-    handler = IngestHandler((), (), contract=Contract(), callers=Callers.parse(KNOWS))
+    handler = IngestHandler(
+        (), (), contract=Contract(), observers=ReceiverObservers(callers=Callers.parse(KNOWS))
+    )
     handler.writers = list(writers)
     answered: list[Answer] = []
     handler.handle(b"GET", CONTRACT, headers, b"", answered.append)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ from knafka_console.sources.metrics import (
     ProxiedMetrics,
     SharedFigures,
 )
+from knafka_console.sources.reports import ConsoleScope
 from knafka_operator.model.resources import EVENTING
 
 MAIL = TriggerName("shop", "mail")
@@ -55,12 +57,16 @@ def memory() -> MemoryLog:
     return MemoryLog()
 
 
-def console_of(client: Any, memory: MemoryLog, **options: Any) -> ClusterConsole:
+def console_of(
+    client: Any, memory: MemoryLog, *, kafka: Any = None, clock: Any = time.monotonic, **scope: Any
+) -> ClusterConsole:
     api = KubernetesApi(client)
     letters = DeadLetterTopics(lambda _: MemoryAdmin(memory), lambda _: MemoryWriter(memory))
     shared = SharedFigures(ProxiedMetrics(api, "knafka"))
-    kafka = options.pop("kafka", None) or ClusterKafka(client, "knafka")
-    return ClusterConsole(api, shared, kafka, "dev", letters=letters, **options)
+    kafka = kafka or ClusterKafka(client, "knafka")
+    return ClusterConsole(
+        api, shared, kafka, ConsoleScope("dev", **scope), letters=letters, clock=clock
+    )
 
 
 @pytest.fixture
@@ -310,9 +316,8 @@ async def test_a_kafka_that_is_not_reached_says_how_to_name_another_address(
         api,
         SharedFigures(ProxiedMetrics(api, "knafka")),
         ClusterKafka(cluster[1], "knafka"),
-        "dev",
+        ConsoleScope("dev", unreached_hint="name another with --bootstrap-servers"),
         letters=DeadLetterTopics(unreached),
-        unreached="name another with --bootstrap-servers",
     )
     with pytest.raises(KafkaNotReached, match="no answer: name another with --bootstrap-servers"):
         await console.failures(MAIL)

@@ -33,7 +33,7 @@ from knafka_console.model.source import (
 from knafka_console.sources.cluster_console import ClusterConsole
 from knafka_console.sources.cluster_kafka import ClusterKafka
 from knafka_console.sources.figures import Figures
-from knafka_console.sources.reports import REPORT_GROUP_LABEL, ReportTopics
+from knafka_console.sources.reports import REPORT_GROUP_LABEL, ConsoleScope, ReportTopics
 from knafka_console.web.server import CHANGE_HEADER, ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
 from knafka_jobs.report.report_document import Report
@@ -88,17 +88,20 @@ class NoFigures:
 
 
 def console_of(
-    client: Any, memory: MemoryLog, token: str, *namespaces: str, **options: Any
+    client: Any,
+    memory: MemoryLog,
+    token: str,
+    *namespaces: str,
+    topics: ReportTopics | None = None,
+    **scope: Any,
 ) -> ClusterConsole:
     viewer = client_with_token(client, token)
-    options = {"topics": ReportTopics(lambda _: MemoryAdmin(memory)), **options}
     return ClusterConsole(
         KubernetesApi(viewer),
         NoFigures(),
         ClusterKafka(viewer, "knafka", system=client),
-        "dev",
-        namespaces,
-        **{"reviews_kafka": True, **options},
+        ConsoleScope("dev", namespaces, **{"reviews_kafka": True, **scope}),
+        topics=topics or ReportTopics(lambda _: MemoryAdmin(memory)),
     )
 
 
@@ -197,7 +200,7 @@ async def test_a_kafka_that_is_away_is_not_an_archive_without_a_report(
         raise LogError("no answer")
 
     console = console_of(
-        cluster[1], memory, "ada", "shop", topics=ReportTopics(away), unreached="look at Kafka"
+        cluster[1], memory, "ada", "shop", topics=ReportTopics(away), unreached_hint="look at Kafka"
     )
     with pytest.raises(KafkaNotReached, match="no answer: look at Kafka"):
         await console.reports.json(KEPT)

@@ -18,6 +18,7 @@ from knafka.core.events.kafka_binding import read
 from knafka.observability import ingress_labels
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.observing import ReceiverObservers
 from knafka.receiver.tracing import IngestTracing
 
 CLOUD_EVENT = (b"content-type", b"application/cloudevents+json")
@@ -31,7 +32,8 @@ class World:
         self.log = MemoryLog()
         self.log.create("events")
         declared = ingress(kind="KafkaSink", content_mode="structured", **of_ingress)
-        self.ingest = IngestHandler([declared], [MemoryWriter(self.log)], tracing=tracing)
+        observers = ReceiverObservers(tracing=tracing)
+        self.ingest = IngestHandler([declared], [MemoryWriter(self.log)], observers=observers)
         self.answers: list[Answer] = []
 
     async def send(self, headers: Headers, body: bytes = b"") -> int:

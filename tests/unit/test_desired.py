@@ -38,6 +38,7 @@ from knafka_operator.model.topics import Topic
 
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="local:9092"))
 MAIL = Sink(url="http://mail.shop.svc/")
+TO_MAIL = desired.TriggerDestinations(MAIL)
 TOPIC = Topic("t", 6, 3)
 
 
@@ -92,7 +93,7 @@ def config(**data: str) -> ConfigMap:
 
 
 def egress_of(of_trigger: Trigger, of_broker: Broker | None = None) -> Any:
-    return desired.trigger_egress(of_trigger, of_broker or broker(), TOPIC, MAIL, None, DEFAULTS)
+    return desired.trigger_egress(of_trigger, of_broker or broker(), TOPIC, TO_MAIL, DEFAULTS)
 
 
 def test_a_broker_without_config_gets_the_defaults() -> None:
@@ -246,7 +247,9 @@ def test_an_egress_says_all_about_a_trigger() -> None:
     declared = trigger(
         {"filter": {"attributes": {"type": "a"}}, "filters": [{"exact": {"a": "b"}}]}
     )
-    egress = desired.trigger_egress(declared, broker(), TOPIC, MAIL, dead, DEFAULTS)
+    egress = desired.trigger_egress(
+        declared, broker(), TOPIC, desired.TriggerDestinations(MAIL, dead), DEFAULTS
+    )
     assert (egress.namespace, egress.broker, egress.trigger) == ("shop", "orders", "mail")
     assert (egress.topic, egress.group) == ("t", "knative-trigger-shop-mail")
     assert egress.dead_letter_topic == names.dead_letter_topic("shop", "orders", "mail")
@@ -353,7 +356,7 @@ def test_a_bound_that_the_contract_would_refuse_is_refused_by_its_annotation(bou
 
 
 def settings_of(topic: Topic) -> TopicSettings:
-    egress = desired.trigger_egress(trigger(), broker(), topic, MAIL, None, DEFAULTS)
+    egress = desired.trigger_egress(trigger(), broker(), topic, TO_MAIL, DEFAULTS)
     return egress.dead_letter_settings
 
 
@@ -398,8 +401,7 @@ def test_dead_letters_are_kept_as_long_as_the_nearest_says(
         trigger(annotations=mine),
         broker(annotations=brokers),
         Topic("t", 6, 3),
-        MAIL,
-        None,
+        TO_MAIL,
         desired.defaults_with_config(declared, DEFAULTS),
     )
     assert egress.dead_letter_settings.config["retention.ms"] == str(kept)
@@ -411,8 +413,7 @@ def test_a_brokers_own_dead_letters_are_kept_as_long_as_it_says_whatever_its_tri
         trigger(annotations={RETENTION_ANNOTATION: "P1D"}),
         broker(annotations={RETENTION_ANNOTATION: "P2D"}),
         Topic("t", 6, 3),
-        MAIL,
-        None,
+        TO_MAIL,
         DEFAULTS,
     )
     name, settings = egress.broker_dead_letter_topic, egress.broker_dead_letter_settings

@@ -18,7 +18,8 @@ from knafka.core.errors import LogError
 from knafka.observability import Histogram
 from knafka.receiver.address import address_of
 from knafka.receiver.answers import Answer
-from knafka.receiver.ingest import IngestHandler, Limits
+from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.limits import Limits
 
 DEFAULT = Limits()
 

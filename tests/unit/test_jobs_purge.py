@@ -87,7 +87,7 @@ def test_replaced_files_are_vacuumed_once_a_day_whether_or_not_any_were_merged(
     made = datetime.now(UTC)
 
     def vacuumed() -> int:
-        history = tables._table("records").history()
+        history = tables._ensure_table("records").history()
         return history.where("operation = 'VACUUM END'").count()
 
     for after, times in ((0.5, 0), (1.5, 1), (2, 1), (3, 2)):

@@ -55,7 +55,9 @@ def egress(data: dict[str, str], annotations: dict[str, str]) -> Kafka:
     trigger = parse(Trigger, document("Trigger", annotations))
     defaults = desired.defaults_with_config(config(data), DEFAULTS)
     sink = Sink(url="http://mail/")
-    return desired.trigger_egress(trigger, BROKER, TOPIC, sink, None, defaults).kafka
+    return desired.trigger_egress(
+        trigger, BROKER, TOPIC, desired.TriggerDestinations(sink), defaults
+    ).kafka
 
 
 def ingress(data: dict[str, str]) -> Ingress:

@@ -25,6 +25,7 @@ from knafka.core.tokens.caller_tokens import (
 from knafka.observability import CONTENT_TYPE
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import METRICS_PATH, IngestHandler
+from knafka.receiver.observing import ReceiverObservers
 from knafka_client.sockets import free_port
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.metrics import DirectMetrics, MetricsUnavailable
@@ -45,7 +46,7 @@ def bearer(token: str) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize(("token", "status"), KNOWN + REFUSED)
 async def test_a_receiver_tells_who_has_one_of_the_tokens(token: str, status: int) -> None:
-    handler = IngestHandler((), (), scrapers=Callers.parse(BOTH))
+    handler = IngestHandler((), (), observers=ReceiverObservers(scrapers=Callers.parse(BOTH)))
     answered: list[Answer] = []
     handler.handle(b"GET", METRICS_PATH, bearer(token), b"", answered.append)
     await until(lambda: bool(answered))

@@ -24,7 +24,7 @@ from knafka_operator.model.resources import ISOLATION, SERVING, Broker, Trigger
 from knafka_operator.model.topics import Topic
 from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers import decide as triggers
-from knafka_operator.triggers.decide import ObservedTrigger
+from knafka_operator.triggers.observed import ObservedTrigger
 
 SETTINGS = Settings(namespace="knafka", image="knafka:latest", shard_size=2)
 KAFKA = Kafka(bootstrap_servers="kafka:9092")

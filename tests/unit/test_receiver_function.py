@@ -17,7 +17,7 @@ from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.receiver import function
 from knafka.receiver.function import ReceiverFunction
-from knafka.receiver.ingest import Limits
+from knafka.receiver.limits import Limits
 
 LIMIT = 1000
 

@@ -11,7 +11,7 @@ from support.requests import EVERY, MINIMAL, Request
 from support.waiting import until
 
 from knafka.receiver import responses
-from knafka.receiver.ingest import Limits
+from knafka.receiver.limits import Limits
 
 
 @pytest.mark.parametrize("request_", EVERY, ids=lambda each: each.id)

@@ -9,7 +9,7 @@ from support.http_cases import CHUNKED, EVENT, HEAD
 from support.receiving import Server
 from support.waiting import until
 
-from knafka.receiver.ingest import Limits
+from knafka.receiver.limits import Limits
 from knafka.receiver.protocol import REQUEST_DEADLINE, STALLED_REQUEST_TIMEOUT
 
 BODY = b"content-length: 2\r\n\r\nhi"

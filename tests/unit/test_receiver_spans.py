@@ -11,7 +11,9 @@ from support.spans import Recorded
 
 from knafka.core.contract import Ingress
 from knafka.receiver.answers import Answer
-from knafka.receiver.ingest import IngestHandler, Limits
+from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.limits import Limits
+from knafka.receiver.observing import ReceiverObservers
 from knafka.receiver.tracing import IngestTracing
 from knafka.tracing.context import SpanContext, decode
 from knafka.tracing.spans import SpanKind
@@ -33,7 +35,7 @@ class World:
             [declared or ingress()],
             [MemoryWriter(self.log)],
             limits or Limits(),
-            tracing=IngestTracing(recorded.tracer),
+            observers=ReceiverObservers(tracing=IngestTracing(recorded.tracer)),
         )
 
     async def send(self, *headers: tuple[bytes, bytes], base: Headers = MINIMAL.headers) -> Answer:

@@ -12,7 +12,7 @@ from support.waiting import until
 
 from knafka.receiver import connections
 from knafka.receiver.connections import SLOW_REQUEST_SECONDS
-from knafka.receiver.ingest import HEADER_OVERHEAD, Limits, leaves_room
+from knafka.receiver.limits import HEADER_OVERHEAD, Limits, leaves_room
 from knafka.receiver.protocol import PROGRESS_BYTES, STALLED_REQUEST_TIMEOUT, ReceiverProtocol
 
 ALLOWED = Limits().headers - HEAD.count(b"\r\n") + 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import PATH, Headers, attributes, ingress
 from support.waiting import until
 
 from knafka.core.errors import LogError
-from knafka.core.tokens.caller_tokens import CALLERS, Callers, verifiers_of
+from knafka.core.tokens.caller_tokens import CALLERS, EVERYBODY, Callers, verifiers_of
 from knafka.receiver import event_types
 from knafka.receiver.answers import Answer
 from knafka.receiver.event_types import (
@@ -21,6 +20,7 @@ from knafka.receiver.event_types import (
     SeenTypes,
 )
 from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.observing import ReceiverObservers
 from knafka.settings import EVENT_TYPES
 
 BATCH = (b"content-type", b"application/cloudevents-batch+json")
@@ -30,11 +30,13 @@ ONE = {"path": "/ns/broker", "type": "t", "source": "/s"}
 class World:
     """An ingest handler for a Broker on a log in memory."""
 
-    def __init__(self, types: SeenTypes | None, **more: Any) -> None:
+    def __init__(self, types: SeenTypes | None, callers: Callers = EVERYBODY) -> None:
         self.log = MemoryLog()
         self.log.create("events")
         self.writer = MemoryWriter(self.log)
-        self.ingest = IngestHandler([ingress()], [self.writer], types=types, **more)
+        self.ingest = IngestHandler(
+            [ingress()], [self.writer], observers=ReceiverObservers(types=types, callers=callers)
+        )
 
     async def ask(
         self, method: bytes, path: bytes, headers: Headers = (), body: bytes = b""

@@ -59,7 +59,7 @@ def _egress(**changed: Any) -> Egress:
     broker = _broker()
     topic = desired.broker_topic(broker, None, DEFAULTS)
     egress = desired.trigger_egress(
-        _trigger(), broker, topic, Sink(url="http://there"), None, DEFAULTS
+        _trigger(), broker, topic, desired.TriggerDestinations(Sink(url="http://there")), DEFAULTS
     )
     return egress.model_copy(update=changed)
 

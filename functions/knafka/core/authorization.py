@@ -38,7 +38,7 @@ class Authorization:
         """`mode` decides if there are no policies; `namespace` is that of the Broker or
         KafkaChannel."""
         self._policies = [
-            (policy.subjects, _all_of([compile_filter(filter_) for filter_ in policy.filters]))
+            (policy.subjects, _require_all([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies
         ]
         self._mode = mode
@@ -69,7 +69,7 @@ class Authorization:
         return allowed_by_mode[self._mode]
 
 
-def _all_of(predicates: Sequence[Predicate]) -> Predicate | None:
+def _require_all(predicates: Sequence[Predicate]) -> Predicate | None:
     """Combine predicates into one that requires all of them; None if there are none, so that every
     event passes."""
     if not predicates:

@@ -40,7 +40,7 @@ retention."""
 _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
-def _attribute_name(name: str) -> str:
+def _check_attribute_name(name: str) -> str:
     """Check a CloudEvents attribute's name."""
     if _ATTRIBUTE_NAME(name) is None:
         raise problem(
@@ -49,7 +49,7 @@ def _attribute_name(name: str) -> str:
     return name
 
 
-AttributeName: TypeAlias = Annotated[str, AfterValidator(_attribute_name)]
+AttributeName: TypeAlias = Annotated[str, AfterValidator(_check_attribute_name)]
 """The name of a context attribute in a filter (KN-TRG-09)."""
 Wanted: TypeAlias = Annotated[
     dict[AttributeName, Annotated[str, Field(min_length=1)]], Field(min_length=1)

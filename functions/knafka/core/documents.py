@@ -72,7 +72,7 @@ def problem(message: str, *fields: str) -> PydanticCustomError:
 # Field types
 
 
-def _seconds(value: object) -> float:
+def _parse_seconds(value: object) -> float:
     """Convert an ISO-8601 duration such as `PT0.2S`, or a number of seconds, to seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
@@ -106,7 +106,7 @@ def _format_duration(seconds: float) -> str:
 
 
 Duration: TypeAlias = Annotated[
-    float, BeforeValidator(_seconds), PlainSerializer(_format_duration, str)
+    float, BeforeValidator(_parse_seconds), PlainSerializer(_format_duration, str)
 ]
 """Seconds; written and read as an ISO-8601 duration."""
 
@@ -156,7 +156,7 @@ def _ascii_host_hint(host: str) -> str:
     return ""
 
 
-def _absolute_url(url: str) -> str:
+def _check_absolute_url(url: str) -> str:
     """Check that a URL is absolute."""
     try:
         parts = urlsplit(url)
@@ -169,7 +169,7 @@ def _absolute_url(url: str) -> str:
     return url
 
 
-AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_absolute_url)]
+AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_check_absolute_url)]
 """An absolute URL of any scheme, as upstream; if nothing can be posted there, attempts fail."""
 
 
@@ -185,7 +185,7 @@ def parse(model: type[M], document: object, path: str = "") -> M:
     try:
         return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid_document(error, path) from None
+        raise _to_invalid_document(error, path) from None
 
 
 def parse_json(model: type[M], text: str) -> M:
@@ -193,7 +193,7 @@ def parse_json(model: type[M], text: str) -> M:
     try:
         return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid_document(error, "") from None
+        raise _to_invalid_document(error, "") from None
 
 
 def parse_json_array(model: type[M], text: str) -> Sequence[M]:
@@ -202,7 +202,7 @@ def parse_json_array(model: type[M], text: str) -> Sequence[M]:
     try:
         return documents.validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _invalid_document(error, "") from None
+        raise _to_invalid_document(error, "") from None
 
 
 def dump(model: Model) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def explain_faults() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        invalid = _invalid_document(error, error.title)
+        invalid = _to_invalid_document(error, error.title)
         problem = f"{invalid.problem}; this is a fault of Knafka: please report it with this line"
         raise InvalidDocument(invalid.path, problem) from error
 
@@ -244,7 +244,7 @@ def more_problems(count: int) -> str:
     return f"and {count - MAX_PROBLEMS} more"
 
 
-def _invalid_document(error: ValidationError, root: str) -> InvalidDocument:
+def _to_invalid_document(error: ValidationError, root: str) -> InvalidDocument:
     """Turn pydantic's errors into one `InvalidDocument` that names all fields."""
     missing: list[str] = []
     problems: list[tuple[str, str]] = []

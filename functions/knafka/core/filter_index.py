@@ -77,7 +77,7 @@ def select(
     if not filters and not attributes.attributes:
         return None
     if filters:
-        keys, decides = _all(filters)
+        keys, decides = _keys_of_conjunction(filters)
     else:
         pairs = attributes.attributes.items()
         named = tuple(_Key(name, value, False) for name, value in pairs if value)
@@ -94,7 +94,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
         case Prefix(prefix=values):
             return _OneOf(tuple(_Key(*pair, True) for pair in values.items())), len(values) == 1
         case All(all=inner):
-            return _all(inner)
+            return _keys_of_conjunction(inner)
         case Any_(any=inner):
             parts = [_keys_of(condition) for condition in inner]
             keys = tuple(keys for keys, _ in parts if keys is not None)
@@ -107,7 +107,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
             assert_never(spec)
 
 
-def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
+def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
     """Return the keys by which a conjunction can be found, and whether they decide it."""
     keys: list[_Keys] = []
     decides = False

@@ -32,7 +32,7 @@ def beyond_limits(filters: object) -> str | None:
     """Return a sentence that says which limit a list of declared filters exceeds; None: it exceeds
     none."""
     count = characters = 0
-    for depth, part, is_filter in _parts(filters):
+    for depth, part, is_filter in _filter_parts(filters):
         count += is_filter
         characters += len(part) if isinstance(part, str) else 0
         if depth > MAX_FILTER_DEPTH:
@@ -65,7 +65,7 @@ def characters_of(document: object, enough: int) -> int:
     return characters
 
 
-def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
+def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
     """Yield depth and value of each part of filters, and whether it is a filter. Names and values
     are yielded for their size only."""
     remaining: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
@@ -104,23 +104,23 @@ def _list(value: object) -> Sequence[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _within_limits(filters: object) -> object:
+def _refuse_large_filters(filters: object) -> object:
     """Refuse filters beyond the limits."""
     if (exceeded_limit := beyond_limits(filters)) is not None:
         raise problem(exceeded_limit)
     return filters
 
 
-def _attributes_within_limits(declared: object) -> object:
+def _refuse_large_attributes(declared: object) -> object:
     """Refuse attributes of a filter that are too long together."""
     if characters_of(declared, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
         raise problem(too_long("the attributes"))
     return declared
 
 
-DeclaredFilters: TypeAlias = Annotated[tuple[Filter, ...], BeforeValidator(_within_limits)]
+DeclaredFilters: TypeAlias = Annotated[tuple[Filter, ...], BeforeValidator(_refuse_large_filters)]
 """Filters as an object declares them (KN-TRG-10)."""
 DeclaredAttributes: TypeAlias = Annotated[
-    AttributesFilter, BeforeValidator(_attributes_within_limits)
+    AttributesFilter, BeforeValidator(_refuse_large_attributes)
 ]
 """The older form (KN-TRG-08)."""

@@ -39,7 +39,7 @@ def compile_trigger(
     """Compile the whole filter of a Trigger: `filters` if there are any, else `filter`
     (KN-TRG-10)."""
     if filters:
-        return _all_of(tuple(compile_filter(spec, count_error) for spec in filters))
+        return _compile_all(tuple(compile_filter(spec, count_error) for spec in filters))
     return compile_attributes(attributes)
 
 
@@ -48,7 +48,7 @@ def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
     (KN-TRG-08)."""
     if not declared_filter.attributes:
         return lambda event: True
-    return _attribute_predicate(
+    return _compile_attributes(
         declared_filter.attributes, lambda value, want: bool(value) and want in ("", value)
     )
 
@@ -57,15 +57,15 @@ def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate
     """Compile one declared filter into a predicate (KN-TRG-10)."""
     match spec:
         case Exact(exact=wanted):
-            return _attribute_predicate(wanted, str.__eq__)
+            return _compile_attributes(wanted, str.__eq__)
         case Prefix(prefix=wanted):
-            return _attribute_predicate(wanted, str.startswith)
+            return _compile_attributes(wanted, str.startswith)
         case Suffix(suffix=wanted):
-            return _attribute_predicate(wanted, str.endswith)
+            return _compile_attributes(wanted, str.endswith)
         case All(all=inner):
-            return _all_of(tuple(compile_filter(spec, count_error) for spec in inner))
+            return _compile_all(tuple(compile_filter(spec, count_error) for spec in inner))
         case Any_(any=inner):
-            return _any_of(tuple(compile_filter(spec, count_error) for spec in inner))
+            return _compile_any(tuple(compile_filter(spec, count_error) for spec in inner))
         case Not(not_=inner_filter):
             passes = compile_filter(inner_filter, count_error)
             return lambda event: not passes(event)
@@ -88,10 +88,10 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
     """Yield path and text of each CESQL expression in filters at `path`, nested ones included."""
     for index, spec in enumerate(filters):
-        yield from _expressions(spec, f"{path}[{index}]")
+        yield from _cesql_expressions(spec, f"{path}[{index}]")
 
 
-def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
+def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
     """Yield path and text of the CESQL expressions within a filter."""
     match spec:
         case All(all=inner):
@@ -99,7 +99,7 @@ def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
         case Any_(any=inner):
             yield from expressions(inner, f"{path}.any")
         case Not(not_=inner_filter):
-            yield from _expressions(inner_filter, f"{path}.not")
+            yield from _cesql_expressions(inner_filter, f"{path}.not")
         case CESQL(cesql=text):
             yield f"{path}.cesql", text
         case Exact() | Prefix() | Suffix():
@@ -116,7 +116,7 @@ def why_not(
         return tuple(
             f"filters[{index}]{clause}"
             for index, spec in enumerate(filters)
-            for clause in _refusals(spec, event)
+            for clause in _mismatch_reasons(spec, event)
         )
     return tuple(
         f"filter.attributes.{name}: {_described_value(name, event)}, want {want or 'any value'!r}"
@@ -125,7 +125,7 @@ def why_not(
     )
 
 
-def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
+def _mismatch_reasons(spec: Filter, event: Attributes) -> Iterator[str]:
     """Yield the reasons why a filter doesn't match an event; none if it does."""
     if compile_filter(spec)(event):
         return
@@ -138,10 +138,10 @@ def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
             yield from _attribute_refusals("suffix", wanted, str.endswith, event)
         case All(all=inner):
             for index, spec in enumerate(inner):
-                yield from (f".all[{index}]{clause}" for clause in _refusals(spec, event))
+                yield from (f".all[{index}]{clause}" for clause in _mismatch_reasons(spec, event))
         case Any_(any=inner):
             for index, spec in enumerate(inner):
-                yield from (f".any[{index}]{clause}" for clause in _refusals(spec, event))
+                yield from (f".any[{index}]{clause}" for clause in _mismatch_reasons(spec, event))
         case Not():
             yield ".not: what it negates matches"
         case CESQL(cesql=text):
@@ -167,7 +167,7 @@ def _described_value(name: str, event: Attributes) -> str:
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
-def _attribute_predicate(
+def _compile_attributes(
     declared_values: Mapping[str, str], test: Callable[[str, str], bool]
 ) -> Predicate:
     """Compile the test of several attributes, each against its value."""
@@ -188,14 +188,14 @@ def _attribute_predicate(
     return passes
 
 
-def _all_of(predicates: tuple[Predicate, ...]) -> Predicate:
+def _compile_all(predicates: tuple[Predicate, ...]) -> Predicate:
     """Compile the conjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: all(passes(event) for passes in predicates)
 
 
-def _any_of(predicates: tuple[Predicate, ...]) -> Predicate:
+def _compile_any(predicates: tuple[Predicate, ...]) -> Predicate:
     """Compile the disjunction of predicates."""
     if len(predicates) == 1:
         return predicates[0]

@@ -110,16 +110,16 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     )
     deliveries, previous = [], position
     for offset, state in progress.deliveries.items():
-        deliveries.append(_leb128(offset - previous, *_state_numbers(state, base)))
+        deliveries.append(_encode_leb128(offset - previous, *_state_numbers(state, base)))
         previous = offset
     ranges, previous = [], position
     for first, behind in progress.settled:
-        ranges.append(_leb128(first - previous, behind - first))
+        ranges.append(_encode_leb128(first - previous, behind - first))
         previous = behind
-    head = policy.to_bytes(4, "big") + _leb128(base)
+    head = policy.to_bytes(4, "big") + _encode_leb128(base)
     # Their number takes one byte, or two from 128 on.
     fitting_deliveries = _parts_within(deliveries, _MAX_BODY_BYTES - len(head) - 2)
-    body = head + _leb128(len(fitting_deliveries)) + b"".join(fitting_deliveries)
+    body = head + _encode_leb128(len(fitting_deliveries)) + b"".join(fitting_deliveries)
     fitting_ranges = _parts_within(ranges, _MAX_BODY_BYTES - len(body))
     complete = len(fitting_deliveries) == len(deliveries) and len(fitting_ranges) == len(ranges)
     text = _VERSION + base64.b64encode(body + b"".join(fitting_ranges)).decode()
@@ -215,7 +215,7 @@ def _milliseconds(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _leb128(*numbers: int) -> bytes:
+def _encode_leb128(*numbers: int) -> bytes:
     """Encode unsigned integers as LEB128: seven bits per byte, the lowest first."""
     encoded = bytearray()
     for number in numbers:
@@ -227,7 +227,7 @@ def _leb128(*numbers: int) -> bytes:
 
 
 class _Numbers:
-    """Reads integers as `_leb128` writes them. Raises IndexError if they end too soon."""
+    """Reads integers as `_encode_leb128` writes them. Raises IndexError if they end too soon."""
 
     def __init__(self, body: bytes, start: int) -> None:
         self._body = body

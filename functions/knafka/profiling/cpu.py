@@ -69,7 +69,7 @@ def profile(
             sleep(min(remaining, looks.interval * random.uniform(0.5, 1.5)))
             looks.look()
     samples = seen.samples()
-    for stack, ran in _without_python(native).items():
+    for stack, ran in _time_without_python(native).items():
         samples[stack] = (0, 0, ran)
     return Profile(
         types=_TYPES,
@@ -130,7 +130,7 @@ class _ThreadSampler:
         native = _native_ids_by_ident()
         # Take the stacks first: asking the kernel takes longer, and they would be outdated.
         stacks = {
-            ident: _stack(frame)
+            ident: _stack_of(frame)
             for ident, frame in sys._current_frames().items()
             if ident != own_ident
         }
@@ -165,7 +165,7 @@ class _Ticks:
     def start(self) -> None:
         """Start the timer of CPU time."""
         self._at = time.thread_time_ns()
-        signal.signal(signal.SIGPROF, self._tick)
+        signal.signal(signal.SIGPROF, self._charge_stack)
         # Bytecode isn't all that is interrupted: without this, a system call of C code may fail.
         signal.siginterrupt(signal.SIGPROF, False)
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_INTERVAL, SAMPLE_INTERVAL)
@@ -176,11 +176,11 @@ class _Ticks:
         # Not the default handler again: a pending signal would end the process.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
-    def _tick(self, _: int, frame: FrameType | None) -> None:
+    def _charge_stack(self, _: int, frame: FrameType | None) -> None:
         """Add the CPU time since the last signal to the interrupted stack."""
         now = time.thread_time_ns()
         if frame is not None:
-            self._seen[_stack(frame)][2] += now - self._at
+            self._seen[_stack_of(frame)][2] += now - self._at
         self._at = now
 
 
@@ -215,7 +215,7 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
             ended.wait(PATIENCE)
 
 
-def _stack(innermost: FrameType) -> _Stack:
+def _stack_of(innermost: FrameType) -> _Stack:
     """Return a stack of at most `MAX_CPU_STACK_DEPTH` calls, from its innermost frame."""
     stack: list[tuple[CodeType, int]] = []
     frame: FrameType | None = innermost
@@ -253,7 +253,7 @@ def _cpu_time_by_thread() -> dict[int, int]:
     return {thread: ran for thread in threads if (ran := _cpu_time(thread)) is not None}
 
 
-def _without_python(earlier_run_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
+def _time_without_python(earlier_run_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
     """Return the nanoseconds that threads without Python ran since `earlier_run_times`, as stacks
     of one frame with the thread's name."""
     python_threads = set(_native_ids_by_ident().values())

@@ -65,22 +65,24 @@ class _Encoder:
 
     def profile(self, profile: Profile) -> bytes:
         """Encode a whole profile."""
-        parts = [_bytes_field(1, self._value_type(value_type)) for value_type in profile.types]
+        parts = [
+            _bytes_field(1, self._encode_value_type(value_type)) for value_type in profile.types
+        ]
         parts += [
             _bytes_field(2, self._sample(stack, values))
             for stack, values in profile.samples.items()
         ]
         parts += [
-            _bytes_field(4, self._location(number, frame))
+            _bytes_field(4, self._encode_location(number, frame))
             for frame, number in self._locations.items()
         ]
         parts += [
-            _bytes_field(5, self._function(number, *named))
+            _bytes_field(5, self._encode_function(number, *named))
             for named, number in self._functions.items()
         ]
         parts.append(_number_field(9, int(profile.time * 1e9)))
         parts.append(_number_field(10, int(profile.duration * 1e9)))
-        parts.append(_bytes_field(11, self._value_type(profile.period_type)))
+        parts.append(_bytes_field(11, self._encode_value_type(profile.period_type)))
         parts.append(_number_field(12, profile.period))
         parts += [_number_field(13, self._string(comment)) for comment in profile.comments]
         parts.append(_number_field(14, self._string(profile.default)))
@@ -88,7 +90,7 @@ class _Encoder:
         parts += [_bytes_field(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
-    def _value_type(self, value_type: ValueType) -> bytes:
+    def _encode_value_type(self, value_type: ValueType) -> bytes:
         """Encode the type and the unit of a profile's values."""
         return _number_field(1, self._string(value_type.type)) + _number_field(
             2, self._string(value_type.unit)
@@ -99,7 +101,7 @@ class _Encoder:
         locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
         return _packed(1, locations) + _packed(2, values)
 
-    def _location(self, number: int, frame: Frame) -> bytes:
+    def _encode_location(self, number: int, frame: Frame) -> bytes:
         """Encode a line of a function."""
         named = frame.function, frame.file
         function = self._functions.setdefault(named, len(self._functions) + 1)
@@ -107,7 +109,7 @@ class _Encoder:
             4, _number_field(1, function) + _number_field(2, frame.line)
         )
 
-    def _function(self, number: int, name: str, file: str) -> bytes:
+    def _encode_function(self, number: int, name: str, file: str) -> bytes:
         """Encode a function."""
         name_number, file_number = self._string(name), self._string(file)
         return (
@@ -121,7 +123,7 @@ class _Encoder:
         return self._strings.setdefault(text, len(self._strings))
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     """Encode a number as a protobuf varint."""
     parts = bytearray()
     while value > 0x7F:
@@ -133,13 +135,13 @@ def _varint(value: int) -> bytes:
 
 def _number_field(field: int, value: int) -> bytes:
     """Encode a field with a number."""
-    return _varint(field << 3 | VARINT) + _varint(max(0, value))
+    return _encode_varint(field << 3 | VARINT) + _encode_varint(max(0, value))
 
 
 def _bytes_field(field: int, content: bytes) -> bytes:
     """Encode a field with bytes or an embedded message."""
-    return _varint(field << 3 | BYTES) + _varint(len(content)) + content
+    return _encode_varint(field << 3 | BYTES) + _encode_varint(len(content)) + content
 
 
 def _packed(field: int, values: Iterable[int]) -> bytes:
-    return _bytes_field(field, b"".join(_varint(max(0, value)) for value in values))
+    return _bytes_field(field, b"".join(_encode_varint(max(0, value)) for value in values))

@@ -40,7 +40,7 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
             if not traced:
                 tracemalloc.stop()
     stacks = snapshot.statistics("traceback")
-    functions = _functions(
+    functions = _functions_by_line(
         {frame.filename for statistic in stacks for frame in statistic.traceback}
     )
     samples: dict[tuple[Frame, ...], tuple[int, int]] = {}
@@ -67,7 +67,7 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
     )
 
 
-def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
+def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
     """Return the function of each line of these modules, as tracemalloc keeps only line numbers."""
     names: dict[tuple[str, int], str] = {}
     for module in list(sys.modules.values()):
@@ -80,11 +80,11 @@ def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
         except (ImportError, OSError, SyntaxError):
             continue
         if code is not None:
-            names.update(_lines(code))
+            names.update(_lines_with_functions(code))
     return names
 
 
-def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
+def _lines_with_functions(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
     """Yield file and line with the name of their function, nested functions after the enclosing
     one."""
     for *_, line in code.co_lines():
@@ -92,4 +92,4 @@ def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
             yield (code.co_filename, line), code.co_qualname
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _lines(constant)
+            yield from _lines_with_functions(constant)

@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> Profile:
         """Take a profile unless another one is being taken, as the two would measure each other.
         Raises `_RefusedProfile`."""
-        seconds = _seconds(parameters)
+        seconds = _requested_seconds(parameters)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
         try:
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-def _seconds(parameters: dict[str, str]) -> float:
+def _requested_seconds(parameters: dict[str, str]) -> float:
     """Return the duration that a request asks for. Raises `_RefusedProfile`."""
     text = parameters.get("seconds", str(DEFAULT_PROFILE_SECONDS))
     try:

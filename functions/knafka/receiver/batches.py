@@ -28,7 +28,7 @@ class EventBatch:
         self._error: LogError | None = None
         self._stored: Reported
         self._traced: list[Callable[[Answer], None]] = []
-        sizes = list(map(_size, records))
+        sizes = list(map(_record_bytes, records))
         self.largest = max(sizes, default=0)
         """Bytes of the batch's largest event, headers included."""
         self.held = sum(sizes)
@@ -75,7 +75,7 @@ class EventBatch:
 def _ignore(answer: Answer) -> None: ...
 
 
-def _size(record: Draft) -> int:
+def _record_bytes(record: Draft) -> int:
     """Return the bytes of a record's value and headers."""
     _, headers, value = record
     size = 0 if value is None else len(value)

@@ -34,7 +34,9 @@ from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.event_types import SeenTypes
-from knafka.receiver.ingest import IngestHandler, Limits, header_bytes, leaves_room
+from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.limits import Limits, header_bytes, leaves_room
+from knafka.receiver.observing import ReceiverObservers
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
 from knafka.tracing.starting import Tracing, start_tracing
@@ -79,17 +81,17 @@ class ReceiverFunction:
         settings or a contract that can't be used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
-        self._callers = settings.callers(environment)
-        self._scrapers = settings.scrapers(environment)
-        self._types = SeenTypes() if settings.event_types(environment) else None
+        callers, scrapers = settings.callers(environment), settings.scrapers(environment)
+        types = SeenTypes() if settings.event_types(environment) else None
         self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
+        observers = ReceiverObservers(spans, types, self._statistics.metrics, callers, scrapers)
         if declared is None:
-            self._serve(ingresses, spans)
+            self._serve(ingresses, observers)
         else:
-            self._follow(declared, spans)
+            self._follow(declared, observers)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
         self._follow_direct_load(settings.service_url(environment))
@@ -137,7 +139,7 @@ class ReceiverFunction:
         self._verifier, self._keys_tried = TokenVerifier(keys), keys.tried
         self._tasks.append(asyncio.create_task(keys.follow()))
 
-    def _serve(self, ingresses: Sequence[Ingress], spans: IngestTracing | None) -> None:
+    def _serve(self, ingresses: Sequence[Ingress], observers: ReceiverObservers) -> None:
         """Serve the Ingresses that the environment declares."""
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
@@ -149,12 +151,10 @@ class ReceiverFunction:
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[ingress.kafka] for ingress in ingresses]
         self.ingest = IngestHandler(
-            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics,
-            callers=self._callers, scrapers=self._scrapers, verifier=self._verifier,
-            types=self._types,
-        )  # fmt: skip
+            ingresses, writers, _limits_for_process(), verifier=self._verifier, observers=observers
+        )
 
-    def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
+    def _follow(self, declared: contract.Receiver, observers: ReceiverObservers) -> None:
         """Serve the Ingresses in a topic, following its changes. Batches have no limit of their
         own, as a topic with any limit may be added later: if a batch was too large, the writer
         sends its records again one by one."""
@@ -164,11 +164,9 @@ class ReceiverFunction:
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
-            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
-            only_path=declared.path, callers=self._callers, scrapers=self._scrapers,
-            verifier=self._verifier, types=self._types,
-        )  # fmt: skip
-        contract_writer = self._writer(declared.kafka)
+            (), (), _limits_for_process(), Contract(), verifier=self._verifier, observers=observers
+        )
+        contract_writer = self._ensure_writer(declared.kafka)
 
         def apply_contract() -> None:
             """Serve the Ingresses that the contract declares now."""
@@ -185,17 +183,17 @@ class ReceiverFunction:
                     refused={**current_contract.refused, only_path: "it isn't there"},
                 )
             served = [
-                (ingress, self._writer(_with_producer_settings(ingress, declared.kafka)))
+                (ingress, self._ensure_writer(_with_producer_settings(ingress, declared.kafka)))
                 for ingress in current_contract.entries.values()
             ]
-            self.ingest.serve(served, current_contract)
+            self.ingest.serve(served, current_contract, only_path)
             self._connections.forget_routes()
             self._keep_writers({contract_writer, *(writer for _, writer in served)})
 
         follower.listeners.append(apply_contract)
         self._tasks.append(asyncio.create_task(follower.follow()))
 
-    def _writer(self, kafka: Kafka) -> LogWriter:
+    def _ensure_writer(self, kafka: Kafka) -> LogWriter:
         """Return the writer with these settings, opened at its first use."""
         if kafka not in self._writers:
             self._writers[kafka] = KafkaWriter(
@@ -306,7 +304,7 @@ class ReceiverFunction:
         path = decoded_path(scope.get("raw_path") or scope["path"].encode())
         headers = list(scope["headers"])
         address = address_of(path, headers)
-        body = await self._receive(address, headers, receive)
+        body = await self._read_body(address, headers, receive)
         if body is None:
             return  # the sender hung up
         if isinstance(body, Answer):
@@ -318,7 +316,7 @@ class ReceiverFunction:
         )
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _receive(
+    async def _read_body(
         self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
         """Return the whole body, the answer to a request that is refused, or None if the sender
@@ -369,7 +367,7 @@ class ReceiverFunction:
         return await answer_future
 
 
-def _limits() -> Limits:
+def _limits_for_process() -> Limits:
     """Return the usual limits, with fewer connections if the process may open fewer files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     default_limits = Limits()

@@ -11,15 +11,13 @@ sender retries and knows better when.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
 from knafka import serving
 from knafka.contract_topic import Contract
@@ -29,121 +27,38 @@ from knafka.core.errors import (
     InvalidBatch,
     InvalidEvent,
     LogError,
-    LogFull,
     UnsupportedContentMode,
 )
 from knafka.core.events.http_binding import record_of, records_of_batch
-from knafka.core.events.kafka_binding import Draft, RecordHeaders, in_structured_mode, read
+from knafka.core.events.kafka_binding import read
 from knafka.core.filters import Predicate
-from knafka.core.tokens.caller_tokens import EVERYBODY, Callers, bearer_of
-from knafka.observability import (
-    CONTENT_TYPE,
-    Histogram,
-    Metric,
-    RateLimitedFilter,
-    ingress_labels,
-    produced,
-    prometheus_text,
-)
-from knafka.ports.log import Append, AppendAll, LogWriter, Reported, failure_of
+from knafka.core.tokens.caller_tokens import bearer_of
+from knafka.observability import Metric, RateLimitedFilter
+from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
-from knafka.receiver.authentication import SenderCheck, TokenVerifier
+from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.batches import EventBatch
 from knafka.receiver.direct import LOAD_PATH, HeldRequests
-from knafka.receiver.encryption import EncryptedOnly, RequestCheck
-from knafka.receiver.event_types import EVENT_TYPES, SeenTypes
-from knafka.receiver.tracing import IngestTracing
+from knafka.receiver.event_types import EVENT_TYPES
+from knafka.receiver.limits import HEADER_OVERHEAD, RECEIVER_LIMITS
+from knafka.receiver.limits import Limits as Limits
+from knafka.receiver.observing import (
+    UNOBSERVED,
+    ReceiverObservers,
+    ingest_metrics,
+    respond_with_metrics,
+)
+from knafka.receiver.routes import BrokerRoute, Respond, answer_to_error
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
-
-Respond: TypeAlias = Callable[[Answer], None]
 
 LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
 READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS_PATH: Final = b"/metrics"
 CONTRACT: Final = b"/contract"
-HEADER_OVERHEAD: Final = 128
-"""Bytes of memory that a header takes besides its name and value, in a request and in a waiting
-record."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a receiver holds at most; together the limits bound its memory."""
-
-    in_flight: int = 10_000
-    """Events that wait for Kafka: about those of one second at full speed."""
-    in_flight_bytes: int = 64 * 1024 * 1024
-    """Bytes of headers and bodies: so many of the requests being received, and again so many of the
-    events that wait for Kafka."""
-    header_bytes: int = 64 * 1024
-    """Header names and values of one request; common servers allow 8 to 64 KiB."""
-    headers: int = 256
-    """Headers of one request: the 100 that common servers allow, plus an event's attributes
-    (`core.events.event.MAX_ATTRIBUTES`)."""
-    connections: int = 10_000
-    """Open connections; each takes a file descriptor and some 10 KB."""
-
-
-class BrokerRoute:
-    """One Broker, KafkaChannel or KafkaSink that is served: its topic, its writer, its checks and
-    its counts."""
-
-    __slots__ = (
-        "answered",
-        "append",
-        "append_all",
-        "check",
-        "duration",
-        "ingress",
-        "max_event_bytes",
-        "too_large",
-        "topic",
-        "writer",
-    )
-
-    def __init__(
-        self,
-        ingress: Ingress,
-        writer: LogWriter,
-        previous_route: BrokerRoute | None = None,
-        verifier: TokenVerifier | None = None,
-    ) -> None:
-        """`previous_route`: the route that this one replaces and whose counts it continues.
-        `verifier`: verifies senders' tokens if the Broker has an audience."""
-        self.ingress = ingress
-        self.writer = writer
-        self.append: Append = writer.append
-        self.append_all: AppendAll = writer.append_all
-        if ingress.content_mode == "structured":
-            self.append = partial(_append_structured, writer)
-            self.append_all = partial(_append_all_structured, writer)
-        self.topic = ingress.topic
-        self.check: RequestCheck | None = None
-        """The check that a request must pass; None: everybody may send."""
-        if ingress.audience is not None:
-            self.check = SenderCheck(ingress, ingress.audience, verifier)
-        if ingress.encrypted_only:
-            self.check = EncryptedOnly(self.check)
-        self.max_event_bytes = ingress.max_event_bytes
-        # Not a Counter, to which adding takes three times as long.
-        self.answered: dict[int, int] = (
-            defaultdict(int) if previous_route is None else previous_route.answered
-        )
-        self.duration: Histogram = (
-            Histogram() if previous_route is None else previous_route.duration
-        )
-        """Seconds from the receipt of a whole request to its answer, of events that were sent to
-        Kafka."""
-        self.too_large = answers.too_large(ingress.max_event_bytes)
-
-    def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
-        """Call `respond` with the answer, and count it for this number of events."""
-        self.answered[answer.status] += events
-        respond(answer)
 
 
 class IngestHandler:
@@ -157,28 +72,17 @@ class IngestHandler:
         self,
         ingresses: Sequence[Ingress],
         writers: Sequence[LogWriter],
-        limits: Limits = Limits(),
+        limits: Limits = RECEIVER_LIMITS,
         contract: Contract[Ingress] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        tracing: IngestTracing | None = None,
-        more_metrics: Callable[[], Iterable[Metric]] = tuple,
-        only_path: str | None = None,
-        callers: Callers = EVERYBODY,
-        scrapers: Callers = EVERYBODY,
         verifier: TokenVerifier | None = None,
-        types: SeenTypes | None = None,
+        observers: ReceiverObservers = UNOBSERVED,
     ) -> None:
-        """`clock` returns seconds of any monotonic clock. `more_metrics` returns the metrics of the
-        writers' clients. `only_path`: the path that this receiver always serves. `callers` may read
-        the contract, `scrapers` the metrics. `verifier` verifies senders' tokens. `types` collects
-        new event types; None: they aren't collected."""
+        """`clock` returns seconds of any monotonic clock. `verifier` verifies senders' tokens."""
         self.limits = limits
-        self._types = types
+        self._observers = observers
+        self._types, self._tracing = observers.types, observers.tracing
         self._clock = clock
-        self._tracing = tracing
-        self._more_metrics = more_metrics
-        self._callers = callers
-        self._scrapers = scrapers
         self._verifier = verifier
         self.waiting: Answer | None = answers.kafka_unanswered("")
         """The answer to the readiness probe until Kafka has answered; then None."""
@@ -190,11 +94,8 @@ class IngestHandler:
         """The routes by address: path and hosts."""
         self._refused: Collection[bytes] = ()
         """Addresses whose declaration is invalid."""
-        if contract is None and len(ingresses) == 1:
-            only_path = ingresses[0].path
-        self._only_path = only_path
-        """The path that this receiver always serves, and no other; None: there may be several."""
-        self.serve(zip(ingresses, writers, strict=True), contract)
+        only_path = ingresses[0].path if contract is None and len(ingresses) == 1 else None
+        self.serve(zip(ingresses, writers, strict=True), contract, only_path)
         self._contract_is_read = contract is None
         self.held: HeldRequests | None = None
         """Held requests, which only show load (`direct`); None: no load is shown."""
@@ -205,11 +106,13 @@ class IngestHandler:
         self,
         ingresses: Iterable[tuple[Ingress, LogWriter]],
         contract: Contract[Ingress] | None = None,
+        only_path: str | None = None,
     ) -> None:
         """Serve these Ingresses from now on, and no others; requests under way are finished, and
         counts continue.
 
         `contract` is the contract that they were read from; None: they are in the environment.
+        `only_path` is the one path that this receiver ever serves; None: there may be several.
         Addresses whose declaration is refused are answered 503, so that their senders try again.
         """
         served: dict[str, BrokerRoute] = {}
@@ -236,7 +139,7 @@ class IngestHandler:
         self._served, self._routes = served, routes
         if self._types is not None:
             self._types.keep_paths(served)
-        root = None if self._only_path is None else served.get(self._only_path)
+        root = None if only_path is None else served.get(only_path)
         # If hosts are declared, `/` is served only at these, and not at other hosts (KN-CHN-11).
         self._root = None if root is None or root.ingress.hosts else root
         self._contract, self._contract_is_read = contract, True
@@ -248,8 +151,8 @@ class IngestHandler:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
         route = self.find_route(address)
         if route is None and address == METRICS_PATH and method in (b"GET", b"HEAD"):
-            if self._scrapers.accept(bearer_of(headers)):
-                self._write_metrics(respond)
+            if self._observers.scrapers.accept(bearer_of(headers)):
+                respond_with_metrics(self.metrics(), respond)
             else:
                 respond(answers.METRICS_REFUSED)
         elif route is None and address == LOAD_PATH and self.held is not None:
@@ -283,7 +186,7 @@ class IngestHandler:
                 types.note_event(route.ingress.path, record_headers)
             route.duration.observe(clock() - began)
             route.respond(
-                answers.ACCEPTED if error is None else _answer_to_error(route, error), respond
+                answers.ACCEPTED if error is None else answer_to_error(route, error), respond
             )
 
         on_report: Reported = on_stored
@@ -328,7 +231,7 @@ class IngestHandler:
         except InvalidEvent as error:
             route.respond(answers.invalid(str(error)), respond)
         except LogError as error:
-            route.respond(_answer_to_error(route, error), respond)
+            route.respond(answer_to_error(route, error), respond)
 
     def _receive_batch(
         self,
@@ -379,7 +282,7 @@ class IngestHandler:
                     for record in records:
                         self._types.note_event(route.ingress.path, record.headers)
                 route.duration.observe(clock() - began)
-                answer = answers.ACCEPTED if error is None else _answer_to_error(route, error)
+                answer = answers.ACCEPTED if error is None else answer_to_error(route, error)
                 batch.end_spans(answer)
                 route.respond(answer, respond, len(records))
 
@@ -410,11 +313,11 @@ class IngestHandler:
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == CONTRACT and self._contract is not None:
-                if not self._callers.accept(bearer_of(headers)):
+                if not self._observers.callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.document(self._contract_document(self._contract))
             if path == EVENT_TYPES and self._types is not None:
-                if not self._callers.accept(bearer_of(headers)):
+                if not self._observers.callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
                 return answers.document(self._types.document())
         answer = self._answer_not_served(path)
@@ -428,22 +331,6 @@ class IngestHandler:
         # A declaration that can't be read may have named any host.
         may_be_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
         return answers.UNREAD if may_be_refused or not self._contract_is_read else answers.NOT_FOUND
-
-    def _write_metrics(self, respond: Respond) -> None:
-        """Answer with the metrics, formatted on a thread: for hundreds of channels that takes as
-        long as thousands of events."""
-
-        def on_formatted(text: asyncio.Future[bytes]) -> None:
-            """Answer with the formatted metrics, or with 503 if formatting has failed."""
-            if text.cancelled() or (error := text.exception()) is not None:
-                problem = "cancelled" if text.cancelled() else repr(error)
-                respond(answers.not_storing(problem))
-            else:
-                respond(answers.plain_text(text.result(), CONTENT_TYPE.encode()))
-
-        metrics = list(self.metrics())
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, prometheus_text, metrics).add_done_callback(on_formatted)
 
     def _contract_document(self, contract: Contract[Ingress]) -> str:
         """Return, as JSON, the position up to which the contract's topic is read, the number of
@@ -469,107 +356,8 @@ class IngestHandler:
         return answers.NOT_ALLOWED
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield the receiver's metrics (KN-DP-15): accepted and refused events by Broker and status
-        code."""
-        yield Metric(
-            "knafka_receiver_events_total",
-            "Requests to a Broker's path by the status code they were answered with, "
-            "and each event of a batch",
-            [
-                ({**ingress_labels(route.ingress), "code": str(code)}, count)
-                for route in self._served.values()
-                for code, count in sorted(route.answered.items())
-            ],
+        """Yield the metrics of this receiver's events and of its Kafka clients."""
+        yield from ingest_metrics(
+            self._served.values(), self._unrouted, self._waiting_bytes, self.writers
         )
-        yield Metric(
-            "knafka_receiver_unrouted_total",
-            "Requests to no Broker's path by the status code they were answered with",
-            [({"code": str(code)}, count) for code, count in sorted(self._unrouted.items())],
-        )
-        yield Metric(
-            "knafka_receiver_kafka_away",
-            "Whether a Broker's Kafka is known to be away: its events are answered 503 at once",
-            [
-                (ingress_labels(route.ingress), 0 if route.writer.away is None else 1)
-                for route in self._served.values()
-            ],
-            kind="gauge",
-        )
-        yield Metric(
-            "knafka_receiver_waiting_bytes",
-            "Bytes of events that wait for Kafka's acknowledgement",
-            [({}, self._waiting_bytes)],
-            kind="gauge",
-        )
-        yield Metric(
-            "http_server_request_duration_seconds",
-            "From a request that is whole to its answer, of events that Kafka was given",
-            [
-                (ingress_labels(route.ingress), route.duration)
-                for route in self._served.values()
-                if route.duration.count
-            ],
-            kind="histogram",
-        )
-        yield produced(self._stored_record_counts())
-        yield from self._more_metrics()
-
-    def _stored_record_counts(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
-        """For each writer and topic, yield the client's name, the topic, and the number of stored
-        records by partition. A writer that several Brokers share is yielded once."""
-        for number, writer in enumerate(self.writers, 1):
-            topics: dict[str, dict[int, int]] = {}
-            for (topic, partition), count in writer.stored.items():
-                topics.setdefault(topic, {})[partition] = count
-            for topic, counts in sorted(topics.items()):
-                yield f"rdkafka#producer-{number}", topic, counts
-
-
-def leaves_room(held: int, all_held: int, limit: int) -> bool:
-    """Whether a request being received may hold `held` bytes, when all requests hold `all_held` of
-    `limit` bytes.
-
-    A request may hold as many bytes as are still free, so that a smaller request has room, however
-    many slow ones there are. A request that holds more than all others together may use all the
-    rest.
-    """
-    free_bytes = limit - all_held
-    return free_bytes >= 0 and (held <= free_bytes or 2 * held > all_held)
-
-
-def header_bytes(headers: HttpHeaders) -> int:
-    """Return the number of bytes that headers count as: names and values, and four for each colon,
-    space and line end."""
-    return sum([len(name) + len(value) + 4 for name, value in headers])
-
-
-def _append_structured(
-    writer: LogWriter,
-    topic: str,
-    key: bytes | None,
-    value: bytes | None,
-    headers: RecordHeaders,
-    reported: Reported,
-) -> None:
-    """Append a record in structured mode, as `LogWriter.append` does. It is converted only here, as
-    its headers hold its trace by now. Data other than JSON grow by a third over the size that was
-    counted."""
-    record = in_structured_mode(Draft(key, headers, value))
-    writer.append(topic, record.key, record.value, record.headers, reported)
-
-
-def _append_all_structured(
-    writer: LogWriter, topic: str, records: Sequence[Draft], reported: Reported
-) -> None:
-    """Append records in structured mode, as `LogWriter.append_all` does."""
-    writer.append_all(topic, list(map(in_structured_mode, records)), reported)
-
-
-def _answer_to_error(route: BrokerRoute, error: LogError) -> Answer:
-    """Return the answer to an event that was not stored."""
-    if error.too_large:
-        return route.too_large
-    if isinstance(error, LogFull):
-        return answers.BUSY
-    log.warning("an event for %s was not stored: %s", route.ingress.path, error)
-    return answers.UNAVAILABLE
+        yield from self._observers.client_metrics()

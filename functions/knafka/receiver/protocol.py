@@ -26,7 +26,7 @@ from knafka.receiver.address import ROOTS, address_of, path_of
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
 from knafka.receiver.encryption import CAME_ENCRYPTED
-from knafka.receiver.ingest import HEADER_OVERHEAD, header_bytes, leaves_room
+from knafka.receiver.limits import HEADER_OVERHEAD, header_bytes, leaves_room
 from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
 
 log = logging.getLogger(__name__)

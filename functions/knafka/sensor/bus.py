@@ -192,7 +192,7 @@ class BusPartitions:
         """Whether a queued event may be routed now."""
         if not self.queued or (self.is_in_order and self._is_ahead_limit_reached):
             return False
-        bounds = self._bounds()
+        bounds = self._read_bounds()
         return any(
             queue.queue and bounds.allows(queue.queue[0].place, self.is_in_order)
             for queue in self._queues.values()
@@ -228,7 +228,7 @@ class BusPartitions:
         known."""
         if not self.queued:
             return
-        in_order, bounds = self.is_in_order, self._bounds()
+        in_order, bounds = self.is_in_order, self._read_bounds()
         elsewhere = self._lowest_time(None)
         routed_before = None if in_order else self.routed_until
         heads = [(queue.queue[0].place, queue) for queue in self._queues.values() if queue.queue]
@@ -255,7 +255,7 @@ class BusPartitions:
             else:
                 heappush(heads, (place, own_queue))
 
-    def _bounds(self) -> Bounds:
+    def _read_bounds(self) -> Bounds:
         """Return how far the own partitions were read."""
         untils = [
             (-1 if (until := self._read_until(number)) is None else until, number)
@@ -406,7 +406,7 @@ class BusPartitions:
     def balance(self) -> None:
         """Pause partitions that are read far ahead while much is queued, and resume them later. The
         partition that was read least far goes on, as the others wait for it."""
-        share, lowest = max(1, len(self._queues)), self._bounds().first
+        share, lowest = max(1, len(self._queues)), self._read_bounds().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
         is_little = (
             2 * self.queued < MAX_QUEUED_RECORDS and 2 * self.queued_bytes < MAX_QUEUED_BYTES

@@ -92,7 +92,7 @@ class SensorSide(LeasedSide):
 
     def _new_drain(self) -> SensorDrain:
         """Create the next drain."""
-        self._before = self._totals()
+        self._before = self._total_counts()
         # A drain that begins without a request has no slot: another process may have it by now.
         self._drain = SensorDrain(self._open_processor, self._slot)
         return self._drain
@@ -109,7 +109,7 @@ class SensorSide(LeasedSide):
             self._tracer,
         )
 
-    def _totals(self) -> SensorCounts:
+    def _total_counts(self) -> SensorCounts:
         """Return the counts of all drains so far."""
         if self._drain is None or self._drain.processor is None:
             return self._before
@@ -141,7 +141,7 @@ class SensorSide(LeasedSide):
     def metrics(self) -> Iterator[Metric]:
         """Yield the Sensor's metrics."""
         labels = {"namespace": self._sensor.namespace, "sensor": self._sensor.name}
-        totals = self._totals()
+        totals = self._total_counts()
         yield Metric(
             "knafka_sensor_events_total",
             "Events of the bus, and how often a trigger has one, by what became of them",

@@ -129,7 +129,7 @@ class Processor:
         used any more."""
         self._now = self._first_read_at = now
         began = time.monotonic()
-        new_records, reached = self._read(self._patience(now, patience))
+        new_records, reached = self._read(self._first_record_timeout(now, patience))
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
@@ -156,7 +156,7 @@ class Processor:
             + batch.dropped_keys
         )
 
-    def _patience(self, now: int, patience: float) -> float:
+    def _first_record_timeout(self, now: int, patience: float) -> float:
         """Return the seconds to wait for a first record, at most `patience`."""
         if self._is_known(first := self._due(now)) or self._ordering.has_next:
             return 0

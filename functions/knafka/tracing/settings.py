@@ -60,7 +60,7 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
     if variables.get(DISABLED, "").lower() == "true":
         return TracingSettings()
     problems: list[str] = []
-    exporter = _exporter(variables, problems)
+    exporter = _declared_exporter(variables, problems)
     if exporter == "otlp":
         protocol = variables.get(OTLP_TRACES_PROTOCOL) or variables.get(OTLP_PROTOCOL) or PROTOCOL
         if protocol == GRPC:
@@ -71,11 +71,11 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
                 f"{OTLP_PROTOCOL}: invalid value: {protocol:.80}: want {PROTOCOL} or {GRPC}, "
                 "so tracing is off"
             )
-    sampler = Sampler() if exporter is None else _sampler(variables, problems)
+    sampler = Sampler() if exporter is None else _declared_sampler(variables, problems)
     return TracingSettings(exporter, sampler, tuple(problems))
 
 
-def _exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | None:
+def _declared_exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | None:
     """Return the declared exporter; None: tracing is off. Problems are added to `problems`."""
     named = variables.get(EXPORTER, "").lower()
     if not named:
@@ -93,7 +93,7 @@ def _exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | N
     return None
 
 
-def _sampler(variables: Mapping[str, str], problems: list[str]) -> Sampler:
+def _declared_sampler(variables: Mapping[str, str], problems: list[str]) -> Sampler:
     """Return the declared sampler, or the default after a problem, which is added to `problems`."""
     name = variables.get(SAMPLER, DEFAULT_SAMPLER).lower()
     if name not in NAMES:

@@ -85,7 +85,7 @@ def adoption(seen: SeenBroker) -> Plan:
     identity, metadata = seen.identity, seen.broker["metadata"]
     class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS, "")
     about = f"Broker {identity}, class {class_ or 'none'}: from {PEER} to Knafka"
-    topic, problems = _topic(seen)
+    topic, problems = _topic_with_problems(seen)
     if class_ not in seen.classes:
         problems.append(
             f"this installation serves the classes {', '.join(sorted(seen.classes))}: add {class_} "
@@ -207,11 +207,13 @@ def differences(seen: SeenBroker) -> list[str]:
         delivery = spec.get("delivery") or of_broker
         annotations = trigger["metadata"].get("annotations") or {}
         name = str(trigger["metadata"]["name"])
-        by_trigger[name] = _differences(spec, delivery, annotations)
+        by_trigger[name] = _trigger_differences(spec, delivery, annotations)
     return difference_sentences(by_trigger, "all Triggers")
 
 
-def _differences(spec: Document, delivery: Document, annotations: Document) -> Iterator[str]:
+def _trigger_differences(
+    spec: Document, delivery: Document, annotations: Document
+) -> Iterator[str]:
     """Yield a sentence for each way in which Knafka delivers this Trigger differently."""
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
@@ -228,7 +230,7 @@ def _mixes(expression: str) -> bool:
     return "(" not in expression and len(words & {"AND", "OR", "XOR"}) > 1
 
 
-def _topic(seen: SeenBroker) -> tuple[str, list[str]]:
+def _topic_with_problems(seen: SeenBroker) -> tuple[str, list[str]]:
     """Return the topic's name, and a sentence for each problem with it."""
     problems = []
     name, of = topic_of(seen.broker, seen.naming), NamedObject.of(seen.broker)

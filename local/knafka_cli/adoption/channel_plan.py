@@ -91,7 +91,7 @@ def channel_adoption(seen: SeenChannel) -> Plan:
     """Return how Knafka takes a KafkaChannel over; raises `InvalidDocument`."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     topic, claimed = topic_of_channel(seen.stored, seen.naming), _is_claimed(seen)
-    problems = [*running(seen.peers, "this KafkaChannel"), *_problems(seen, topic)]
+    problems = [*running(seen.peers, "this KafkaChannel"), *_adoption_problems(seen, topic)]
     taken = (
         not claimed and seen.topic is not None and _has_annotation(seen, TOPIC_ID, seen.topic.id)
     )
@@ -136,7 +136,7 @@ def channel_adoption(seen: SeenChannel) -> Plan:
         f"{PEER}'s gets until then arrives in the same topic",
         f"{PEER}'s controller stays away while a KafkaChannel is Knafka's",
     ]
-    return Plan(about, stays, _differences(seen), problems, waits, steps, then)
+    return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
 
 
 def channel_release(seen: SeenChannel) -> Plan:
@@ -165,7 +165,7 @@ def topic_of_channel(channel: Document, naming: Naming) -> str:
     return kept or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
 
 
-def _problems(seen: SeenChannel, topic: str) -> Iterator[str]:
+def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
     """Yield a sentence for each reason why the channel can't be adopted."""
     if not seen.served:
         yield (
@@ -194,7 +194,7 @@ def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
         )
 
 
-def _differences(seen: SeenChannel) -> list[str]:
+def _channel_differences(seen: SeenChannel) -> list[str]:
     """Return a sentence for each way in which Knafka serves the channel differently from
     eventing-kafka-broker."""
     channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}

@@ -135,7 +135,7 @@ class Looking:
             servers=str(where["bootstrap.servers"]),
             peers=list(self._find_running(BROKERS_PEERS, unseen)),
             claimed_by=self._find_other_claimant("Broker", identity, topic),
-            refused=self._refusal(stored, topic, unseen),
+            refused=self._topic_refusal(stored, topic, unseen),
             unseen=[*problems, *unseen],
         )
 
@@ -160,13 +160,13 @@ class Looking:
             servers=str(where["bootstrap.servers"]),
             secret=named or ("" if config is None else config.data.get(SECRET_NAME_KEY, "")),
             served=self._is_enabled("KNAFKA_CHANNELS", unseen),
-            peers_config=self._peers_channel_config(unseen),
+            peers_config=self._read_peers_channel_config(unseen),
             peers=list(self._find_running(CHANNELS_PEERS, unseen)),
             claimed_by=self._find_other_claimant(KAFKA_CHANNEL, identity, topic),
             unseen=[*problems, *unseen],
         )
 
-    def _peers_channel_config(self, unseen: list[str]) -> Mapping[str, str]:
+    def _read_peers_channel_config(self, unseen: list[str]) -> Mapping[str, str]:
         """Read eventing-kafka-broker's ConfigMap for all channels; empty if it can't be read."""
         try:
             config = self._api.get(CONFIG_MAP_OBJECTS, self._peers, CHANNEL_CONFIG)
@@ -303,7 +303,7 @@ class Looking:
                 return Identity.of(other)
         return None
 
-    def _refusal(self, broker: Document, topic: str, unseen: list[str]) -> str | None:
+    def _topic_refusal(self, broker: Document, topic: str, unseen: list[str]) -> str | None:
         """Return why a Broker may not use the external topic that it names; None: it may, or names
         none."""
         if EXTERNAL_TOPIC not in (broker["metadata"].get("annotations") or {}):

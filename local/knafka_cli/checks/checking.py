@@ -189,7 +189,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
     for place, document in placed_documents:
         identity = identity_of(document)
         name = str(identity or "")
-        if (problems := _problems(document, known, partial)) is None:
+        if (problems := _check_document(document, known, partial)) is None:
             continue
         objects += 1
         if identity and identity in first_places:
@@ -207,7 +207,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
     return CheckResult(objects, findings)
 
 
-def _problems(
+def _check_document(
     document: Any, known: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
     """Return the problems of one document; None if its kind isn't ours."""
@@ -330,7 +330,7 @@ def _trigger_problems(
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
     }
-    for path, referenced in _references(destinations, trigger.metadata.namespace):
+    for path, referenced in _referenced_destinations(destinations, trigger.metadata.namespace):
         if referenced not in known:
             missing.append(_missing_error(f"{path}.ref", referenced, known))
     return missing, loop_checks.loop_warnings(destinations, broker, known)
@@ -353,7 +353,7 @@ def _subscription_problems(
         "spec.reply": spec.reply,
         "spec.delivery.deadLetterSink": spec.delivery.dead_letter_sink,
     }
-    for path, referenced in _references(destinations, namespace):
+    for path, referenced in _referenced_destinations(destinations, namespace):
         if referenced not in known:
             missing.append(_missing_error(f"{path}.ref", referenced, known))
     return missing, loop_checks.loop_warnings(destinations, channel, known)
@@ -367,13 +367,13 @@ def _sensor_problems(
     bus = ObjectIdentity(family.broker, *sensor.bus.identity)
     path = "spec.broker" if family is BROKERS else "spec.channel"
     missing = [] if bus in known else [_missing_error(path, bus, known)]
-    for path, referenced in _references(sensor_checks.destinations(sensor), namespace):
+    for path, referenced in _referenced_destinations(sensor_checks.destinations(sensor), namespace):
         if referenced not in known:
             missing.append(_missing_error(f"{path}.ref", referenced, known))
     return missing, sensor_checks.warnings(sensor)
 
 
-def _references(
+def _referenced_destinations(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
     """Yield the Services, Brokers and KafkaChannels that destinations refer to, with the path of

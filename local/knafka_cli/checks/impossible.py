@@ -45,7 +45,11 @@ def _find_contradictions(
     demand of `above`."""
     demands = [
         *above,
-        *(demand for i, spec in enumerate(filters) for demand in _demands(spec, f"{path}[{i}]")),
+        *(
+            demand
+            for i, spec in enumerate(filters)
+            for demand in _attribute_demands(spec, f"{path}[{i}]")
+        ),
     ]
     for demand in demands[len(above) :]:
         if demand.attribute == SPEC_VERSION and not _allows_version(demand):
@@ -56,7 +60,7 @@ def _find_contradictions(
                 demand_before, other
             ):
                 yield f"{other} never matches together with {demand_before}"
-    for choice_path, branches in _choices(filters, path):
+    for choice_path, branches in _any_branches(filters, path):
         # A choice needs one branch only: it is impossible if every branch contradicts the demands.
         refused = [
             list(_find_contradictions(demands, [branch], f"{choice_path}.any"))
@@ -66,7 +70,7 @@ def _find_contradictions(
             yield from refused[0]
 
 
-def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
+def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
     """Yield what single attributes must be for the filter to match."""
     match spec:
         case Exact() | Prefix() | Suffix():
@@ -75,17 +79,17 @@ def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
                     yield _Demand(f"{path}.{dialect}.{attribute}", dialect, attribute, value)
         case All(all=inner):
             for index, inner_filter in enumerate(inner):
-                yield from _demands(inner_filter, f"{path}.all[{index}]")
+                yield from _attribute_demands(inner_filter, f"{path}.all[{index}]")
 
 
-def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
+def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
     """Yield the branches of each `any` filter, with its path."""
     for index, filter_ in enumerate(filters):
         match filter_:
             case Any_(any=branches):
                 yield f"{path}[{index}]", branches
             case All(all=inner):
-                yield from _choices(inner, f"{path}[{index}].all")
+                yield from _any_branches(inner, f"{path}[{index}].all")
 
 
 def _are_compatible(one: _Demand, other: _Demand) -> bool:

@@ -35,12 +35,12 @@ def loop_warnings(
         if leads_back(destination, family, bus.namespace, bus.name):
             destination_path = f"{path}.{'uri' if destination.ref is None else 'ref'}"
             bus_word = "Broker" if family is BROKERS else "channel"
-            sentences.append(f"{destination_path}: its own {bus_word}: {_consequence(path)}")
+            sentences.append(f"{destination_path}: its own {bus_word}: {_loop_consequence(path)}")
         elif path == DEAD_LETTER_SINK_PATH and (
             brokers_between := _way_back(destination, bus, known)
         ):
             brokers = ", ".join(map(str, brokers_between))
-            sentences.append(f"{path}: leads back over {brokers}: {_consequence(path)}")
+            sentences.append(f"{path}: leads back over {brokers}: {_loop_consequence(path)}")
     return sentences
 
 
@@ -52,7 +52,7 @@ def broker_warnings(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list
     return loop_warnings(sinks, bus, known)
 
 
-def _consequence(path: str) -> str:
+def _loop_consequence(path: str) -> str:
     """Return what happens if the destination at `path` leads back to its own Broker."""
     if path == DEAD_LETTER_SINK_PATH:
         return (

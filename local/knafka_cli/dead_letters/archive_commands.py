@@ -133,7 +133,7 @@ def replay(
 ) -> None:
     """Create a DeadLetterReplay for the selected events."""
     _refuse_local_options({**local_options, **_options_named(job_options, "where", "replay-id")})
-    spec: dict[str, Any] = {"select": _selection(job_options, ids)}
+    spec: dict[str, Any] = {"select": _selection_document(job_options, ids)}
     if job_options["rate"] is not None:
         spec["rate"] = float(job_options["rate"])
     status = _run_operation(target, "DeadLetterReplay", job_options, spec)
@@ -156,7 +156,10 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
     """Create a DeadLetterPurge for the selected failures."""
     _refuse_local_options({**local_options, **_options_named(job_options, "where")})
     ids = None if job_options["id"] is None else [job_options["id"]]
-    spec = {"select": _selection(job_options, ids), "unresolved": job_options["unresolved"]}
+    spec = {
+        "select": _selection_document(job_options, ids),
+        "unresolved": job_options["unresolved"],
+    }
     status = _run_operation(target, "DeadLetterPurge", job_options, spec)
     if status is not None and job_options["dry-run"]:
         typer.echo(f"{status.get('selected', 0)} failures would be purged")
@@ -274,7 +277,7 @@ def _run_archive(
     return status
 
 
-def _selection(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
+def _selection_document(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
     """Return the selection as `spec.select` of a DeadLetterReplay has it."""
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}

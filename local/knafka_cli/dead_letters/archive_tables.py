@@ -134,11 +134,11 @@ class ArchiveTables:
         region = storage.get("region") or os.environ.get("AWS_REGION")
         store = {**UNREACHED_STORE, **s3_options(endpoint, region)}
         if (credentials := storage.get("credentials")) is not None:
-            store |= _keys(operations, credentials["name"])
+            store |= _store_keys(operations, credentials["name"])
         return store
 
 
-def _keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
+def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
     """Return the keys in an archive's Secret; none if the user may not read it and has keys of
     their own."""
     from knafka_client.declared.kubernetes_api import Objects

@@ -175,7 +175,7 @@ def latest_letters(
     """Return the newest `limit` dead letters in the tables, oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
-    return _letters(lookup.latest_dead_letters(files, conditions, limit))
+    return _to_dead_letters(lookup.latest_dead_letters(files, conditions, limit))
 
 
 def page_of_letters(
@@ -188,10 +188,10 @@ def page_of_letters(
     """
     from knafka_jobs.lookup import lookup_run as lookup
 
-    return _letters(lookup.page_of_dead_letters(files, predicate, limit, skip))
+    return _to_dead_letters(lookup.page_of_dead_letters(files, predicate, limit, skip))
 
 
-def _letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
+def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
     """Return records and when they were replayed as dead letters, in the opposite order."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))

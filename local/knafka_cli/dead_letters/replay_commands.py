@@ -156,7 +156,7 @@ def replay(
     later reports don't know of that. Edits apply to every event that is sent; the dead letters stay
     as they are.
     """
-    edits = _edits(set_attribute, remove_attribute, set_data)
+    edits = _edit_options(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
     direct = bool(ids) and not needs_tables and not any(edits.values())
@@ -196,7 +196,7 @@ def replay(
         typer.echo(line)
 
 
-def _edits(*given: list[str] | None) -> dict[str, Sequence[str]]:
+def _edit_options(*given: list[str] | None) -> dict[str, Sequence[str]]:
     """Return the options that edit events, by name; exits with code 2 if one of them can't be
     used."""
     options: dict[str, Sequence[str]] = {

@@ -70,7 +70,7 @@ def tail_records(
     exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
-        starts, ends = _spans(reader, topics, tail)
+        starts, ends = _offsets_to_read(reader, topics, tail)
         reader.consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         # The existing records of all partitions are ordered before the first one is yielded.
         unread = {place for place, start in starts.items() if start < ends[place]}
@@ -91,7 +91,7 @@ def tail_records(
             if existing and (
                 not unread or (tail.last is None and len(existing) >= ORDERED_RECORDS)
             ):
-                yield from _newest_existing(existing, ends, tail.last)
+                yield from _keep_newest(existing, ends, tail.last)
                 existing, unread = [], set()
 
 
@@ -99,7 +99,7 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
 
-def _spans(
+def _offsets_to_read(
     reader: RangeReader, topics: Sequence[str], tail: TailStart
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
     """Return the offset at which each partition is read from, and its end now. Raises `LogError`
@@ -123,7 +123,7 @@ def _spans(
     return starts, ends
 
 
-def _newest_existing(
+def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
     """Return existing records in the order of time, without all but the newest `count`; newer

@@ -72,6 +72,7 @@ def console(
     from knafka_console.sources.cluster_console import ClusterConsole
     from knafka_console.sources.cluster_kafka import ClusterKafka
     from knafka_console.sources.metrics import ProxiedMetrics, SharedFigures
+    from knafka_console.sources.reports import ConsoleScope
 
     if not is_trace_url(traces):
         raise refuse(f"--trace-url {traces}: {EXPECTED_TRACE_URL}")
@@ -88,10 +89,12 @@ def console(
                 api,
                 SharedFigures(ProxiedMetrics(api, system_namespace)),
                 ClusterKafka(client, system_namespace, bootstrap_servers=bootstrap_servers),
-                cluster_name,
-                tuple(namespaces or ()),
-                traces=traces,
-                unreached=cluster_source.UNREACHED_HINT,
+                ConsoleScope(
+                    cluster_name,
+                    tuple(namespaces or ()),
+                    trace_url=traces,
+                    unreached_hint=cluster_source.UNREACHED_HINT,
+                ),
             )
             stop = asyncio.Event()
             for signal_number in (signal.SIGINT, signal.SIGTERM):

@@ -33,11 +33,11 @@ class Logs:
 
     def names(self, part: str | None = None) -> Sequence[str]:
         """Return the names of all logs, or of those of one process, Trigger or Service; sorted."""
-        return sorted(name for name in self._files() if part is None or is_log_of(name, part))
+        return sorted(name for name in self._log_files() if part is None or is_log_of(name, part))
 
     def last_lines(self, name: str, lines: int) -> Sequence[str]:
         """Return the last `lines` lines of a log, oldest first."""
-        with self._files()[name].open("rb") as file:
+        with self._log_files()[name].open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
             all_lines = file.read().decode(errors="replace").splitlines()
             self._read_until[name] = file.tell()
@@ -48,19 +48,21 @@ class Logs:
 
         A log that `last_lines` has read continues there; any other begins with its next line.
         """
-        read = {name: _size(path) for name, path in self._files().items()} | self._read_until
+        read = {
+            name: _file_size(path) for name, path in self._log_files().items()
+        } | self._read_until
         while True:
-            for name, path in self._files().items():
+            for name, path in self._log_files().items():
                 if part is not None and not is_log_of(name, part):
                     continue
                 start = read.get(name, 0)
-                if _size(path) < start:
+                if _file_size(path) < start:
                     start = 0  # the log was rotated
                 lines, read[name] = _read_lines(path, start)
                 yield from ((name, line) for line in lines)
             self._pause(LOG_POLL_INTERVAL)
 
-    def _files(self) -> dict[str, Path]:
+    def _log_files(self) -> dict[str, Path]:
         """Return the log files by name."""
         files = {
             file.stem: file
@@ -81,7 +83,7 @@ def is_log_of(name: str, part: str) -> bool:
     return re.fullmatch(rf"[a-z]+-{log_suffix}", name) is not None
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     """Return a file's size in bytes; 0 if it doesn't exist."""
     try:
         return path.stat().st_size

@@ -322,11 +322,11 @@ class StatusTable:
         for kind, columns, candidates in sections:
             rows = [(row, row.name, state) for row, state in candidates if row.kind == kind]
             if rows or kind in ("Broker", "Trigger"):
-                yield _grid(kind, columns, rows, width)
+                yield _objects_table(kind, columns, rows, width)
         yield from (Text(problem, style="red") for problem in self.snapshot.problems)
 
 
-def _grid(
+def _objects_table(
     title: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
 ) -> Grid:
     """Return the table of the objects of one kind."""

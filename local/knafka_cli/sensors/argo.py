@@ -57,7 +57,7 @@ def convert_sensor(
     converted = ArgoConversion({})
     metadata = {"name": name}
     if namespace := argo_metadata.get("namespace"):
-        metadata["namespace"] = _text(namespace, "metadata.namespace")
+        metadata["namespace"] = _to_text(namespace, "metadata.namespace")
     for field_name in ("labels", "annotations"):
         if argo_metadata.get(field_name):
             converted.changed.append(f"metadata.{field_name}: left out, add yours by hand")
@@ -113,7 +113,7 @@ def _list_field(
     return value
 
 
-def _text(value: Any, path: str) -> str:
+def _to_text(value: Any, path: str) -> str:
     """Return a value as text. Raises `InvalidDocument` for anything but a string or a number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InvalidDocument(path, "must be a text")
@@ -145,10 +145,10 @@ def _note_unknown_fields(
 
 def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, Any]:
     """Convert a dependency: its EventSource, event and context filter become exact filters."""
-    name = _text(argo.get("name", ""), "spec.dependencies.name")
+    name = _to_text(argo.get("name", ""), "spec.dependencies.name")
     path = f"dependency {name}"
     exact_values = {
-        attribute: _text(argo[key], f"{path}.{key}")
+        attribute: _to_text(argo[key], f"{path}.{key}")
         for key, attribute in (("eventSourceName", "source"), ("eventName", "subject"))
         if argo.get(key)
     }
@@ -158,7 +158,7 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
         if (attribute := str(key).lower()) not in _CONTEXT_ATTRIBUTES:
             converted.lost.append(f"{path}.filters.context.{key}: not carried over")
         elif value:
-            context[attribute] = _text(value, f"{path}.filters.context.{key}")
+            context[attribute] = _to_text(value, f"{path}.filters.context.{key}")
     # With Argo both must match: if an attribute has two values, no event matches.
     conflicting = {
         name: value for name, value in context.items() if exact_values.get(name, value) != value
@@ -204,7 +204,7 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
 def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any] | None:
     """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind."""
     template = _object_field(argo, "template", "spec.triggers")
-    name = _text(template.get("name", ""), "spec.triggers.template.name")
+    name = _to_text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
     url = _template_url(template, path, converted)
     if url is None:
@@ -216,7 +216,7 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
     _note_unknown_fields(argo, known, path, converted)
     trigger: dict[str, Any] = {"name": name}
     if template.get("conditions"):
-        trigger["conditions"] = _text(template["conditions"], f"{path}.conditions")
+        trigger["conditions"] = _to_text(template["conditions"], f"{path}.conditions")
     if resets := list(
         _convert_resets(_list_field(template, "conditionsReset", path), path, converted)
     ):
@@ -256,7 +256,7 @@ def _template_url(template: Document, path: str, converted: ArgoConversion) -> s
     _note_unknown_fields(
         http, {"url", "method", "payload", "parameters"}, f"{path}.http", converted
     )
-    return _text(http.get("url", ""), f"{path}.http.url")
+    return _to_text(http.get("url", ""), f"{path}.http.url")
 
 
 def _convert_resets(
@@ -270,7 +270,7 @@ def _convert_resets(
             converted.lost.append(f"{path}: only byTime is carried over")
             continue
         reset_time = {
-            key: _text(by_time[key], f"{path}.byTime.{key}")
+            key: _to_text(by_time[key], f"{path}.byTime.{key}")
             for key in ("cron", "timezone")
             if by_time.get(key)
         }
@@ -314,8 +314,8 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
         "steps": steps if steps is not None and steps > 0 else ARGO_DEFAULT_STEPS
     }
     if argo.get("duration") is not None:
-        retries["duration"] = _duration(argo["duration"], path)
-    factor = _amount(argo.get("factor", 1))
+        retries["duration"] = _to_duration(argo["duration"], path)
+    factor = _to_number(argo.get("factor", 1))
     if factor == 2:
         retries["factor"] = 2
     elif factor != 1:
@@ -338,7 +338,7 @@ def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) ->
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 
-def _amount(value: Any) -> float:
+def _to_number(value: Any) -> float:
     """Return the value of Argo's Amount, which is a number, a text, or an object with a number."""
     if isinstance(value, dict):
         value = value.get("value", 1)
@@ -348,7 +348,7 @@ def _amount(value: Any) -> float:
         return 1.0
 
 
-def _duration(value: Any, path: str) -> str:
+def _to_duration(value: Any, path: str) -> str:
     """Return a duration as Go writes it, of Argo's Int64OrString: nanoseconds, or such a text."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0

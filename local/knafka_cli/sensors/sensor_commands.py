@@ -146,7 +146,7 @@ def backtest_sensor(
         elif since is None:
             raise event_input.BadInput("give --events FILE, --since TIME, or --archive FOLDER")
         else:
-            job_options.update(_topic_options(sensor, job_options, data_dir))
+            job_options.update(_backtest_topic_options(sensor, job_options, data_dir))
         time_options = {"events-since": _iso_moment(since), "events-until": _iso_moment(until)}
     with tempfile.TemporaryDirectory() as folder:
         document = Path(folder, "sensor.json")
@@ -173,7 +173,9 @@ def backtest_sensor(
     _print_errors(result["errors"])
 
 
-def _topic_options(sensor: Sensor, job_options: JobArguments, data_dir: Path) -> Mapping[str, str]:
+def _backtest_topic_options(
+    sensor: Sensor, job_options: JobArguments, data_dir: Path
+) -> Mapping[str, str]:
     """Return the job's options for a topic and its Kafka; by default those of the Sensor's bus in
     `knafka up`."""
     if job_options["bootstrap-servers"] is not None:
@@ -294,11 +296,11 @@ def _read_events(file: Path) -> Iterator[PastEvent]:
     milliseconds = 0
     for event in event_input.read_events(lines, str(file)):
         time = event.attributes.get("time")
-        milliseconds = milliseconds + 1 if time is None else _milliseconds(time)
+        milliseconds = milliseconds + 1 if time is None else _parse_milliseconds(time)
         yield PastEvent(milliseconds, event.attributes, json_format.write(event))
 
 
-def _milliseconds(time: str) -> int:
+def _parse_milliseconds(time: str) -> int:
     """Milliseconds since the Unix epoch of an RFC 3339 time."""
     # datetime knows no leap seconds: read one as the second after it.
     text = time.upper().replace(":60", ":59")

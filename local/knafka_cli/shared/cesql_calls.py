@@ -20,7 +20,7 @@ def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
     """Yield a sentence for each call of a function that doesn't exist, or not with so many
     arguments."""
     for expression_path, text in expressions(filters, path):
-        for call in _calls(parse(text)):
+        for call in _function_calls(parse(text)):
             if resolve(call.name, len(call.arguments)) is None:
                 yield f"{expression_path}: {_call_problem(call)}"
 
@@ -35,15 +35,15 @@ def _call_problem(call: Call) -> str:
     return f"there is no function {call.name}; {hint}"
 
 
-def _calls(node: Node) -> Iterator[Call]:
+def _function_calls(node: Node) -> Iterator[Call]:
     """Yield all function calls in an expression."""
     match node:
         case Call(arguments=arguments):
             yield node
             for inner in arguments:
-                yield from _calls(inner)
+                yield from _function_calls(inner)
         case Unary(operand=operand):
-            yield from _calls(operand)
+            yield from _function_calls(operand)
         case Chain(first=first, steps=steps):
             for inner in (first, *(operand for step in steps for operand in step.operands)):
-                yield from _calls(inner)
+                yield from _function_calls(inner)

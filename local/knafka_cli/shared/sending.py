@@ -108,7 +108,7 @@ async def send(
         raise InvalidDocument("", target.problem)
     subscriber = HttpSubscriber(limit=connections)
     summary = SendSummary()
-    numbered_groups = _in_groups(events, max(1, batch))
+    numbered_groups = _split_into_groups(events, max(1, batch))
     loop = asyncio.get_running_loop()
     start = loop.time()
 
@@ -140,7 +140,7 @@ async def send(
     return summary
 
 
-def _in_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
+def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
     """Groups of up to `size` consecutive events, each with the number of events before it."""
     source, number = iter(events), 0
     while chunk := list(itertools.islice(source, size)):

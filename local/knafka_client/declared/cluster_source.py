@@ -366,10 +366,17 @@ class _NamespaceReading:
             if family is CHANNELS:
                 status = status.get("physicalSubscription") or {}
             egress = desired.trigger_egress(
-                trigger, broker, topic, _sink(status.get("subscriberUri")) or UNKNOWN_SINK,
-                _sink(status.get("deadLetterSinkUri")), defaults,
-                reply=_sink(status.get("replyUri")), naming=self._naming,
-            )  # fmt: skip
+                trigger,
+                broker,
+                topic,
+                desired.TriggerDestinations(
+                    _sink(status.get("subscriberUri")) or UNKNOWN_SINK,
+                    _sink(status.get("deadLetterSinkUri")),
+                    _sink(status.get("replyUri")),
+                ),
+                defaults,
+                naming=self._naming,
+            )
         except KnafkaError as error:
             self.problems.append(f"{family.trigger} {Identity.of(document)}: {error}")
             return

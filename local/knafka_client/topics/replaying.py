@@ -81,14 +81,14 @@ async def choose_dead_letters(
                 newest[id_, dead_letter.source] = record, dead_letter
         sent = await read_replay_times(admin, egress) if newest else {}
         for record, dead_letter in newest.values():
-            obstacle = _obstacle(record, dead_letter)
+            obstacle = _replay_obstacle(record, dead_letter)
             if not obstacle and replayed_at(record, sent) is not None:
                 obstacle = "sent again already, and it has not failed since"
             choices.append(ReplayChoice(egress, record, dead_letter, obstacle))
     return choices
 
 
-def _obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
+def _replay_obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
     """Return why a dead letter can't be replayed; empty if it can."""
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"

@@ -37,7 +37,12 @@ from knafka_console.sources.cluster_document import StoredObjects
 from knafka_console.sources.cluster_kafka import BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS
 from knafka_console.sources.dead_letter_topics import SHOWN_DEAD_LETTERS, DeadLetterTopics
 from knafka_console.sources.figures import Figures
-from knafka_console.sources.reports import BrokerKafkaFinder, ClusterReports, ReportTopics
+from knafka_console.sources.reports import (
+    BrokerKafkaFinder,
+    ClusterReports,
+    ConsoleScope,
+    ReportTopics,
+)
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.cluster import Document, NotAllowed
 from knafka_operator.model.family import family_of
@@ -83,40 +88,28 @@ class ClusterConsole:
         api: KubernetesApi,
         figures: FiguresSource,
         kafka: KafkaFinder,
-        place: str,
-        namespaces: Sequence[str] = (),
+        scope: ConsoleScope,
         *,
-        reviews_kafka: bool = False,
         letters: DeadLetterTopics | None = None,
         topics: ReportTopics | None = None,
-        traces: str = "",
-        unreached: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`namespaces` limit what is listed; without any, all namespaces are.
-
-        `unreached` says what to do if Kafka doesn't answer, `traces` is the URL of a trace with
-        `{trace}`.
-        """
+        """`letters` and `topics` connect to Kafka for dead letters and for reports; None: they
+        connect to real Kafkas. `clock` returns seconds of any monotonic clock."""
         self._api = api
         self._figures = figures
         self._kafka = kafka
-        self._place = place
-        self._namespaces = namespaces
-        self._reviews_kafka = reviews_kafka
+        self._scope = scope
         self._letters = letters or DeadLetterTopics()
-        self._unreached = unreached
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stored: tuple[float, StoredObjects] | None = None
         self._reports = ClusterReports(
             api,
             kafka,
-            namespaces,
-            allowed=_translate_refusals,
-            reaching=self._explain_unreached_kafka,
-            reviews_kafka=reviews_kafka,
-            traces=traces,
+            scope,
+            translate_refusals=_translate_refusals,
+            explain_unreached_kafka=self._explain_unreached_kafka,
             topics=topics,
         )
 
@@ -136,7 +129,7 @@ class ClusterConsole:
             problems.append(f"rates, lag and dispatchers are not known: {error}")
         objects = StoredObjects(stored.brokers, stored.triggers, tuple(problems))
         state = await asyncio.to_thread(
-            cluster_document.cluster_state, objects, figures, self._place
+            cluster_document.cluster_state, objects, figures, self._scope.cluster_name
         )
         return state.model_copy(update={"archives": True})
 
@@ -215,9 +208,9 @@ class ClusterConsole:
         try:
             yield
         except LogError as error:
-            if not self._unreached or not error.retriable or error.unknown_topic:
+            if not self._scope.unreached_hint or not error.retriable or error.unknown_topic:
                 raise
-            raise KafkaNotReached(f"{error}: {self._unreached}") from error
+            raise KafkaNotReached(f"{error}: {self._scope.unreached_hint}") from error
 
     async def _read_trigger(self, trigger: TriggerName) -> Document:
         """Return the Trigger or Subscription. Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
@@ -235,7 +228,7 @@ class ClusterConsole:
             case Action.PAUSE:
                 return await self._has_right("patch", trigger)
             case Action.REPLAY:
-                return not self._reviews_kafka or all(
+                return not self._scope.reviews_kafka or all(
                     [
                         await self._has_right("get", trigger, DEAD_LETTERS_SUBRESOURCE),
                         await self._has_right("create", trigger, REPLAYS_SUBRESOURCE),
@@ -245,7 +238,7 @@ class ClusterConsole:
     async def _require_right(self, verb: str, trigger: TriggerName, subresource: str) -> None:
         """Raise `Forbidden` unless the viewer has a right to the subresource, where rights are
         reviewed."""
-        if self._reviews_kafka and not await self._has_right(verb, trigger, subresource):
+        if self._scope.reviews_kafka and not await self._has_right(verb, trigger, subresource):
             plural = OBJECTS_BY_KIND[trigger.kind].plural
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
 
@@ -273,7 +266,7 @@ class ClusterConsole:
             BROKER_OBJECTS: "Broker", KAFKA_CHANNEL_OBJECTS: "KafkaChannel",
             TRIGGER_OBJECTS: "Trigger", SUBSCRIPTION_OBJECTS: "Subscription",
         }  # fmt: skip
-        places = self._namespaces or (None,)
+        places = self._scope.namespaces or (None,)
         requests = [(kind, place) for kind in kinds for place in places]
         answers = await asyncio.gather(
             *(asyncio.to_thread(self._api.list, *request) for request in requests),

@@ -94,6 +94,22 @@ class BrokerKafkaFinder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ConsoleScope:
+    """Which part of a cluster a viewer is shown, and what the pages say about it."""
+
+    cluster_name: str
+    namespaces: Sequence[str] = ()
+    """The only namespaces whose objects are listed; empty: all namespaces."""
+    reviews_kafka: bool = False
+    """Whether Kafka is read with another account than the viewer's, so that the viewer needs rights
+    to the subresources of objects."""
+    trace_url: str = ""
+    """URL of a trace, with `{trace}` for its id; empty: traces have no links."""
+    unreached_hint: str = ""
+    """What to do if Kafka doesn't answer; empty: the error has no hint."""
+
+
 class ClusterReports:
     """The reports of a cluster's DeadLetterArchives, as `source.ArchiveReports`."""
 
@@ -101,36 +117,29 @@ class ClusterReports:
         self,
         api: KubernetesApi,
         kafka: BrokerKafkaFinder,
-        namespaces: Sequence[str],
+        scope: ConsoleScope,
         *,
-        allowed: Callable[[Awaitable[Any]], Awaitable[Any]],
-        reaching: Callable[[], AbstractContextManager[None]],
-        reviews_kafka: bool,
-        traces: str = "",
+        translate_refusals: Callable[[Awaitable[Any]], Awaitable[Any]],
+        explain_unreached_kafka: Callable[[], AbstractContextManager[None]],
         topics: ReportTopics | None = None,
     ) -> None:
-        """`allowed` and `reaching` turn errors of the API server and of Kafka into ones for the
-        viewer.
-
-        `traces` is the URL of a trace with `{trace}`.
-        """
+        """`translate_refusals` turns errors of the API server into errors for the viewer, and
+        `explain_unreached_kafka` those of Kafka."""
         self._api = api
         self._kafka = kafka
-        self._namespaces = namespaces
-        self._allowed = allowed
-        self._reaching = reaching
-        self._reviews_kafka = reviews_kafka
-        self._traces = traces
+        self._scope = scope
+        self._translate_refusals = translate_refusals
+        self._explain_unreached_kafka = explain_unreached_kafka
         self._topics = topics or ReportTopics()
 
     async def list(self) -> Reports:
         """Return all archives in the namespaces that the viewer may list. Raises `Forbidden` if
         there are none such."""
-        places: Sequence[str | None] = self._namespaces or (None,)
+        places: Sequence[str | None] = self._scope.namespaces or (None,)
         rows, problems = list[ReportRow](), list[str]()
         for place in places:
             try:
-                archives = await self._allowed(
+                archives = await self._translate_refusals(
                     asyncio.to_thread(self._api.list, ARCHIVE_OBJECTS, place)
                 )
             except Forbidden as error:
@@ -147,18 +156,20 @@ class ClusterReports:
     async def json(self, archive: ArchiveName) -> bytes:
         """Return the last report of an archive, as JSON. Raises `NotFound`, which says what to
         do."""
-        document = await self._allowed(
+        document = await self._translate_refusals(
             asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
         )
         if document is None:
             raise NotFound(f"there is no DeadLetterArchive {archive}")
-        if self._reviews_kafka and not await self._is_allowed(
+        if self._scope.reviews_kafka and not await self._is_allowed(
             "get", archive, ARCHIVE_OBJECTS, REPORT_SUBRESOURCE
         ):
             raise Forbidden(f"you may not get deadletterarchives/report in {archive.namespace}")
         broker = str((document.get("spec") or {}).get("broker") or "default")
-        kafka = await self._allowed(self._kafka.find_for_broker(archive.namespace, broker))
-        with self._reaching():
+        kafka = await self._translate_refusals(
+            self._kafka.find_for_broker(archive.namespace, broker)
+        )
+        with self._explain_unreached_kafka():
             report = await self._topics.read_last(kafka, broker, archive)
         if report is None:
             raise NotFound(_missing_report_reason(archive, document))
@@ -184,7 +195,7 @@ class ClusterReports:
                     f"made it, or somebody else ({error!s:.300})"
                 ) from error
             path = f"api/reports/{archive.namespace}/{archive.name}"
-            served_page = render_served(report, self._traces, path)
+            served_page = render_served(report, self._scope.trace_url, path)
         return ReportPage(served_page.html, served_page.policy)
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
@@ -193,7 +204,7 @@ class ClusterReports:
         with contextlib.suppress(
             Forbidden
         ):  # a viewer may have the right to create but not to list
-            documents = await self._allowed(
+            documents = await self._translate_refusals(
                 asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
             if documents is None:
@@ -223,9 +234,13 @@ class ClusterReports:
         }
         target = REPLAY_OBJECTS, archive.namespace
         try:
-            document = await self._allowed(asyncio.to_thread(self._api.create, *target, body))
+            document = await self._translate_refusals(
+                asyncio.to_thread(self._api.create, *target, body)
+            )
         except Conflict:  # the answer to the first request was lost
-            document = await self._allowed(asyncio.to_thread(self._api.get, *target, name))
+            document = await self._translate_refusals(
+                asyncio.to_thread(self._api.get, *target, name)
+            )
         if document is None:
             raise NotFound("this cluster has no DeadLetterReplays: their CRD is not installed")
         return _replay_document(document)
@@ -238,7 +253,7 @@ class ClusterReports:
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource
         )
-        return bool(await self._allowed(review))
+        return bool(await self._translate_refusals(review))
 
 
 def _report_row(document: Document) -> ReportRow:

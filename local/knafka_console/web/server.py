@@ -224,12 +224,12 @@ async def _answer_or_problem(request: web.Request, handler: Handler) -> web.Stre
             delete_cookies(answer)
         return answer
     except KnafkaError as error:
-        return _problem_answer(request, str(error), _status_for(error))
+        return _problem_answer(request, str(error), _http_status(error))
     except web.HTTPException as error:
         return _problem_answer(request, error.reason, HTTPStatus(error.status))
 
 
-def _status_for(error: KnafkaError) -> HTTPStatus:
+def _http_status(error: KnafkaError) -> HTTPStatus:
     """Return the HTTP status code for an error; 409 (Conflict) for every error that has no code of
     its own here."""
     match error:

@@ -235,10 +235,12 @@ class LocalController(Controller):
         """Return the Ingress of each Broker, then of each KafkaChannel, that receivers serve,
         sorted by name."""
         return [
-            ingress for family in families or self._operators for ingress in self._ingresses(family)
+            ingress
+            for family in families or self._operators
+            for ingress in self._ingresses_of_family(family)
         ]
 
-    def _ingresses(self, family: Family) -> Iterator[Ingress]:
+    def _ingresses_of_family(self, family: Family) -> Iterator[Ingress]:
         """Return the Ingress of each declared Broker or KafkaChannel of a family that is served,
         sorted by name."""
         served: dict[str, Ingress] = {}

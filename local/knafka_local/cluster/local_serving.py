@@ -124,7 +124,7 @@ class LocalServing:
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
             if role == services.RECEIVER_ROLE:
-                self._receivers_changed[_family(event.document)].set()
+                self._receivers_changed[_family_of_receiver(event.document)].set()
             elif role is None:
                 await self._update_program(event.document, deleted=event.type == "DELETED")
 
@@ -168,7 +168,8 @@ class LocalServing:
             receiver_services = [
                 document
                 for document in self._cluster.of("Service")
-                if role_of(document) == services.RECEIVER_ROLE and _family(document) is family
+                if role_of(document) == services.RECEIVER_ROLE
+                and _family_of_receiver(document) is family
             ]
             # Here is one Kafka, without credentials: so one topic has what all of them serve.
             contract = _shared_contract(receiver_services[-1]) if receiver_services else None
@@ -220,7 +221,7 @@ def _shared_contract(receiver: Document) -> ReceiverContract:
     return contract.model_copy(update={"path": None})
 
 
-def _family(receiver: Document) -> Family:
+def _family_of_receiver(receiver: Document) -> Family:
     """Return the family of a receiver's Service: channels or Brokers."""
     return (
         CHANNELS if receiver_services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS

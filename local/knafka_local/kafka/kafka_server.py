@@ -176,7 +176,7 @@ class KafkaServer:
             if GROUPS_NOT_LOADED not in self._logged_since(log_size_before):
                 return
             await self.stop()
-        raise self._failure("Kafka could not load its consumer groups", log_size_before)
+        raise self._failure_with_log("Kafka could not load its consumer groups", log_size_before)
 
     async def stop(self) -> None:
         """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT` seconds; no effect if it
@@ -286,7 +286,7 @@ class KafkaServer:
         finally:
             await asyncio.shield(formatting.stop())
         if code:
-            raise self._failure(f"Kafka could not format {self._topics}", log_size_before)
+            raise self._failure_with_log(f"Kafka could not format {self._topics}", log_size_before)
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
         """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
@@ -307,9 +307,11 @@ class KafkaServer:
                 {ended, ready}, timeout=KAFKA_START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
             )
             if ended.done():
-                raise self._failure(f"Kafka ended with code {ended.result()}", log_size_before)
+                raise self._failure_with_log(
+                    f"Kafka ended with code {ended.result()}", log_size_before
+                )
             if not ready.done():
-                raise self._failure(
+                raise self._failure_with_log(
                     f"Kafka was not ready in {KAFKA_START_TIMEOUT:.0f} s", log_size_before
                 )
             ready.result()
@@ -325,7 +327,7 @@ class KafkaServer:
             log.seek(log_size_before)
             return log.read()
 
-    def _failure(self, problem: str, log_size_before: int) -> LocalKafkaError:
+    def _failure_with_log(self, problem: str, log_size_before: int) -> LocalKafkaError:
         """Return an error with `problem` and the last lines that Kafka logged in this start,
         without stack traces."""
         lines = self._logged_since(log_size_before).decode(errors="replace").splitlines()

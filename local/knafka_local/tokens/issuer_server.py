@@ -101,7 +101,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     with listen() as listener:
         try:
             await web.SockSite(
-                runner, listener, ssl_context=_tls_context(folder, functions_token)
+                runner, listener, ssl_context=_make_tls_context(folder, functions_token)
             ).start()
             yield {
                 settings.OIDC_URL: f"https://{ISSUER_HOST}:{port_of(listener)}",
@@ -111,7 +111,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
             await runner.cleanup()  # before its socket is closed
 
 
-def _tls_context(folder: Path, token: str) -> ssl.SSLContext:
+def _make_tls_context(folder: Path, token: str) -> ssl.SSLContext:
     """Write the CA and the token that functions read, and make the server's TLS context."""
     pem = make_certificate(ISSUER_HOST, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -103,7 +103,7 @@ def job_manifest(
     """
     spec, metadata = archive.spec, archive.metadata
     options = _common_options(archive, group, bootstrap_servers, secret)
-    labels = _labels(archive)
+    labels = _job_labels(archive)
     if operation is None:
         arguments: Sequence[str] = [
             *_archive_arguments(archive, options),
@@ -219,7 +219,7 @@ def _pod_spec(
 ) -> Manifest:
     """Return the pod spec of a Job; `secret` is the name and version of Kafka's Secret, None if it
     needs none."""
-    spec, volumes, mounts = archive.spec, *_volumes(archive.spec.storage)
+    spec, volumes, mounts = archive.spec, *_volumes_and_mounts(archive.spec.storage)
     if secret is not None:
         volumes.append({"name": "kafka", "secret": {"secretName": secret[0]}})
         mounts.append({"name": "kafka", "mountPath": services.SECRET_PATH, "readOnly": True})
@@ -241,10 +241,10 @@ def _pod_spec(
                     }
                 },
             },
-            *_environment(archive, settings),
-            *_credentials(spec.storage),
+            *_spark_environment(archive, settings),
+            *_store_credentials(spec.storage),
         ],
-        "resources": _resources(archive),
+        "resources": _container_resources(archive),
         "securityContext": dict(_SECURITY),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
@@ -264,7 +264,7 @@ def _pod_spec(
     return pod
 
 
-def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
+def _spark_environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
     """Return the environment variables that configure Spark and its executors, without
     credentials."""
     spec = archive.spec
@@ -295,11 +295,11 @@ def s3_settings(endpoint: str, region: str) -> dict[str, str]:
 
 def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifest:
     """Return the pod template of Spark's executors; Spark adds memory, CPU and the rest."""
-    volumes, mounts = _volumes(archive.spec.storage)
+    volumes, mounts = _volumes_and_mounts(archive.spec.storage)
     return {
         "apiVersion": CORE,
         "kind": "Pod",
-        "metadata": {"labels": _labels(archive)},
+        "metadata": {"labels": _job_labels(archive)},
         "spec": {
             **_installation_pod_fields(settings),
             "enableServiceLinks": False,
@@ -308,7 +308,7 @@ def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifes
             "containers": [
                 {
                     "name": "executor",
-                    "env": _credentials(archive.spec.storage),
+                    "env": _store_credentials(archive.spec.storage),
                     "securityContext": dict(_SECURITY),
                     "volumeMounts": mounts,
                 }
@@ -325,7 +325,7 @@ def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
     metadata = {
         "namespace": namespace,
         "name": name,
-        "labels": _labels(archive),
+        "labels": _job_labels(archive),
         "ownerReferences": [services.owner_reference(archive)],
     }
     return (
@@ -370,7 +370,7 @@ def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> M
     }
 
 
-def _labels(archive: DeadLetterArchive) -> Mapping[str, str]:
+def _job_labels(archive: DeadLetterArchive) -> Mapping[str, str]:
     """Return the labels of an archive's Job and its pods; by them its Jobs are found again."""
     labels = services.with_common_labels(
         {services.ROLE_LABEL: ARCHIVE_ROLE, ARCHIVE_LABEL: archive.metadata.uid}
@@ -384,7 +384,7 @@ def _installation_pod_fields(settings: Settings) -> Mapping[str, Any]:
     }
 
 
-def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
+def _volumes_and_mounts(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
     """Return volumes and their mounts, for Spark's temporary files and for the tables."""
     volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
     mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
@@ -395,7 +395,7 @@ def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
     return volumes, mounts
 
 
-def _resources(archive: DeadLetterArchive) -> Manifest:
+def _container_resources(archive: DeadLetterArchive) -> Manifest:
     """Return the container's resources. Without a request for memory the limit is requested, as for
     executors, since the Java heap takes all of it."""
     declared = archive.spec.resources
@@ -403,7 +403,7 @@ def _resources(archive: DeadLetterArchive) -> Manifest:
     return {"requests": {**memory, **declared.requests}, "limits": dict(declared.limits)}
 
 
-def _credentials(storage: Storage) -> list[Manifest]:
+def _store_credentials(storage: Storage) -> list[Manifest]:
     """Return environment variables with the store's keys. Only these names are read from the
     Secret, so that it can't set other variables."""
     if storage.credentials is None:

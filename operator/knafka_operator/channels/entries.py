@@ -121,7 +121,7 @@ def as_subscription(
         "apiVersion": MESSAGING,
         "kind": CHANNELS.trigger,
         "metadata": metadata,
-        "spec": {"channel": channel_reference, **_destinations(entry or {})},
+        "spec": {"channel": channel_reference, **_destination_fields(entry or {})},
         "status": _entry_status(channel, uid, stored),
     }
 
@@ -136,7 +136,7 @@ def _is_large(annotation: str) -> bool:
     return annotation.startswith("kubectl.kubernetes.io/")
 
 
-def _destinations(entry: Document) -> dict[str, Any]:
+def _destination_fields(entry: Document) -> dict[str, Any]:
     """Return subscriber, reply and delivery of an entry, as fields of a Subscription's spec."""
 
     def destination_fields(prefix: str) -> dict[str, Any]:

@@ -110,19 +110,19 @@ def account_effects(
     family = family_of(trigger.kind)
     effects: list[Effect] = []
     if shared and not family.centralized:
-        manifest = _account_manifest(_metadata(broker, shard_account(broker)))
+        manifest = _account_manifest(_owned_metadata(broker, shard_account(broker)))
         # The Broker owns this account, not the Trigger; the label records that.
         labels = {**manifest["metadata"]["labels"], services.OWNER_LABEL: broker.metadata.uid}
         manifest["metadata"]["labels"] = labels
         refusal = _refusal(family.broker)
         effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER_LABEL))
     name, manifests = account_name(trigger), list[Manifest]()
-    metadata = _metadata(trigger, name)
+    metadata = _owned_metadata(trigger, name)
     if ENTRY not in document["metadata"]:
         manifests.append(_account_manifest(metadata))
     if egress.service_account is not None:
         if (runs_as := dispatcher_account(egress)) is not None and not family.centralized:
-            manifests.append(_account_manifest(_metadata(trigger, runs_as)))
+            manifests.append(_account_manifest(_owned_metadata(trigger, runs_as)))
         manifests += _token_role_and_binding(metadata, egress, broker, settings)
     if manifests:
         effects.append(Apply(Step.APPLY_ACCOUNT, tuple(manifests), _refusal(family.trigger)))
@@ -187,7 +187,7 @@ def _token_role_and_binding(
     return role, binding
 
 
-def _metadata(owner: Resource, name: str) -> Manifest:
+def _owned_metadata(owner: Resource, name: str) -> Manifest:
     """Return the metadata of an object in the owner's namespace that is deleted with the owner."""
     return {
         "namespace": owner.metadata.namespace,

@@ -237,11 +237,11 @@ class FunctionService:
 
 def knative_service(function: FunctionService, settings: Settings) -> Manifest:
     """Return the manifest of a function's Knative Service."""
-    volumes = _volumes(function, settings)
+    volumes = _function_volumes(function, settings)
     container: Manifest = {
         "name": "function",
         "image": settings.image,
-        "env": env_variables(_environment(function, settings)),
+        "env": env_variables(_function_environment(function, settings)),
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
         "livenessProbe": LIVENESS_PROBE,
         "resources": dict(function.resources),
@@ -294,7 +294,7 @@ def knative_service(function: FunctionService, settings: Settings) -> Manifest:
     }
 
 
-def _environment(function: FunctionService, settings: Settings) -> Mapping[str, str]:
+def _function_environment(function: FunctionService, settings: Settings) -> Mapping[str, str]:
     """Return a function's environment: its own, and what the installation's settings add."""
     url = service_url(function.name, function.ownership["namespace"], settings)
     environment = {
@@ -320,7 +320,7 @@ def _environment(function: FunctionService, settings: Settings) -> Mapping[str, 
     return {**environment, **function.tracing}
 
 
-def _volumes(
+def _function_volumes(
     function: FunctionService, settings: Settings
 ) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Return name, folder and source of each volume of a function."""

@@ -59,11 +59,13 @@ def tracing_environment(
     protocol = observability.get("tracing-protocol", "none").strip().lower()
     if protocol not in ("", "none"):
         try:
-            return _otlp(protocol, observability)
+            return _otlp_environment(protocol, observability)
         except ValueError as error:
             raise InvalidDocument(OBSERVABILITY, str(error)) from None
     try:
-        return _zipkin(tracing, f"http://zipkin.{namespace}.svc.{domain}:9411/api/v2/spans")
+        return _zipkin_environment(
+            tracing, f"http://zipkin.{namespace}.svc.{domain}:9411/api/v2/spans"
+        )
     except ValueError as error:
         raise InvalidDocument(TRACING, str(error)) from None
 
@@ -79,7 +81,7 @@ def tracing_variables_of(service: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
+def _otlp_environment(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
     """Return the environment variables for OTLP tracing, from the data of `config-observability`.
     Raises `ValueError`."""
     if protocol not in (PROTOCOL, GRPC):
@@ -107,7 +109,7 @@ def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
-def _zipkin(data: Mapping[str, str], default_endpoint: str) -> Mapping[str, str]:
+def _zipkin_environment(data: Mapping[str, str], default_endpoint: str) -> Mapping[str, str]:
     """Return the environment variables for Zipkin tracing, from the data of `config-tracing`; empty
     if tracing is off. Raises `ValueError`."""
     backend = data.get("backend", "none").strip().lower()

@@ -80,7 +80,7 @@ class FunctionPods:
     def from_environment(cls, environment: Mapping[str, str]) -> FunctionPods:
         """Read the `KNAFKA_POD` and `KNAFKA_…_RESOURCES` variables. Raises `InvalidDocument` with
         the names of variable and field."""
-        spec = _yaml_mapping(environment, POD)
+        spec = _parse_yaml_mapping(environment, POD)
         for key, value in spec.items():
             if key not in _FIELD_TYPES:
                 allowed_fields = ", ".join(sorted(_FIELD_TYPES))
@@ -88,9 +88,9 @@ class FunctionPods:
             _check_type(f"{POD}.{key}", value, _FIELD_TYPES[key])
         return cls(
             spec,
-            _resources(environment, RECEIVER_RESOURCES),
-            _resources(environment, DISPATCHER_RESOURCES),
-            _resources(environment, SHARD_RESOURCES, DEFAULT_SHARD_RESOURCES),
+            _parse_resources(environment, RECEIVER_RESOURCES),
+            _parse_resources(environment, DISPATCHER_RESOURCES),
+            _parse_resources(environment, SHARD_RESOURCES, DEFAULT_SHARD_RESOURCES),
         )
 
 
@@ -107,7 +107,7 @@ def needed_features(message: str) -> str:
     return f"set {keys} to enabled in ConfigMap config-features of Knative Serving, or change {POD}"
 
 
-def _yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
+def _parse_yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     """Parse an environment variable that holds a YAML mapping; empty if it isn't set. Raises
     `InvalidDocument`."""
     try:
@@ -118,14 +118,14 @@ def _yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     return dict(parsed)
 
 
-def _resources(
+def _parse_resources(
     environment: Mapping[str, str], name: str, default: Mapping[str, Any] = DEFAULT_RESOURCES
 ) -> Mapping[str, Any]:
     """Parse an environment variable that holds a container's resources; `default` if it isn't set.
     Raises `InvalidDocument`."""
     if not environment.get(name, "").strip():
         return default
-    resources = _yaml_mapping(environment, name)
+    resources = _parse_yaml_mapping(environment, name)
     for key, amounts in resources.items():
         if key not in _RESOURCES:
             allowed_fields = ", ".join(_RESOURCES)

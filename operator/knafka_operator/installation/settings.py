@@ -311,7 +311,7 @@ class Settings:
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
             trace_url=trace_url(environment),
             maxima=Maxima.from_environment(environment),
-            allowed_servers=_server_patterns(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
+            allowed_servers=_parse_server_patterns(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
         )
 
 
@@ -331,7 +331,7 @@ def _trust_bundles_namespace(text: str) -> str:
     return text
 
 
-def _server_patterns(text: str) -> tuple[str, ...]:
+def _parse_server_patterns(text: str) -> tuple[str, ...]:
     """Parse the comma-separated patterns of Kafka servers that objects may name. Raises
     `InvalidDocument` if there is none or one is malformed."""
     patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())

@@ -295,28 +295,51 @@ def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
     return {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
 
 
+@dataclass(frozen=True, slots=True)
+class TriggerDestinations:
+    """The resolved destinations of a Trigger's events, and as whom a dispatcher sends to them."""
+
+    subscriber: Sink
+    dead_letter_sink: Sink | None = None
+    """The resolved `dead_letter_destination`; None: dead letters go to the topic only."""
+    reply: Sink | None = None
+    """The destination of a Subscription's replies."""
+    sender: str | None = None
+    """The service account whose tokens are sent to destinations with an audience; None: no tokens
+    are sent."""
+
+    @property
+    def want_tokens(self) -> bool:
+        """Whether any destination has an audience, so that requests to it need a token."""
+        sinks = self.subscriber, self.dead_letter_sink, self.reply
+        return any(sink is not None and sink.audience for sink in sinks)
+
+    def without_audiences_unless_sent(self) -> TriggerDestinations:
+        """Return the destinations as dispatchers use them: without a sender, none has an
+        audience."""
+        if self.sender is not None:
+            return self
+        return TriggerDestinations(
+            _without_audience(self.subscriber),
+            self.dead_letter_sink and _without_audience(self.dead_letter_sink),
+            self.reply and _without_audience(self.reply),
+        )
+
+
 def trigger_egress(
     trigger: Trigger,
     broker: Broker,
     topic: Topic,
-    subscriber: Sink,
-    dead_letter_sink: Sink | None,
+    destinations: TriggerDestinations,
     defaults: Defaults,
     taken: Container[str] = frozenset(),
-    reply: Sink | None = None,
-    sender: str | None = None,
     naming: Naming = DEFAULT_NAMING,
 ) -> Egress:
     """Return the Egress of one Trigger, Subscription or KafkaSource, the contract of its
-    dispatcher. `dead_letter_sink` is the resolved `dead_letter_destination`; `taken` are the groups
-    of other Triggers; `reply` is the destination of a Subscription's replies; `sender` is the
-    service account whose tokens are sent to destinations with an audience, None: no tokens are
-    sent. Raises `InvalidDocument` for an invalid annotation, and `NameTaken`.
+    dispatcher. `taken` are the groups of other Triggers. Raises `InvalidDocument` for an invalid
+    annotation, and `NameTaken`.
     """
-    if sender is None:
-        subscriber = _without_audience(subscriber)
-        dead_letter_sink = dead_letter_sink and _without_audience(dead_letter_sink)
-        reply = reply and _without_audience(reply)
+    sender, destinations = destinations.sender, destinations.without_audiences_unless_sent()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
     broker_name = namespace, family.own_name(broker.metadata.name)
@@ -347,7 +370,7 @@ def trigger_egress(
         kind="Subscription" if family is CHANNELS else "Trigger",
         topic=topic.name,
         group=_consumer_group(trigger, broker, taken, naming),
-        reply=reply,
+        reply=destinations.reply,
         dead_letter_topic=names.dead_letter_topic(*broker_name, name),
         dead_letter_settings=trigger_settings,
         # None if possible, as dispatchers of an earlier release don't know this field.
@@ -355,8 +378,8 @@ def trigger_egress(
         if broker_settings == trigger_settings
         else broker_settings,
         kafka=kafka_settings.with_annotation_settings(defaults.kafka, trigger_annotations),
-        subscriber=subscriber,
-        dead_letter_sink=dead_letter_sink,
+        subscriber=destinations.subscriber,
+        dead_letter_sink=destinations.dead_letter_sink,
         delivery=defaults.delivery if spec is None else _delivery_options(spec),
         filter=trigger.spec.filter,
         filters=trigger.spec.filters,

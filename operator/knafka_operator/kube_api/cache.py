@@ -178,7 +178,7 @@ class CachedCluster:
             watched_of_kind.append(watched)
         return watched
 
-    def _current(self, reference: Reference) -> Document | None:
+    def _look_up(self, reference: Reference) -> Document | None:
         """Return the cached object if it is current; None: not known."""
         watched_of_kind = self._watched.get(reference[:2], ())
         return next(
@@ -270,7 +270,7 @@ class CachedCluster:
         tracked = self._tracked.get()
         if tracked is not None and not tracked.ended:
             self._register_read(tracked, reference)
-        if (cached := self._current(reference)) is not None:
+        if (cached := self._look_up(reference)) is not None:
             return cached
         watched_of_kind = self._watched.get((api_version, kind), ())
         if any(watched.is_absent((namespace, name)) for watched in watched_of_kind):
@@ -303,7 +303,7 @@ class CachedCluster:
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
             annotations = {**_annotations(manifest), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
-        cached = self._current((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
+        cached = self._look_up((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
         # An equal digest means that no field was removed from the manifest; the comparison, that
         # nobody has changed the object by hand.
         if (
@@ -319,7 +319,7 @@ class CachedCluster:
     async def write_status(self, document: Document, status: Document) -> None:
         """Write a status as `Cluster.write_status` does; make no request if nothing would
         change."""
-        cached = self._current((document["apiVersion"], document["kind"], *_identity(document)))
+        cached = self._look_up((document["apiVersion"], document["kind"], *_identity(document)))
         if cached is not None and changes_nothing(cached.get("status") or {}, status):
             return
         stored = await self._api.patch_status(document, status)

@@ -125,7 +125,7 @@ class ApiCluster:
                 return None
             try:
                 return _decoded_answer(
-                    self._kind(api_version, kind).get(
+                    self._client_of_kind(api_version, kind).get(
                         name=name,
                         namespace=namespace,
                         serialize=False,
@@ -150,7 +150,7 @@ class ApiCluster:
 
         def ask() -> list[Document]:
             """Send the request and return the listed objects."""
-            answer = self._kind(api_version, kind).get(
+            answer = self._client_of_kind(api_version, kind).get(
                 namespace=namespace,
                 label_selector=selector,
                 serialize=False,
@@ -168,7 +168,7 @@ class ApiCluster:
         def ask() -> bool:
             """Send the request and return whether the object was created."""
             try:
-                self._kind(manifest["apiVersion"], manifest["kind"]).create(
+                self._client_of_kind(manifest["apiVersion"], manifest["kind"]).create(
                     body=manifest,
                     namespace=metadata.get("namespace"),
                     field_manager=MANAGER,
@@ -189,7 +189,7 @@ class ApiCluster:
         def ask() -> Document:
             """Send the request and return the stored object."""
             return _decoded_answer(
-                self._kind(manifest["apiVersion"], manifest["kind"]).server_side_apply(
+                self._client_of_kind(manifest["apiVersion"], manifest["kind"]).server_side_apply(
                     body=manifest,
                     name=metadata["name"],
                     namespace=metadata.get("namespace"),
@@ -210,7 +210,7 @@ class ApiCluster:
         """Merge `status` into the object's; returns the stored object, None: it is gone."""
 
         def ask() -> Document | None:
-            kind = self._kind(document["apiVersion"], document["kind"])
+            kind = self._client_of_kind(document["apiVersion"], document["kind"])
             return self._patch(kind.status, document, {"status": status})
 
         namespace = document["metadata"]["namespace"]
@@ -226,7 +226,7 @@ class ApiCluster:
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
         def ask() -> Document | None:
-            kind = self._kind(document["apiVersion"], document["kind"])
+            kind = self._client_of_kind(document["apiVersion"], document["kind"])
             return self._patch(kind, document, {"metadata": {**version, **metadata}})
 
         namespace = document["metadata"]["namespace"]
@@ -241,7 +241,7 @@ class ApiCluster:
         """
 
         def ask() -> None:
-            kind = self._kind(manifest["apiVersion"], manifest["kind"])
+            kind = self._client_of_kind(manifest["apiVersion"], manifest["kind"])
             try:
                 kind.patch(
                     body=manifest,
@@ -264,7 +264,7 @@ class ApiCluster:
 
         def ask() -> None:
             try:
-                self._kind(api_version, kind).delete(
+                self._client_of_kind(api_version, kind).delete(
                     name=name,
                     namespace=namespace,
                     # A Job stays until its last pod has ended; otherwise the pods would go on.
@@ -281,7 +281,7 @@ class ApiCluster:
         of the previous page. Raises the client's errors.
         """
         return _decoded_answer(
-            self._kind(selection.api_version, selection.kind).get(
+            self._client_of_kind(selection.api_version, selection.kind).get(
                 serialize=False,
                 limit=PAGE_SIZE,
                 _continue=after,
@@ -298,7 +298,7 @@ class ApiCluster:
         Returns a `urllib3` response with a line of JSON for each event, which the API server ends
         after `seconds`; a read may take `silence` seconds. Raises what the client raises.
         """
-        return self._kind(selection.api_version, selection.kind).get(
+        return self._client_of_kind(selection.api_version, selection.kind).get(
             serialize=False,
             watch=True,
             resource_version=version,
@@ -330,7 +330,7 @@ class ApiCluster:
         except NotFoundError:
             return None
 
-    def _kind(self, api_version: str, kind: str) -> Any:
+    def _client_of_kind(self, api_version: str, kind: str) -> Any:
         """Return the client's API for a kind. Raises `ResourceNotFoundError` if the API server has
         none."""
         resource_api = self.kinds.find(api_version, kind, API_REQUEST_TIMEOUT)

@@ -38,7 +38,7 @@ class Events:
     ) -> None:
         """Post an Event about an object in the background; never raises."""
         if len(self._posting) < MAX_WAITING:
-            task = asyncio.create_task(self._post(_event(subject, type_, reason, message)))
+            task = asyncio.create_task(self._post(_event_manifest(subject, type_, reason, message)))
             self._posting.add(task)
             task.add_done_callback(self._posting.discard)
 
@@ -58,7 +58,7 @@ class Events:
             log.info("an Event is not posted: %s", error)
 
 
-def _event(subject: Document, type_: str, reason: str, message: str) -> dict[str, object]:
+def _event_manifest(subject: Document, type_: str, reason: str, message: str) -> dict[str, object]:
     """Return the manifest of a new Event about `subject`; `message` is cut to `MAX_EVENT_MESSAGE`
     characters."""
     metadata = subject["metadata"]

@@ -165,7 +165,7 @@ class Watch:
             page = self._api.list_page(self.selection, after)
             items = [self._with_kind(each) for each in page.get("items") or ()]
             listed.update((_identity(each), each) for each in items)
-            self._report((), [self._known[each] for each in self._recreated(items)])
+            self._report((), [self._known[each] for each in self._recreated_objects(items)])
             self._report(items, ())
             after = page["metadata"].get("continue")
             if not after:
@@ -174,7 +174,7 @@ class Watch:
         self._known = {identity: _reduce_to_identity(each) for identity, each in listed.items()}
         return str(page["metadata"]["resourceVersion"])
 
-    def _recreated(self, items: Sequence[Document]) -> list[Identity]:
+    def _recreated_objects(self, items: Sequence[Document]) -> list[Identity]:
         """Return the known objects that were deleted and created again under their names."""
         uids = {_identity(each): each["metadata"].get("uid") for each in items}
         return [

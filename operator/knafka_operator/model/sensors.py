@@ -158,14 +158,14 @@ class SensorSpec(Conditions, Declared):
 
     @model_validator(mode="before")
     @classmethod
-    def _within_limits(cls, document: object) -> object:
+    def _refuse_large_filters(cls, document: object) -> object:
         """Refuse filters and conditions that are too large together, before they are parsed."""
         dependencies, triggers = (
-            _objects_in(document, "dependencies"),
-            _objects_in(document, "triggers"),
+            _mappings_in(document, "dependencies"),
+            _mappings_in(document, "triggers"),
         )
         filters = [
-            each for dependency in dependencies for each in _objects_in(dependency, "filters")
+            each for dependency in dependencies for each in _mappings_in(dependency, "filters")
         ]
         if (excess := beyond_limits(filters)) is not None:
             raise problem(f"of all dependencies: {excess}", "dependencies")
@@ -193,7 +193,7 @@ class SensorSpec(Conditions, Declared):
         return self
 
 
-def _objects_in(document: object, name: str) -> list[Mapping[str, Any]]:
+def _mappings_in(document: object, name: str) -> list[Mapping[str, Any]]:
     """Return the mappings in the list `name` of a document; other elements and other types are left
     out."""
     declared = document.get(name) if isinstance(document, Mapping) else None

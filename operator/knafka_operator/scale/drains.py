@@ -117,7 +117,7 @@ class HttpDrains:
         """Hold a request to a function open until `stop`, and yield each line of its answer,
         parsed. A line of more than `limit` bytes, silence and any status but 200 are errors."""
         function_url = self._urls[unit].rstrip("/")
-        url, pace = function_url + drain.PATH, self._pace(unit, limit)
+        url, pace = function_url + drain.PATH, self._line_rate_limit(unit, limit)
         bearers = self._tokens.bearers(function_url) or [""]
 
         async def body() -> AsyncIterator[bytes]:
@@ -148,7 +148,7 @@ class HttpDrains:
                     )
                 return
 
-    def _pace(self, unit: str, limit: int) -> LinePace:
+    def _line_rate_limit(self, unit: str, limit: int) -> LinePace:
         """Return the rate limit of a unit's lines; creates it for a new unit, and drops those of
         removed units."""
         if unit not in self._paces:

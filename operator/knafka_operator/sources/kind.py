@@ -31,8 +31,8 @@ from knafka_operator.records.state import TriggerRecord, Watched
 from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.sources.decide import source_conditions, source_status
 from knafka_operator.sources.observe import SourceObserver
-from knafka_operator.triggers.decide import ObservedTrigger
 from knafka_operator.triggers.kind import Triggers
+from knafka_operator.triggers.observed import ObservedTrigger
 
 Observed = ObservedTrigger[KafkaCluster]
 

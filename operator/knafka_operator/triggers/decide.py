@@ -2,36 +2,23 @@
 
 Read top-down: each condition is one step, and the decision ends at the first failed condition that
 later ones need; then come the effects. `SubscriptionReady` is True on the assumption that every
-effect succeeds. More than 400 lines, so that a Trigger's decision is in one file.
+effect succeeds.
+
+Not here: the effects of delivery (`delivery_effects`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from knafka.core.contract import Egress, SharedEgress, Sink
+from knafka.core.contract import Egress
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.effects import (
-    Annotate,
-    ApplyService,
-    ApplyShard,
-    AwaitReplacement,
-    AwaitShard,
-    ClaimGroup,
-    CommitOffsets,
-    CreateContract,
-    Delete,
-    DeleteGroup,
     Effect,
-    ObjectName,
-    StartDelivery,
     StopDelivery,
-    Wake,
-    WriteContract,
 )
-from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
@@ -41,7 +28,6 @@ from knafka_operator.decisions.status import (
     SUBSCRIPTION_READY,
     TRIGGER_CONDITIONS,
     ConditionSet,
-    is_ready,
     no_dead_letter_sink_condition,
     value_or_raise,
 )
@@ -50,87 +36,25 @@ from knafka_operator.dispatchers import conditions as trigger_conditions
 from knafka_operator.dispatchers.conditions import check_broker, check_dependency, check_min_scale
 from knafka_operator.functions import dispatcher_services, service_accounts, services
 from knafka_operator.installation.settings import Settings
-from knafka_operator.kafka import desired, kafka_settings, shards
-from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
+from knafka_operator.kafka import desired, shards
 from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.kafka.shards import DISPATCHER_KEY, ShardPlacement, SharedContract
 from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
-from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import (
     BATCH_PAYLOAD,
-    GROUP_STATUS,
     PAUSED_ANNOTATION,
     PAYLOAD,
-    SERVING,
-    START,
     Trigger,
 )
-from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
+from knafka_operator.records.delivery import BrokerState, Watched
+from knafka_operator.triggers.delivery_effects import delivery_effects, stop_effects
+from knafka_operator.triggers.observed import ObservedTrigger
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
-
-RECORDED_BEFORE_CREATION: Final = (GROUP_STATUS, DISPATCHER_KEY)
-"""Keys of `status.annotations` that are written before the group or Service that they name is
-created."""
-
-
-@dataclass(frozen=True)
-class ObservedTrigger(ObservedObject, Generic[K]):
-    """A Trigger and everything read for its decision; where reading failed, the error stands for
-    the value."""
-
-    trigger: Trigger | InvalidDocument
-    broker: BrokerState[K] | None = None
-    stored_broker: Mapping[str, Any] | None = None
-    """The Broker's document, read only if it has no topic; None: it doesn't exist."""
-    stopped: str | None = None
-    """Why the Trigger's Broker may not use its topic; None: it may."""
-    unreachable: KnafkaError | None = None
-    """Why a KafkaSource's Kafka can't be used."""
-    dependency: Mapping[str, Any] | KnafkaError | None = None
-    """The object that the annotation `knative.dev/dependency` names; None: it doesn't exist."""
-    subscriber: Sink | KnafkaError | None = None
-    dead_letter_sink: Sink | KnafkaError | None = None
-    """None: neither the Trigger nor its Broker declares one."""
-    reply: Sink | KnafkaError | None = None
-    """None: replies go to the Broker's topic; a Subscription's are discarded."""
-    watched: Watched[K] | None = None
-    """The delivery that is running; None: there is none."""
-    replaced: bool = False
-    """Whether pods of an older Revision may still drain without requests."""
-    contract: SharedContract | KnafkaError | None = None
-    """The contract of the Broker's shared dispatchers; None: there are none here."""
-    actions: SensorActions | KnafkaError | None = None
-    """A Sensor's firings, which the Trigger delivers; None: it delivers its Broker's events."""
-    needed: Isolation | None = None
-    """The isolation that an `auto` Trigger was last found to need; None: not known."""
-    foreign_groups: frozenset[str] = frozenset()
-    """Existing groups of applications whose name is the one that a template gives to the Trigger's
-    group."""
-    others_min_scale: int = 0
-    """Sum of min-scale of the other Triggers in the namespace."""
-    acted: bool = False
-    """Whether the effects have run, up to the first that failed; then the decision contains
-    none."""
-
-    @property
-    def failure(self) -> KnafkaError | None:
-        """Return the error of the effect that failed; None: none has failed."""
-        return next(iter(self.failed.values()), None)
-
-    def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
-        """Return a copy that includes an effect's result."""
-        observed = super().after(effect, result)
-        start = (self.document["metadata"].get("annotations") or {}).get(START)
-        status = (self.document.get("status") or {}).get("annotations") or {}
-        match effect:
-            case CommitOffsets(group) if start is not None and status.get(GROUP_STATUS) != group:
-                return observed.with_annotations({START: start})
-        return observed
 
 
 @dataclass(frozen=True)
@@ -239,68 +163,27 @@ def _decide(
         )
         return TriggerDecision(effects_to_stop, conditions, status)
 
-    sender = None
+    destinations = desired.TriggerDestinations(subscriber, dead_letter_sink, reply)
     with conditions.step(OIDC_IDENTITY_CREATED):
         if broker.oidc:
             sender = service_accounts.sender_account(trigger, observed.document)
+            destinations = replace(destinations, sender=sender)
             status["auth"] = {"serviceAccountName": sender}
-            status.update(_audiences(subscriber, dead_letter_sink, reply))
+            status.update(_audience_fields(destinations))
             conditions.set_true(OIDC_IDENTITY_CREATED)
-    wants_token = any(each and each.audience for each in (subscriber, dead_letter_sink, reply))
-    if broker.oidc and sender is None and wants_token:
+    if broker.oidc and destinations.sender is None and destinations.want_tokens:
         conditions.set(
             _waiting_condition("it has no service account to send as: its events wait in Kafka")
         )
         return TriggerDecision(effects_to_stop, conditions, status)
     with conditions.step(SUBSCRIPTION_READY):
-        autoscaling = Autoscaling.from_annotations(
-            trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
+        egress, autoscaling = _desired_delivery(
+            trigger, broker, destinations, observed.actions, observed, taken, settings
         )
-        granted = observed.watched.autoscaling.min_scale if observed.watched else 0
-        check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
-        egress = desired.trigger_egress(
-            trigger,
-            broker.broker,
-            source,
-            subscriber,
-            dead_letter_sink,
-            broker.defaults,
-            taken,
-            reply,
-            sender,
-            settings.naming,
-        )
-        if observed.actions is not None:
-            batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH_PAYLOAD
-            # A Sensor's actions are in an internal topic, whose positions mean nothing to
-            # subscribers.
-            sensor_fields: dict[str, Any] = {
-                "filters": observed.actions.filters,
-                "batch": batch,
-                "record_position": False,
-                "shares_topic": False,
-            }
-            if trigger.kind == BROKERS.trigger:
-                sensor_fields["reply_topic"] = broker.topic.name
-            egress = egress.model_copy(update=sensor_fields)
-            autoscaling = replace(autoscaling, may_rest=False)
-        elif not settings.record_position:
-            egress = egress.model_copy(update={"record_position": False})
         contract = value_or_raise(observed.contract)
-        shared = automatic = None
-        # A Trigger that reads another topic than its Broker's can't share a dispatcher.
-        if contract is not None and observed.actions is None:
-            default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
-            isolation = shards.effective_isolation(trigger, broker.broker, default)
-            if isolation is Isolation.AUTO:
-                isolation = automatic = _automatic_isolation(
-                    trigger, egress, autoscaling, contract, observed
-                )
-            if isolation is Isolation.SHARED and not autoscaling.paused:
-                number = shards.shard_number_for(
-                    egress.group, contract.numbers, settings.shard_size
-                )
-                shared = shards.shard_placement(broker.broker, number, broker.defaults.kafka)
+        shared, automatic = _choose_dispatcher(
+            trigger, broker, egress, autoscaling, contract, observed, settings
+        )
         watched = Watched(
             broker.kafka, egress, autoscaling, broker.partitions, broker.secret, shared
         )
@@ -309,7 +192,7 @@ def _decide(
         broker = replace(broker, topic=source)
         effects: tuple[Effect, ...] = ()
         if not observed.acted:
-            effects = _delivery_effects(
+            effects = delivery_effects(
                 trigger, broker, watched, contract or SharedContract(), observed, settings
             )
         account = service_accounts.account_in_status(observed.document)
@@ -325,229 +208,89 @@ def _decide(
     return TriggerDecision(effects_to_stop if paused else (), conditions, status)
 
 
-def _delivery_effects(
+def _desired_delivery(
     trigger: Trigger,
     broker: BrokerState[K],
-    watched: Watched[K],
-    contract: SharedContract,
+    destinations: desired.TriggerDestinations,
+    actions: SensorActions | None,
     observed: ObservedTrigger[K],
+    taken: Container[str],
     settings: Settings,
-) -> tuple[Effect, ...]:
-    """Return the effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have
-    run, no event is missed (KN-TRG-06). A paused Trigger has no Service, so that no pod of
-    min-scale drains; the scaler still reports its lag.
+) -> tuple[Egress, Autoscaling]:
+    """Return what the Trigger's dispatcher delivers, and how it is scaled. `taken` has the consumer
+    groups of other Triggers.
+
+    Raises `InvalidDocument` for an invalid annotation, and the error of a min-scale that the
+    namespace may not have.
     """
-    egress, running, place = watched.egress, observed.watched, watched.place
-    paused = watched.autoscaling.paused
-    promised_group = ((observed.document.get("status") or {}).get("annotations") or {}).get(
-        GROUP_STATUS
+    autoscaling = Autoscaling.from_annotations(
+        trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
     )
-    record = contract.records.get(egress.group)
-    shared = record is not None or egress.group in contract.leaving
-    delivered = running or record
-    # The same group at other servers, mostly of the same Kafka: the running delivery goes on until
-    # the new one is Ready. If it is another Kafka, the group has no members there.
-    has_other_offsets = (
-        delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
+    granted = observed.watched.autoscaling.min_scale if observed.watched else 0
+    check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
+    topic = broker.topic if actions is None else actions.topic
+    egress = desired.trigger_egress(
+        trigger, broker.broker, topic, destinations, broker.defaults, taken, settings.naming
     )
-    elsewhere = (
-        delivered is not None
-        and has_other_offsets
-        and not broker.topic.external
-        and (delivered.egress.topics, delivered.egress.group) == (egress.topics, egress.group)
-    )
-    effects: list[Effect] = []
-    if (
-        # The delivery has other offsets, which can't be written while a group has members.
-        (has_other_offsets and not elsewhere)
-        # Before its function is deleted, so that events in flight are settled.
-        or (paused and (shared or (running is not None and not running.autoscaling.paused)))
-        # Pods of min-scale drain from the moment they start, without a request, so the shard must
-        # stop before.
-        or (place is None and shared and watched.autoscaling.min_scale)
-    ):
-        effects.append(StopDelivery())
-        running, record, shared = None, None, False
-    if paused:
-        effects.append(
-            _delete_owned(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
-        )
-    effects.append(ClaimGroup(egress.group))
-    if running is None:
-        if promised_group is None and family_of(trigger.kind).owns_group:
-            effects.append(DeleteGroup(egress.group))
-        if promised_group != egress.group or (broker.topic.external and not paused):
-            start = kafka_settings.start_position(trigger.metadata.annotations)
-            effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
-        # Otherwise the Trigger was promised every event: if Kafka has no offsets of it any more, as
-        # its Broker was recreated or it had no member for a week, it begins at the start of the
-        # topic.
-    if place is not None:
-        effects += _shared_effects(
-            trigger, broker, watched, contract, place, observed, settings, elsewhere=elsewhere
-        )
-        return tuple(effects)
-    family, identity = family_of(trigger.kind), services.identity_of(trigger)
-    name = dispatcher_services.dispatcher_name(family, identity)
-    namespace = services.function_namespace(family, identity, settings)
-    effects.append(_promise_group(egress, None if paused else name, observed))
-    effects += _account_effects(trigger, broker, watched, observed, settings)
-    if not paused:
-        manifest = dispatcher_services.dispatcher_service(
-            trigger,
-            egress,
-            watched.autoscaling,
-            watched.partitions,
-            watched.secret,
-            settings,
-            account=service_accounts.dispatcher_account(egress),
-        )
-        effects.append(ApplyService(Step.APPLY_DISPATCHER, manifest))
-        if shared or (elsewhere and running is not None and running.place is not None):
-            url = services.service_url(name, namespace, settings)
-            effects += [Wake(url), StopDelivery(Step.HAND_OVER)]
-    replaces = observed.replaced
-    if running != watched:
-        replaces = replaces or (running is not None and running.drains_without_requests)
-        effects.append(StartDelivery(watched, replaces))
-    if watched.autoscaling.min_scale or replaces or paused:
-        effects.append(AwaitReplacement(namespace, name))
-    return tuple(effects)
+    if actions is not None:
+        fields = _sensor_action_fields(trigger, broker, actions)
+        return egress.model_copy(update=fields), replace(autoscaling, may_rest=False)
+    if not settings.record_position:
+        egress = egress.model_copy(update={"record_position": False})
+    return egress, autoscaling
 
 
-def _shared_effects(
+def _sensor_action_fields(
+    trigger: Trigger, broker: BrokerState[K], actions: SensorActions
+) -> dict[str, Any]:
+    """Return the fields in which the Egress of a Sensor's actions differs. The actions are in an
+    internal topic, whose positions mean nothing to subscribers."""
+    fields: dict[str, Any] = {
+        "filters": actions.filters,
+        "batch": trigger.metadata.annotations.get(PAYLOAD) == BATCH_PAYLOAD,
+        "record_position": False,
+        "shares_topic": False,
+    }
+    if trigger.kind == BROKERS.trigger:
+        fields["reply_topic"] = broker.topic.name
+    return fields
+
+
+def _choose_dispatcher(
     trigger: Trigger,
     broker: BrokerState[K],
-    watched: Watched[K],
-    contract: SharedContract,
-    place: ShardPlacement,
+    egress: Egress,
+    autoscaling: Autoscaling,
+    contract: SharedContract | None,
     observed: ObservedTrigger[K],
     settings: Settings,
-    *,
-    elsewhere: bool,
-) -> Iterator[Effect]:
-    """Yield the effects by which a shard delivers a Trigger: they write its record to its Broker's
-    contract, apply the shard's Service, and delete the Trigger's own Service if it has one.
-
-    `elsewhere`: the running delivery has the same topics and group, but its offsets are at other
-    servers.
-    """
-    egress, running = watched.egress, observed.watched
-    annotations = (observed.document.get("status") or {}).get("annotations") or {}
-    family, broker_identity = family_of(trigger.kind), services.identity_of(broker.broker)
-    identity = services.identity_of(trigger)
-    own_dispatcher, namespace = (
-        dispatcher_services.dispatcher_name(family, identity),
-        services.function_namespace(family, identity, settings),
-    )
-    name = dispatcher_services.shard_name(family, broker_identity, place.number)
-    # A Trigger whose status records a group has its own Service, unless the status names another
-    # dispatcher.
-    leaves_own_service = (
-        GROUP_STATUS in annotations
-        and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher
-    )
-    replaces = observed.replaced or (
-        leaves_own_service and (running is None or running.drains_without_requests)
-    )
-    own_delivers = running is not None and running.place is None and not running.autoscaling.paused
-    hands_over = elsewhere or own_delivers
-    desired_record = SharedEgress(shard=place.shard.group, egress=egress)
-    must_write_record = hands_over or contract.records.get(egress.group) != desired_record
-
-    yield _promise_group(egress, None if leaves_own_service else name, observed)
-    yield from _account_effects(trigger, broker, watched, observed, settings)
-    if not contract.exists:
-        yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
-    manifest = dispatcher_services.shard_service(
-        broker.broker,
-        place.shard,
-        place.number,
-        watched.secret,
-        settings,
-        account=service_accounts.shard_account(broker.broker) if broker.oidc else None,
-    )
-    yield ApplyShard(place.number, manifest)
-    if hands_over:
-        yield StopDelivery(Step.HAND_OVER)
-    if must_write_record:
-        yield WriteContract(egress.group, desired_record)
-    if hands_over or running != watched:
-        yield StartDelivery(watched, replaces)
-    if leaves_own_service:
-        dispatcher = ObjectName(SERVING, "Service", namespace, own_dispatcher)
-        yield _delete_owned(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
-    if must_write_record or not is_ready(observed.document):
-        yield AwaitShard(place.shard.group)
-    if replaces:
-        yield AwaitReplacement(namespace, own_dispatcher)
+) -> tuple[ShardPlacement | None, Isolation | None]:
+    """Return the shard that delivers the Trigger (None: a dispatcher of its own), and the isolation
+    that was chosen for an `auto` Trigger (None: it isn't `auto`)."""
+    # A Trigger that reads another topic than its Broker's can't share a dispatcher.
+    if contract is None or observed.actions is not None:
+        return None, None
+    default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
+    isolation = shards.effective_isolation(trigger, broker.broker, default)
+    automatic = None
+    if isolation is Isolation.AUTO:
+        isolation = automatic = _automatic_isolation(
+            trigger, egress, autoscaling, contract, observed
+        )
+    if isolation is not Isolation.SHARED or autoscaling.paused:
+        return None, automatic
+    number = shards.shard_number_for(egress.group, contract.numbers, settings.shard_size)
+    return shards.shard_placement(broker.broker, number, broker.defaults.kafka), automatic
 
 
-def _account_effects(
-    trigger: Trigger,
-    broker: BrokerState[K],
-    watched: Watched[K],
-    observed: ObservedTrigger[K],
-    settings: Settings,
-) -> tuple[Effect, ...]:
-    """Return the effects that create the service account with which a dispatcher sends; none
-    without OIDC."""
-    if not broker.oidc:
-        return ()
-    shared = watched.place is not None
-    account_arguments = trigger, observed.document, broker.broker, watched.egress
-    return service_accounts.account_effects(*account_arguments, settings, shared=shared)
-
-
-def _audiences(
-    subscriber: Sink, dead_letter_sink: Sink | None, reply: Sink | None
-) -> dict[str, str | None]:
+def _audience_fields(destinations: desired.TriggerDestinations) -> dict[str, str | None]:
     """Return the status fields with the OIDC audiences of a Trigger's destinations."""
+    dead_letter_sink, reply = destinations.dead_letter_sink, destinations.reply
     shown = {
-        "subscriberAudience": subscriber.audience,
+        "subscriberAudience": destinations.subscriber.audience,
         "deadLetterSinkAudience": None if dead_letter_sink is None else dead_letter_sink.audience,
     }
     return shown if reply is None else {**shown, "replyAudience": reply.audience}
-
-
-def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
-    """Return the effects that end all delivery of a Trigger that is paused, or whose Broker may not
-    use its topic."""
-    return StopDelivery(), _delete_owned(Step.DELETE_FUNCTIONS, own_services(document, settings))
-
-
-def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
-    """Return the names of a Trigger's own Services, which may not exist: dispatcher and
-    replayer."""
-    family, identity = family_of(document["kind"]), Identity.of(document)
-    namespace = services.function_namespace(family, identity, settings)
-    service_names = (
-        dispatcher_services.dispatcher_name(family, identity),
-        dispatcher_services.replayer_name(family, identity),
-    )
-    return tuple(ObjectName(SERVING, "Service", namespace, name) for name in service_names)
-
-
-def _delete_owned(
-    step: Step, objects: tuple[ObjectName, ...], annotations: Mapping[str, str] | None = None
-) -> Delete:
-    return Delete(step, objects, owned=True, annotations=annotations or {})
-
-
-def _promise_group(
-    egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
-) -> Annotate:
-    """Return the effect that records the Trigger's group, dead-letter topic and `dispatcher`, the
-    Service that will deliver. `dispatcher` None keeps the recorded one, which is still to be
-    deleted."""
-    promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
-    if dispatcher is not None:
-        promise[DISPATCHER_KEY] = dispatcher
-    status = (observed.document.get("status") or {}).get("annotations") or {}
-    is_changed = any(
-        key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_CREATION
-    )
-    return Annotate(Step.PROMISE_GROUP, promise, at_once=is_changed)
 
 
 def _automatic_isolation(

@@ -41,8 +41,10 @@ from knafka_operator.records.state import States, TriggerRecord, Watched, broker
 from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.triggers import decide as deciding
 from knafka_operator.triggers import leaving
-from knafka_operator.triggers.decide import ObservedTrigger, TriggerDecision
+from knafka_operator.triggers.decide import TriggerDecision
+from knafka_operator.triggers.delivery_effects import own_services, stop_effects
 from knafka_operator.triggers.observe import TriggerObserver
+from knafka_operator.triggers.observed import ObservedTrigger
 
 log = logging.getLogger(__name__)
 
@@ -352,7 +354,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         """Stop the delivery of a Trigger whose Broker may not use its topic, and delete its
         functions; a failure is logged."""
         stopped = await super().run_effects(
-            deciding.stop_effects(observed.document, self.settings), observed, record
+            stop_effects(observed.document, self.settings), observed, record
         )
         if stopped.failure is not None:
             kind, identity = self.states.family.trigger, Identity.of(observed.document)
@@ -360,7 +362,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def _delete_functions(self, document: Document) -> None:
         owner = resource_of(document)
-        for service in deciding.own_services(document, self.settings):
+        for service in own_services(document, self.settings):
             await delete_service(self.cluster, service.name, owner, service.namespace)
 
 

@@ -28,7 +28,7 @@ from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
 from knafka_operator.records.namespace_totals import min_scale_of_others
 from knafka_operator.records.state import BrokerState, States, broker_of
 from knafka_operator.scale.parsing import parse_off_loop, spec_size
-from knafka_operator.triggers.decide import ObservedTrigger
+from knafka_operator.triggers.observed import ObservedTrigger
 
 MIN_SCALE_ANNOTATIONS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
 """Annotations that may give a Trigger pods that always run."""

@@ -138,9 +138,9 @@ def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[
     """
     with explain_spark_errors(f"the archive {path} can't be read"):
         if DeltaTable.isDeltaTable(spark, path):
-            records = _records_of_table(spark.read.format("delta").load(path), path)
+            records = _archived_event_records(spark.read.format("delta").load(path), path)
         elif _is_parquet(path):
-            records = _records_of_table(spark.read.parquet(path), path)
+            records = _archived_event_records(spark.read.parquet(path), path)
         else:
             records = _records_of_lines(spark.read.text(path))
         records_inside = records.where(span.contains(F.col("at")))
@@ -208,7 +208,7 @@ def _is_parquet(path: str) -> bool:
     )
 
 
-def _records_of_table(rows: DataFrame, path: str) -> DataFrame:
+def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
     """Return EVENT_RECORDS of an archive's table. Raises `JobError`."""
     columns = set(rows.columns)
     time = next((column for column in TIME_COLUMNS if column in columns), None)

@@ -77,7 +77,7 @@ class FiringModel:
             self._ignored[event_key] = event
         elif self._count_event(event):
             if not self._rule.condition.unwanted:
-                yield self._fire(event.at)
+                yield self._take_firing(event.at)
             elif self._unwanted_at == event.at:
                 self._clear()
             else:
@@ -108,9 +108,9 @@ class FiringModel:
         if self._begins_before(self._last_reset(self._until)):
             self._clear()  # the reset came during the wait (BUS-S5)
         else:
-            yield self._fire(self._until)
+            yield self._take_firing(self._until)
 
-    def _fire(self, time: int) -> ExpectedFiring:
+    def _take_firing(self, time: int) -> ExpectedFiring:
         """Return the firing of all events that count; begins anew."""
         events = tuple(self._counting.values())
         self._clear()

@@ -85,7 +85,9 @@ def compact(
         settled = read_settled_offsets(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)
         progress(f"{len(topics)} dead-letter topics")
-        ingested = _ingest(tables, kafka, checkpoints, topics, options.batch_records, progress)
+        ingested = _ingest_topics(
+            tables, kafka, checkpoints, topics, options.batch_records, progress
+        )
         folded = fold(checkpoints)
         progress(f"{folded} dead letters folded into failures")
         mark_outcomes(tables, settled)
@@ -101,7 +103,7 @@ def compact(
     )
 
 
-def _ingest(
+def _ingest_topics(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,

@@ -69,12 +69,12 @@ class Tables:
     def read(self, name: str) -> DataFrame:
         """Return the rows of a table, with its columns in the order of `schema`."""
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
-            return self._table(name).toDF().select(*TABLES[name])
+            return self._ensure_table(name).toDF().select(*TABLES[name])
 
     def table_id(self, name: str) -> str:
         """Return Delta's id of the table: a table that is created anew has another id."""
         if name not in self._ids:
-            self._ids[name] = str(self._snapshot(name).metadata().id())
+            self._ids[name] = str(self._current_snapshot(name).metadata().id())
         return self._ids[name]
 
     def exists(self, name: str) -> bool:
@@ -93,7 +93,7 @@ class Tables:
 
     def size(self, name: str) -> tuple[int, int]:
         """Return the number of a table's files and their total bytes."""
-        snapshot = self._snapshot(name)
+        snapshot = self._current_snapshot(name)
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
             return int(checksum.get().numFiles()), int(checksum.get().tableSizeBytes())
@@ -104,7 +104,7 @@ class Tables:
         one."""
         if not self.exists(name):
             return None
-        snapshot = self._snapshot(name)
+        snapshot = self._current_snapshot(name)
         checksum = snapshot.checksumOpt()
         if not checksum.isDefined() or not checksum.get().setTransactions().isDefined():
             number = snapshot.transactions().get(writer)
@@ -156,7 +156,7 @@ class Tables:
         log."""
         if self.size(name)[0] <= most:
             return []
-        files = DataFrame(self._snapshot(name).allFiles().toDF(), self.spark)
+        files = DataFrame(self._current_snapshot(name).allFiles().toDF(), self.spark)
         rows = (
             files.where(F.col("size") < full)
             .groupBy(F.col("partitionValues")["day"].cast("date").alias("day"))
@@ -166,11 +166,11 @@ class Tables:
 
     def merge_small_files(self, name: str, where: str) -> None:
         """OPTIMIZE the days of a table for which the SQL predicate `where` holds."""
-        self._table(name).optimize().where(where).executeCompaction()
+        self._ensure_table(name).optimize().where(where).executeCompaction()
 
     def vacuum(self, name: str) -> None:
         """VACUUM a table: delete files that it has not used for a week (Delta's default)."""
-        self._table(name).vacuum()
+        self._ensure_table(name).vacuum()
 
     def is_due(self, name: str, clock: str, now: datetime) -> bool:
         """Whether the daily task `clock` is due: its last run (else the table) is a day old."""
@@ -205,7 +205,7 @@ class Tables:
         """
         if not self.exists(name):
             return
-        snapshot = self._snapshot(name)
+        snapshot = self._current_snapshot(name)
         used, replaced = (
             self._file_names(snapshot.allFiles()),
             self._file_names(snapshot.tombstones()),
@@ -244,7 +244,7 @@ class Tables:
 
     def _layout(self, name: str) -> int:
         """Return the number of a table's layout."""
-        stored = self._snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
+        stored = self._current_snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
         return int(stored.get()) if stored.isDefined() else 1
 
     @contextlib.contextmanager
@@ -284,17 +284,17 @@ class Tables:
 
     def _merge(self, rows: DataFrame, name: str, on: str) -> DeltaMergeBuilder:
         """Return a MERGE of rows into a table, without clauses yet."""
-        return self._table(name).alias(name).merge(rows.alias("more"), on)
+        return self._ensure_table(name).alias(name).merge(rows.alias("more"), on)
 
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
         """Write rows to a table in one commit."""
-        self._table(name)  # creates the table with its columns in their order
+        self._ensure_table(name)  # creates the table with its columns in their order
         writer = rows.select(*TABLES[name]).write.format("delta").options(**options)
         if name in BY_DAY:
             writer = writer.partitionBy("day")
         writer.mode(mode).save(self.path(name))
 
-    def _table(self, name: str) -> DeltaTable:
+    def _ensure_table(self, name: str) -> DeltaTable:
         """Return a table, which is created if it doesn't exist."""
         path = self.path(name)
         with explain_spark_errors(f"the table {path} can't be read"):
@@ -335,17 +335,17 @@ class Tables:
 
     def _creation_time(self, name: str) -> float:
         """Return when a table was created, in Unix time."""
-        created_time = self._snapshot(name).metadata().createdTime()
+        created_time = self._current_snapshot(name).metadata().createdTime()
         return float(created_time.get()) / 1000 if created_time.isDefined() else 0.0
 
-    def _snapshot(self, name: str) -> Any:
+    def _current_snapshot(self, name: str) -> Any:
         """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
         it.
 
         Its `checksumOpt`, which Delta writes beside a commit (`.crc`), is there at once; what else
         depends on the table's files takes a query of three jobs.
         """
-        self._table(name)
+        self._ensure_table(name)
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             delta = self._delta
             spark = self.spark._jsparkSession

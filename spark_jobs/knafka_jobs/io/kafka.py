@@ -157,18 +157,18 @@ class KafkaClient:
         if not names:
             return {}
         collection = TopicCollection(list(names))
-        topics = _results(
+        topics = _request_results(
             lambda: self._admin.describe_topics(collection, request_timeout=JOB_REQUEST_TIMEOUT),
             leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
         partitions = [
             (name, partition.id) for name, topic in topics.items() for partition in topic.partitions
         ]
-        starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        starts = self._list_offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         # Committed records end where the first open transaction begins.
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        ends = self._offsets(partitions, latest, isolation_level=level)
+        ends = self._list_offsets(partitions, latest, isolation_level=level)
         spans: dict[str, dict[int, OffsetSpan]] = {name: {} for name in topics}
         for name, partition in partitions:
             spans[name][partition] = OffsetSpan(starts[name, partition], ends[name, partition])
@@ -211,7 +211,7 @@ class KafkaClient:
 
         -1 where all records are older.
         """
-        return self._offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
+        return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
         """Return a group's committed offsets in a topic, by partition that it has committed."""
@@ -243,7 +243,7 @@ class KafkaClient:
     ) -> TopicState:
         """Create a topic unless it exists; returns it once every broker of Kafka knows it."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
-        _results(
+        _request_results(
             lambda: self._admin.create_topics([new_topic], request_timeout=JOB_REQUEST_TIMEOUT),
             leaving_out=KafkaError.TOPIC_ALREADY_EXISTS,
         )
@@ -286,7 +286,7 @@ class KafkaClient:
     def record_limit(self, topic: str) -> int | None:
         """Return the most bytes of a batch that a topic takes; None without the ACL to read it."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        descriptions = _results(
+        descriptions = _request_results(
             lambda: self._admin.describe_configs([resource], request_timeout=JOB_REQUEST_TIMEOUT),
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
@@ -298,7 +298,7 @@ class KafkaClient:
             MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
         )
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        _results(
+        _request_results(
             lambda: self._admin.incremental_alter_configs(
                 [resource], request_timeout=JOB_REQUEST_TIMEOUT
             ),
@@ -310,7 +310,7 @@ class KafkaClient:
         if not end_offsets:
             return
         cuts = [TopicPartition(*partition, offset) for partition, offset in end_offsets.items()]
-        _results(
+        _request_results(
             lambda: self._admin.delete_records(cuts, request_timeout=JOB_REQUEST_TIMEOUT),
             # A topic that was deleted meanwhile has nothing left to delete.
             leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -324,14 +324,14 @@ class KafkaClient:
             {**self.connection.for_librdkafka(), **errors, **default_settings, **configuration}
         )
 
-    def _offsets(
+    def _list_offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
         """Return the offset of each partition that `spec` asks for, such as the earliest."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = JOB_REQUEST_TIMEOUT
-        results = _results(lambda: self._admin.list_offsets(specs, **options))
+        results = _request_results(lambda: self._admin.list_offsets(specs, **options))
         return {
             (partition.topic, partition.partition): result.offset
             for partition, result in results.items()
@@ -364,7 +364,7 @@ def read_spans(
     )
 
 
-def _results(
+def _request_results(
     ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
 ) -> dict[K, T]:
     """Send a request and return its answers, except those that fail with code `leaving_out`."""

@@ -61,7 +61,7 @@ class KafkaRecords:
         consumer = self._kafka.consumer(**_SINGLE_RECORD_SETTINGS)
         try:
             waiting = {self._position(partition): offset for partition, offset in offsets.items()}
-            for partition, message in _messages(consumer, waiting):
+            for partition, message in _read_endlessly(consumer, waiting):
                 if message is not None and (key := self._partition(partition)) not in marks:
                     marks[key] = mark_of_message(message)
                 # Stay assigned: records of it that are already fetched are returned anyway.
@@ -92,7 +92,7 @@ class KafkaRecords:
         """Yield the records of a span, in order. Raises `JobError`."""
         consumer = self._kafka.consumer(**_SETTINGS)
         try:
-            for _, message in _messages(consumer, {self._position(partition): span.start}):
+            for _, message in _read_endlessly(consumer, {self._position(partition): span.start}):
                 offset = None if message is None else message.offset()
                 if offset is None or offset >= span.end:
                     return
@@ -135,7 +135,7 @@ def mark_of_message(message: Any) -> RecordMark:
     )
 
 
-def _messages(
+def _read_endlessly(
     consumer: Consumer, starts: Mapping[Position, int]
 ) -> Iterator[tuple[Position, Message | None]]:
     """Yield records from these offsets on, endlessly.

@@ -67,11 +67,11 @@ class TableFiles:
 
     def has_table(self, name: str) -> bool:
         """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
-        return self._table(name) is not None
+        return self._registered_table(name) is not None
 
     def size(self, name: str) -> int:
         """Return the bytes of a table's files; 0 if there is no such table."""
-        if (table := self._table(name)) is None:
+        if (table := self._registered_table(name)) is None:
             return 0
         sizes = table.get_add_actions(flatten=True)["size_bytes"]
         return sum(size for size in sizes.to_pylist() if size)
@@ -136,27 +136,27 @@ class TableFiles:
         path = self.path(name)
         new_rows = Table.from_arrays(
             [
-                _array([row[number] for row in rows], kind)
+                _to_arrow_array([row[number] for row in rows], kind)
                 for number, kind in enumerate(columns.values())
             ],
             names=list(columns),
         )
         for attempt in range(1, APPEND_ATTEMPTS + 1):
             try:
-                write_deltalake(self._created(path, columns), new_rows, mode="append")
+                write_deltalake(self._open_or_create(path, columns), new_rows, mode="append")
                 return
             except (DeltaError, OSError) as error:
                 if attempt == APPEND_ATTEMPTS:
                     raise JobError(f"{path} can't be written: {_error_line(error)}") from error
 
-    def _created(self, path: str, columns: Columns) -> DeltaTable:
+    def _open_or_create(self, path: str, columns: Columns) -> DeltaTable:
         """Open a table, which is created if it doesn't exist."""
         fields = [Field(name, PrimitiveType(_DELTA_TYPES[kind])) for name, kind in columns.items()]
         return DeltaTable.create(
             path, schema=Schema(fields), mode="ignore", storage_options=self._store
         )
 
-    def _table(self, name: str) -> DeltaTable | None:
+    def _registered_table(self, name: str) -> DeltaTable | None:
         """Return a table, registered under its name; None if it doesn't exist."""
         if name not in self._opened:
             path = self.path(name)
@@ -173,7 +173,7 @@ class TableFiles:
         return self._opened[name]
 
 
-def _array(values: Sequence[Any], kind: str) -> Array:
+def _to_arrow_array(values: Sequence[Any], kind: str) -> Array:
     """Values of one column of this SQL type; times are in UTC."""
     if kind == "timestamp":
         micros = [

@@ -20,7 +20,7 @@ ACKNOWLEDGEMENTS_TABLE: Final = "acknowledgements"
 
 def read_acknowledgements(files: TableFiles, now: datetime) -> dict[str, Acknowledgement]:
     """Return the acknowledgements that are valid at `now`, by the group's id. Raises `JobError`."""
-    return current_acknowledgements(_rows(files), now)
+    return current_acknowledgements(_acknowledgement_rows(files), now)
 
 
 def append_acknowledgements(
@@ -37,7 +37,7 @@ def append_acknowledgements(
     `groups` has the columns of a group's Trigger, reason and code by the group's id. If the last
     row of a group is younger than `now`, by another clock, the new one is younger still.
     """
-    last = latest_rows(_rows(files))
+    last = latest_rows(_acknowledgement_rows(files))
     rows = []
     for group_id, group in groups.items():
         at = now
@@ -49,7 +49,7 @@ def append_acknowledgements(
     files.append(ACKNOWLEDGEMENTS_TABLE, ACKNOWLEDGEMENTS, rows)
 
 
-def _rows(files: TableFiles) -> list[dict[str, Any]]:
+def _acknowledgement_rows(files: TableFiles) -> list[dict[str, Any]]:
     """All rows of the table; none if it doesn't exist."""
     if not files.has_table(ACKNOWLEDGEMENTS_TABLE):
         return []

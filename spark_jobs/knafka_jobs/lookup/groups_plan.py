@@ -62,7 +62,7 @@ def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> 
         f"GROUP BY {kind}, {_SAID}"
     )
     own_row = f"CASE WHEN place <= {MAX_SUMMARIES} THEN said ELSE '{OTHER_SUMMARIES}' END"
-    named = f"SELECT *, {own_row} AS summary FROM ({_placed(counted)}) AS c"
+    named = f"SELECT *, {own_row} AS summary FROM ({_rank_by_frequency(counted)}) AS c"
     sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
     return (
         f"SELECT {kind}, summary, {sums}, min(first_seen) AS first_seen, "
@@ -74,9 +74,10 @@ def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
     """Query: the summaries of a group's kind that have groups of their own: `said`."""
     counted = (
         f"SELECT {column_list(KIND)}, {_SAID} AS said, count(*) AS events FROM failures "
-        f"WHERE {_of_kind(group)} AND {_is_reported(since)} GROUP BY {column_list(KIND)}, {_SAID}"
+        f"WHERE {_kind_predicate(group)} AND {_is_reported(since)} "
+        f"GROUP BY {column_list(KIND)}, {_SAID}"
     )
-    return f"SELECT said FROM ({_placed(counted)}) AS c WHERE place <= {MAX_SUMMARIES}"
+    return f"SELECT said FROM ({_rank_by_frequency(counted)}) AS c WHERE place <= {MAX_SUMMARIES}"
 
 
 def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: bool) -> str:
@@ -85,7 +86,7 @@ def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: 
     `group` has the columns `GROUP`; `frequent` are the `frequent_summaries` of its kind, which only
     the group of all others needs.
     """
-    parts = [_of_kind(group)]
+    parts = [_kind_predicate(group)]
     if group["summary"] != OTHER_SUMMARIES:
         parts.append(f"{_SAID} = {sql_literal(group['summary'])}")
     elif frequent:
@@ -95,7 +96,7 @@ def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: 
     return " AND ".join(parts)
 
 
-def _of_kind(group: Mapping[str, Any]) -> str:
+def _kind_predicate(group: Mapping[str, Any]) -> str:
     """Return a predicate for failures with a group's Trigger, destination, reason and code."""
     return " AND ".join(
         f'"{name}" IS NULL' if group[name] is None else f'"{name}" = {sql_literal(group[name])}'
@@ -109,7 +110,7 @@ def _is_reported(since: datetime) -> str:
     return f"(resolved IS NULL OR last_failed >= {moment} OR resolved >= {moment})"
 
 
-def _placed(counted: str) -> str:
+def _rank_by_frequency(counted: str) -> str:
     """Query: rows of `counted` with their `place` in their kind, 1 for the most frequent summary.
 
     A report ranks summaries alike.

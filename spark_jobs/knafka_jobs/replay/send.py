@@ -116,7 +116,7 @@ class ReplaySender:
         result = LaneResult()
         producer = None
         try:
-            for batch in batches(self._events(rows, result), batch_size, REPLAY_BATCH_BYTES):
+            for batch in batches(self._edited_events(rows, result), batch_size, REPLAY_BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
                     producer = open_producer(self.connection, self.replay_id, lane)
                     sent_hashes = self._hashes_sent_earlier()
@@ -137,7 +137,7 @@ class ReplaySender:
             raise JobError(f"Kafka: {error.args[0].str()}") from error
         return result
 
-    def _events(self, rows: Iterable[Any], result: LaneResult) -> Iterator[FailedEvent]:
+    def _edited_events(self, rows: Iterable[Any], result: LaneResult) -> Iterator[FailedEvent]:
         """Yield rows as edited events, with the replay topic of each event's Trigger; count events
         that can't be edited in `result`.
         """

@@ -177,7 +177,7 @@ def _build_group(
         ),
         top_types=_top_values(counted_rows.types.get(key, [])),
         top_sources=_top_values(counted_rows.sources.get(key, [])),
-        examples=tuple(map(_example, counted_rows.examples.get(key, []))),
+        examples=tuple(map(_build_example, counted_rows.examples.get(key, []))),
         change=group_change(
             row["failures"],
             row["unresolved"],
@@ -187,7 +187,7 @@ def _build_group(
         ),
         first_reported=group_history.first_reported if group_history else None,
         history=group_history.history if group_history else (),
-        acknowledged=_acknowledged(acknowledged.get(id_)),
+        acknowledged=_reported_acknowledgement(acknowledged.get(id_)),
         replay_command=replay_command(*key),
     )
 
@@ -257,7 +257,7 @@ def replay_run(row: ReportRow, made: datetime) -> ReplayRun:
     )
 
 
-def _example(row: ReportRow) -> Example:
+def _build_example(row: ReportRow) -> Example:
     """Build an example from a row of `failures`."""
     origin = [row[f"origin_{part}"] for part in ("topic", "partition", "offset")]
     return Example(
@@ -275,7 +275,7 @@ def _example(row: ReportRow) -> Example:
     )
 
 
-def _acknowledged(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
+def _reported_acknowledgement(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
     """Return a group's acknowledgement as part of the report."""
     if acknowledgement is None:
         return None

@@ -89,7 +89,7 @@ class DataFusionEngine:
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
         """Name rows with these columns and values."""
-        values = [f"({', '.join(map(_literal, row))})" for row in rows]
+        values = [f"({', '.join(map(_sql_literal, row))})" for row in rows]
         names = ", ".join(f"`{column}`" for column in columns)
         source = f"(VALUES {', '.join(values)}) AS v({names})"
         cast = ", ".join(
@@ -103,7 +103,7 @@ class DataFusionEngine:
         self._files.append("reports", REPORTS, rows)
 
 
-def _literal(value: str | int | None) -> str:
+def _sql_literal(value: str | int | None) -> str:
     """Return a value as a literal."""
     if value is None:
         return "NULL"

@@ -101,7 +101,7 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
     if path is not None:
         policy += "; connect-src 'self'"
     html = (
-        _environment()
+        _jinja_environment()
         .from_string(_page_file("page.html.j2"))
         .render(
             report=report,
@@ -147,7 +147,7 @@ def _page_file(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _jinja_environment() -> Environment:
     """Return the Jinja environment of the page's template."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

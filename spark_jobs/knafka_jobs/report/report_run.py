@@ -106,7 +106,7 @@ def make_report(
             for row in engine.rows(report_plan.replay_counts(MAX_REPLAYS))
         ),
     )
-    engine.append_figures(_figures(result))
+    engine.append_figures(_figure_rows(result))
     return result
 
 
@@ -195,7 +195,7 @@ def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | Non
     )
 
 
-def _figures(report: Report) -> list[tuple[Any, ...]]:
+def _figure_rows(report: Report) -> list[tuple[Any, ...]]:
     """Return the figures of a report's groups, as rows of the table `reports`."""
     about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [

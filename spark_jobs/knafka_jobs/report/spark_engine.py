@@ -48,7 +48,7 @@ class SparkEngine:
         """Run a query, and return its rows in order."""
         with explain_spark_errors(f"the tables in {self._tables.root} can't be read"):
             rows = self._tables.spark.sql(sql).collect()
-        return [{name: _plain(value) for name, value in row.asDict().items()} for row in rows]
+        return [{name: _to_plain(value) for name, value in row.asDict().items()} for row in rows]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
         """Name the rows of a query; they are computed once if they are read repeatedly."""
@@ -68,7 +68,7 @@ class SparkEngine:
         self._tables.append(self._tables.rows(map(tuple, rows), REPORTS), "reports")
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert a value of Spark's to a type of `ReportRow`: Spark's times are local, without a
     zone."""
     if isinstance(value, datetime):

@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
             raise Unanswered("broken", f"{self._pool.origin} closed the connection")
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._waiter = waiter
-        self._expire_at(deadline)
+        self._set_deadline(deadline)
         self._transport.write(first_part)
         if body_rest:
             self._transport.write(body_rest)
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
 
-    def _expire_at(self, deadline: float) -> None:
+    def _set_deadline(self, deadline: float) -> None:
         """Set the deadline of the exchange, moving the timer only if it is too late."""
         self._deadline = deadline
         if deadline < self._wakes_at:
@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
         """End the exchange if its deadline is over."""
         self._timer, self._wakes_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
-            self._expire_at(self._deadline)
+            self._set_deadline(self._deadline)
             return
         missing = "only a part of a response" if self._waiter and self._received else "no response"
         self.fail(DeliveryError("timeout", f"{missing} from {self._pool.origin} in time"))
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
             and not self._transport.is_closing()
         ):
             self._reset()
-            self._expire_at(now + IDLE_SECONDS)
+            self._set_deadline(now + IDLE_SECONDS)
             self._pool.idle.append(self)
         else:
             # No request may follow: the connection is too old or closing, the response ended it, or

@@ -50,7 +50,7 @@ class TrustBundles:
             paths = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
             versions = tuple((path.name, *_file_version(path)) for path in paths)
             if versions != self._seen:
-                self._pem = "".join(map(_certificates, paths))
+                self._pem = "".join(map(_read_certificates, paths))
                 self._seen = versions
         except FileNotFoundError:
             self._seen, self._pem = None, ""
@@ -98,7 +98,7 @@ def _file_version(path: Path) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _certificates(path: Path) -> str:
+def _read_certificates(path: Path) -> str:
     """Return a file's PEM, ended by a line break; empty if it holds no certificate."""
     text = path.read_text("ascii", "replace")
     try:

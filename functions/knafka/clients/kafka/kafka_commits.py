@@ -69,7 +69,8 @@ class OffsetCommits:
             self._last.update(owned_commits)
             with suppress(KafkaException):
                 consumer.commit(
-                    offsets=self._offsets(consumer, owned_commits, owned), asynchronous=True
+                    offsets=self._to_topic_partitions(consumer, owned_commits, owned),
+                    asynchronous=True,
                 )
 
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
@@ -110,7 +111,7 @@ class OffsetCommits:
 
     def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
         """Commit and wait for Kafka. Raises `KafkaException` if it fails."""
-        offsets = self._offsets(consumer, commits, epochs)
+        offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
                 raise KafkaException(entry.error)
@@ -134,7 +135,7 @@ class OffsetCommits:
         self._last.pop(partition, None)
         self._again.pop(partition, None)
 
-    def _offsets(
+    def _to_topic_partitions(
         self, consumer: Consumer, commits: Commits, epochs: Epochs
     ) -> list[TopicPartition]:
         """Return these commits as confluent-kafka's objects, with the leader epoch of the last

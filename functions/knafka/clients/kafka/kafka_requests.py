@@ -103,7 +103,7 @@ class AdminCalls:
         """
 
         async def answers(timeout: float) -> dict[K, T]:
-            return await self._results(ask(timeout), timeout, leaving_out, some=some)
+            return await self._wait_for_results(ask(timeout), timeout, leaving_out, some=some)
 
         return await self._repeat_until_answered(answers)
 
@@ -123,7 +123,7 @@ class AdminCalls:
             client_number = self._opened
             futures = ask(NO_TIMEOUT)
             try:
-                return await self._results(futures, timeout, leaving_out)
+                return await self._wait_for_results(futures, timeout, leaving_out)
             finally:
                 if client_number == self._opened and not all(
                     future.done() for future in futures.values()
@@ -133,7 +133,7 @@ class AdminCalls:
 
         return await self._repeat_until_answered(answers)
 
-    async def _results(
+    async def _wait_for_results(
         self,
         futures: Mapping[K, Future[T]],
         timeout: float,

@@ -84,7 +84,7 @@ class ApiServerTokens:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             # The cause is left out, as its text may contain a part of a token.
             raise TokenUnavailable("the API server answered with no token") from None
-        token = IssuedToken(answer.status.token.encode(), _lifetime(answer))
+        token = IssuedToken(answer.status.token.encode(), _lifetime_seconds(answer))
         if not token.is_usable:
             raise TokenUnavailable("the API server answered with what can't be sent as a token")
         return token
@@ -98,7 +98,7 @@ def _failure_text(error: OSError) -> str:
     return failure
 
 
-def _lifetime(answer: _Answer) -> float:
+def _lifetime_seconds(answer: _Answer) -> float:
     """Return the token's lifetime in seconds, which may differ from the requested one."""
     created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
     if created is not None and expires is not None:

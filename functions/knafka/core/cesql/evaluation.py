@@ -51,7 +51,7 @@ def compile_node(node: Node) -> Evaluate:
         case Literal(value):
             return lambda _: value
         case Attribute(name):
-            return _attribute(name)
+            return _compile_attribute(name)
         case Exists(name):
             return lambda attributes: name in attributes
         case Unary("NOT", operand):
@@ -63,7 +63,7 @@ def compile_node(node: Node) -> Evaluate:
         case Call():
             return _call(node)
         case _:
-            return _chain(node)
+            return _compile_chain(node)
 
 
 def compile_test(node: Node) -> Test:
@@ -74,7 +74,7 @@ def compile_test(node: Node) -> Test:
     return lambda attributes: as_boolean(evaluate(attributes))
 
 
-def _attribute(name: str) -> Evaluate:
+def _compile_attribute(name: str) -> Evaluate:
     """Compile the value of an attribute."""
 
     def evaluate(attributes: Attributes) -> Value:
@@ -92,7 +92,9 @@ def _call(call: Call) -> Evaluate:
     """Compile a function call."""
     function = resolve(call.name, len(call.arguments))
     if function is None:
-        return _missing_function(f"no function {call.name} takes {len(call.arguments)} arguments")
+        return _compile_missing_function(
+            f"no function {call.name} takes {len(call.arguments)} arguments"
+        )
     body = function.body
     rest_casts = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     arguments = [
@@ -115,7 +117,7 @@ def _call(call: Call) -> Evaluate:
     return evaluate
 
 
-def _missing_function(problem: str) -> Evaluate:
+def _compile_missing_function(problem: str) -> Evaluate:
     """Compile the failure of a call of an unknown function."""
 
     def evaluate(attributes: Attributes) -> Value:
@@ -124,12 +126,12 @@ def _missing_function(problem: str) -> Evaluate:
     return evaluate
 
 
-def _chain(chain: Chain) -> Evaluate:
+def _compile_chain(chain: Chain) -> Evaluate:
     """Compile a chain of operators."""
     if chain.joined_by("AND"):
-        return _all_true(_operands(chain))
+        return _compile_and(_operands(chain))
     if chain.joined_by("OR"):
-        return _any_true(_operands(chain))
+        return _compile_or(_operands(chain))
     # A chain that begins with a chain is flattened into one, so that its depth doesn't use Python's
     # stack.
     first: Node = chain
@@ -158,7 +160,7 @@ def _operands(chain: Chain) -> list[Test]:
     return [compile_test(chain.first), *(compile_test(step.operands[0]) for step in chain.steps)]
 
 
-def _all_true(tests: Sequence[Test]) -> Test:
+def _compile_and(tests: Sequence[Test]) -> Test:
     """Compile AND: evaluation ends at the first test that is false."""
 
     def evaluate(attributes: Attributes) -> bool:
@@ -171,7 +173,7 @@ def _all_true(tests: Sequence[Test]) -> Test:
     return evaluate
 
 
-def _any_true(tests: Sequence[Test]) -> Test:
+def _compile_or(tests: Sequence[Test]) -> Test:
     """Compile OR: evaluation ends at the first test that is true."""
 
     def evaluate(attributes: Attributes) -> bool:
@@ -198,22 +200,22 @@ def _step(step: InfixStep) -> Apply:
             right_operand = compile_test(right)
             return lambda value, attributes: right_operand(attributes) is not as_boolean(value)
         case "=":
-            return _equality(right, equal=True)
+            return _compile_equality(right, equal=True)
         case "!=" | "<>":
-            return _equality(right, equal=False)
+            return _compile_equality(right, equal=False)
         case "LIKE":
-            return _like(right, expected=True)
+            return _compile_like(right, expected=True)
         case "NOT LIKE":
-            return _like(right, expected=False)
+            return _compile_like(right, expected=False)
         case "IN":
-            return _membership(step.operands, expected=True)
+            return _compile_membership(step.operands, expected=True)
         case "NOT IN":
-            return _membership(step.operands, expected=False)
+            return _compile_membership(step.operands, expected=False)
         case operator:
-            return _numeric(ARITHMETIC.get(operator) or COMPARISONS[operator], right)
+            return _compile_numeric(ARITHMETIC.get(operator) or COMPARISONS[operator], right)
 
 
-def _equality(right: Node, *, equal: bool) -> Apply:
+def _compile_equality(right: Node, *, equal: bool) -> Apply:
     """Compile = or !=, which cast the left side to the right side's type (§3.7)."""
     evaluate = compile_node(right)
 
@@ -228,7 +230,7 @@ def _equality(right: Node, *, equal: bool) -> Apply:
     return apply
 
 
-def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
+def _compile_numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
     """Compile an arithmetic or ordering operator on integers."""
     evaluate = compile_node(right)
 
@@ -240,7 +242,7 @@ def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
     return apply
 
 
-def _like(pattern: Node, *, expected: bool) -> Apply:
+def _compile_like(pattern: Node, *, expected: bool) -> Apply:
     """Compile LIKE with a literal pattern."""
     assert isinstance(pattern, Literal), "the parser takes nothing else"
     matches, steps = compile_pattern(as_string(pattern.value))
@@ -256,12 +258,12 @@ def _like(pattern: Node, *, expected: bool) -> Apply:
     return apply
 
 
-def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
+def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
     """Compile IN or NOT IN, which cast each element to the left side's type, up to the first equal
     one."""
     literals = [node.value for node in elements if isinstance(node, Literal)]
     if len(literals) == len(elements):
-        return _literal_membership(literals, expected=expected)
+        return _compile_literal_membership(literals, expected=expected)
     evaluates = [compile_node(node) for node in elements]
 
     def apply(value: Value, attributes: Attributes) -> bool:
@@ -279,9 +281,9 @@ def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
     return apply
 
 
-def _literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
+def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
     """Compile IN with a list of literals, as one set for each type."""
-    sets = {kind: _castable(literals, kind) for kind in CASTS}
+    sets = {kind: _cast_until_failure(literals, kind) for kind in CASTS}
 
     def apply(value: Value, _: Attributes) -> bool:
         """Return whether `value` is in the list; for NOT IN the opposite. Raises `Failed` (cast) if
@@ -296,7 +298,9 @@ def _literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
     return apply
 
 
-def _castable(literals: Sequence[Value], kind: type) -> tuple[frozenset[Value], str | None]:
+def _cast_until_failure(
+    literals: Sequence[Value], kind: type
+) -> tuple[frozenset[Value], str | None]:
     """Return the literals cast to `kind`, up to the first that can't be cast, and that cast's error
     message."""
     members: set[Value] = set()

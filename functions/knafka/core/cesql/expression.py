@@ -89,7 +89,7 @@ class Expression:
         failed_clauses = []
         if EFFORT_SPENT:
             forget_spent()
-        for source, evaluate in self._clauses():
+        for source, evaluate in self._and_clauses():
             try:
                 if evaluate(attributes) is not True:
                     failed_clauses.append(source)
@@ -97,7 +97,7 @@ class Expression:
                 failed_clauses.append(f"{source}: {failure.error.message}")
         return tuple(failed_clauses)
 
-    def _clauses(self) -> list[tuple[str, Evaluate]]:
+    def _and_clauses(self) -> list[tuple[str, Evaluate]]:
         """Return text and evaluation of each operand of a top-level AND; of the whole expression
         otherwise."""
         match self._syntax:

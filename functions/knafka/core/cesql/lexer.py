@@ -52,12 +52,12 @@ def tokenize(text: str) -> list[Token]:
     while not tokens or tokens[-1].kind != "end":
         match = _token(text, position)
         assert match is not None, "`wrong` takes every character"
-        tokens.append(_classify(match))
+        tokens.append(_token_of(match))
         position = match.end()
     return tokens
 
 
-def _classify(match: re.Match[str]) -> Token:
+def _token_of(match: re.Match[str]) -> Token:
     """Return the token of a match."""
     name = match.lastgroup
     assert name is not None, "every alternative is named"

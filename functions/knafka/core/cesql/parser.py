@@ -59,11 +59,11 @@ class _ExpressionParser:
         """Parse an operand and the operators after it whose precedence is at least `lowest`."""
         self._enter_level()
         start = self._token.start
-        node = self._operand()
-        while (level := self._level()) >= lowest:
+        node = self._parse_operand()
+        while (level := self._operator_precedence()) >= lowest:
             end = self._previous.end
             steps = []
-            while self._level() == level:
+            while self._operator_precedence() == level:
                 steps.append(self._step(level))
             node = Chain(node, tuple(steps), start, end)
         self._depth -= 1
@@ -74,7 +74,7 @@ class _ExpressionParser:
         if self._token.kind != "end":
             self._reject("expected an operator or the end")
 
-    def _level(self) -> int:
+    def _operator_precedence(self) -> int:
         """Return the next operator's precedence; -1 if the next token is no operator."""
         operator = self._token.text
         if operator == "NOT":
@@ -95,12 +95,12 @@ class _ExpressionParser:
                 operands = (_unquote(self._next_token()),)
             case "IN" | "NOT IN":
                 self._expect("(")
-                operands = self._expressions()
+                operands = self._parse_expressions()
             case _:
                 operands = (self.expression(level + 1),)
         return InfixStep(operator, operands, start, self._previous.end)
 
-    def _operand(self) -> Node:
+    def _parse_operand(self) -> Node:
         """Parse a literal, an attribute, a call, or an expression in parentheses."""
         token = self._next_token()
         match token.kind, token.text:
@@ -109,7 +109,7 @@ class _ExpressionParser:
             case "word", _ if self._token.text == "(":
                 return self._call(token)
             case "word", text if _digits(text):
-                return _integer(text, token.start)
+                return _parse_integer(text, token.start)
             case "word", _:
                 return Attribute(_name(token))
             case "keyword", "TRUE" | "FALSE" as text:
@@ -123,10 +123,10 @@ class _ExpressionParser:
                 self._expect(")")
                 return node
             case "symbol", "+" | "-" as sign if self._number_touches(token):
-                return _integer(sign + self._next_token().text, token.start)
+                return _parse_integer(sign + self._next_token().text, token.start)
             case ("keyword", "NOT") | ("symbol", "-"):
                 self._enter_level()
-                node = Unary(token.text, self._operand())
+                node = Unary(token.text, self._parse_operand())
                 self._depth -= 1
                 return node
         self._at -= 1
@@ -144,9 +144,9 @@ class _ExpressionParser:
         if self._token.text == ")":
             self._next_token()
             return Call(token.text.upper(), ())
-        return Call(token.text.upper(), self._expressions())
+        return Call(token.text.upper(), self._parse_expressions())
 
-    def _expressions(self) -> tuple[Node, ...]:
+    def _parse_expressions(self) -> tuple[Node, ...]:
         """Parse one or more expressions up to and including the closing parenthesis."""
         nodes = [self.expression()]
         while self._token.text == ",":
@@ -194,7 +194,7 @@ def _name(token: Token) -> str:
     return token.text.lower()
 
 
-def _integer(text: str, position: int) -> Literal:
+def _parse_integer(text: str, position: int) -> Literal:
     """Return the literal of an integer. Raises `InvalidExpression` beyond 32 bits."""
     try:
         return Literal(as_integer(text))

@@ -71,7 +71,10 @@ def as_event(
                 return [(name, raw) for name, raw in record_headers if raw is not None], value
             event = Event({**envelope.attributes, **conversion.extensions}, envelope.data)
             return to_record(event, envelope.passed)[1:]
-    attributes = {**_attributes(conversion, place, key, record_headers), **conversion.extensions}
+    attributes = {
+        **_attributes_of_record(conversion, place, key, record_headers),
+        **conversion.extensions,
+    }
     passed_headers = [
         (name, raw) for name, raw in record_headers if raw is not None and passes(name)
     ]
@@ -91,7 +94,7 @@ def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
     )
 
 
-def _attributes(
+def _attributes_of_record(
     conversion: Conversion,
     place: RecordPosition,
     key: bytes | None,
@@ -136,11 +139,11 @@ def key_text(key: bytes, key_type: str) -> str:
     if key_type == "int" and len(key) in (4, 8):
         return str(int.from_bytes(key, signed=True))
     if key_type == "float" and len(key) in (4, 8):
-        return _float_text(key)
+        return _format_float(key)
     return replace_forbidden(key.decode(errors="replace"))
 
 
-def _float_text(key: bytes) -> str:
+def _format_float(key: bytes) -> str:
     """Format a floating-point number of 32 or 64 bits as Java does: the fewest digits that identify
     it, with an exponent below a thousandth and from ten million on."""
     form = ">f" if len(key) == 4 else ">d"

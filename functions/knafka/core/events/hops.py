@@ -42,12 +42,12 @@ class HopLimit(InvalidEvent):
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
     """Return how many replies in a row a record's event has left."""
-    return min(_number(headers, value, TTL, FIRST_TTL), FIRST_TTL)
+    return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
 def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
     """Return how often a record's event has been a dead letter at a sink."""
-    return _number(headers, value, HOPS, 0)
+    return _counter_attribute(headers, value, HOPS, 0)
 
 
 def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
@@ -79,14 +79,16 @@ def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
     return draft._replace(headers=[*other_headers, *new_headers.items()])
 
 
-def _number(headers: RecordHeaders | None, value: bytes | None, name: str, default: int) -> int:
+def _counter_attribute(
+    headers: RecordHeaders | None, value: bytes | None, name: str, default: int
+) -> int:
     """Return a counter attribute of the event; `default` if it is missing or no number."""
-    text = _attribute(headers or [], value, name)
+    text = _event_attribute(headers or [], value, name)
     # Not what Python takes for a number: signs, spaces, other scripts' digits.
     return int(text[:9]) if text and text.isascii() and text.isdigit() else default
 
 
-def _attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
+def _event_attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
     """Return an attribute of the event in a record, in either content mode; None: it has none."""
     if _is_structured(headers):
         try:

@@ -370,10 +370,10 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
 def _structured(body: bytes, beside: RecordHeaders) -> Draft:
     """Return the record of a structured event with the headers that go with it. Raises
     `InvalidEvent`."""
-    return json_records.record_of(body, beside) or _structured_carefully(body, beside)
+    return json_records.record_of(body, beside) or _parse_structured_strictly(body, beside)
 
 
-def _structured_carefully(body: bytes, beside: RecordHeaders) -> Draft:
+def _parse_structured_strictly(body: bytes, beside: RecordHeaders) -> Draft:
     """Return the record of a structured event, read by the careful parser; one with too large
     attributes for header lines is marked as structured. Raises `InvalidEvent`."""
     event = json_format.read(body)

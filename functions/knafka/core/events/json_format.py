@@ -199,7 +199,7 @@ def _read_carefully(document: bytes) -> Event:
     problem."""
     members: dict[str, tuple[object, str]] = {}
     try:
-        for name, value, source in _members(document.decode()):
+        for name, value, source in _object_members(document.decode()):
             if name in members:
                 raise ValueError(f"the member {name!r:.80} is given more than once")
             members[name] = (value, source)
@@ -239,7 +239,7 @@ def elements_of(document: bytes, limit: int) -> list[bytes]:
         pass  # data may contain NaN and lone surrogates, which msgspec refuses
     try:
         elements = []
-        for element in _elements(document.decode()):
+        for element in _array_elements(document.decode()):
             elements.append(element.encode())
             if len(elements) > limit:
                 break
@@ -271,39 +271,39 @@ def write(event: Event) -> bytes:
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
 
 
-def _members(text: str) -> Iterator[tuple[str, object, str]]:
+def _object_members(text: str) -> Iterator[tuple[str, object, str]]:
     """Yield the members of a JSON object: name, value, and the value's own text. Raises
     ValueError."""
-    mark, position = _punctuation(text, 0, "{")
+    mark, position = _read_mark(text, 0, "{")
     if text.startswith("}", position):
-        mark, position = _punctuation(text, position, "}")
+        mark, position = _read_mark(text, position, "}")
     while mark != "}":
         name, position = _SCAN(text, position)
         if type(name) is not str:
             raise ValueError(f"a member without a name before character {position}")
-        _, start = _punctuation(text, position, ":")
+        _, start = _read_mark(text, position, ":")
         value, position = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
         yield name, value, text[start:position]
-        mark, position = _punctuation(text, position, ",}")
+        mark, position = _read_mark(text, position, ",}")
     if position != len(text):
         raise ValueError(f"something follows it at character {position}")
 
 
-def _elements(text: str) -> Iterator[str]:
+def _array_elements(text: str) -> Iterator[str]:
     """Yield the elements of a JSON array, as they are written. Raises ValueError."""
-    mark, position = _punctuation(text, 0, "[")
+    mark, position = _read_mark(text, 0, "[")
     if text.startswith("]", position):
-        mark, position = _punctuation(text, position, "]")
+        mark, position = _read_mark(text, position, "]")
     while mark != "]":
         start = position
         _, position = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
         yield text[start:position]
-        mark, position = _punctuation(text, position, ",]")
+        mark, position = _read_mark(text, position, ",]")
     if position != len(text):
         raise ValueError(f"something follows it at character {position}")
 
 
-def _punctuation(text: str, position: int, expected_marks: str) -> tuple[str, int]:
+def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]:
     """Read one of the wanted marks; return it and the position after it and the whitespace around
     it. Raises ValueError."""
     match = _PUNCTUATION(text, position)

@@ -25,7 +25,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
 _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
-def _number(minimum: int, maximum: int) -> _Check:
+def _check_of_number(minimum: int, maximum: int) -> _Check:
     """Return the check of a whole number in this range."""
 
     def check(text: str) -> str:
@@ -50,7 +50,7 @@ def _one_of(*values: str) -> _Check:
     return check
 
 
-def _rack(text: str) -> str:
+def _check_rack(text: str) -> str:
     """Check the name of a rack."""
     if _RACK(text):
         return text
@@ -59,26 +59,26 @@ def _rack(text: str) -> str:
 
 _CONNECTIONS: Final[Mapping[str, _Check]] = {
     # A load balancer before Kafka drops idle connections, such as Azure's after four minutes.
-    "connections.max.idle.ms": _number(10_000, 86_400_000),
-    "metadata.max.age.ms": _number(10_000, 3_600_000),
+    "connections.max.idle.ms": _check_of_number(10_000, 86_400_000),
+    "metadata.max.age.ms": _check_of_number(10_000, 3_600_000),
     "socket.keepalive.enable": _one_of("true", "false"),
 }
 
 CONSUMER: Final[Mapping[str, _Check]] = {
-    "client.rack": _rack,
-    "fetch.min.bytes": _number(1, 1_048_576),
+    "client.rack": _check_rack,
+    "fetch.min.bytes": _check_of_number(1, 1_048_576),
     # A partition that was just assigned or resumed waits for the fetch under way.
-    "fetch.max.wait.ms": _number(0, 5_000),
+    "fetch.max.wait.ms": _check_of_number(0, 5_000),
     # librdkafka refuses less than the largest record; more would be held in memory.
-    "fetch.max.bytes": _number(1_048_576, 67_108_864),
-    "max.partition.fetch.bytes": _number(1_024, 16_777_216),
+    "fetch.max.bytes": _check_of_number(1_048_576, 67_108_864),
+    "max.partition.fetch.bytes": _check_of_number(1_024, 16_777_216),
     **_CONNECTIONS,
 }
 PRODUCER: Final[Mapping[str, _Check]] = {
     "compression.type": _one_of("none", "gzip", "snappy", "lz4", "zstd"),
-    "compression.level": _number(-1, 12),
-    "linger.ms": _number(0, 1_000),
-    "batch.size": _number(1_024, 1_000_000),
+    "compression.level": _check_of_number(-1, 12),
+    "linger.ms": _check_of_number(0, 1_000),
+    "batch.size": _check_of_number(1_024, 1_000_000),
     **_CONNECTIONS,
 }
 SIDES: Final[Mapping[str, Mapping[str, _Check]]] = {"consumer": CONSUMER, "producer": PRODUCER}

@@ -46,7 +46,7 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
             configuration["ssl.ca.pem"] = authority
         if _has_certificate(secret):
             configuration["ssl.certificate.pem"] = _required_value(secret, "user.crt")
-            configuration["ssl.key.pem"] = _key(secret)
+            configuration["ssl.key.pem"] = _client_key(secret)
     return configuration
 
 
@@ -82,7 +82,7 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
         if _has_certificate(secret):
             configuration["ssl.keystore.type"] = "PEM"
             configuration["ssl.keystore.certificate.chain"] = _required_value(secret, "user.crt")
-            configuration["ssl.keystore.key"] = _key(secret)
+            configuration["ssl.keystore.key"] = _client_key(secret)
     return configuration
 
 
@@ -132,7 +132,7 @@ def _has_certificate(secret: Mapping[str, str]) -> bool:
     return secret.get("protocol") == "SSL" and not _boolean_value(secret, "user.skip")
 
 
-def _key(secret: Mapping[str, str]) -> str:
+def _client_key(secret: Mapping[str, str]) -> str:
     """Return the client's private key. Raises `InvalidDocument` for other formats than PKCS#8, the
     only one that Java reads."""
     key = _required_value(secret, "user.key")

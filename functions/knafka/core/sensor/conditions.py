@@ -92,7 +92,7 @@ class TriggerCondition:
 def all_of(names: Sequence[str]) -> TriggerCondition:
     """Return the condition that all dependencies are met, which a trigger without one has
     (BUS-S1)."""
-    return _condition(_joined(AllOf, [Wanted(name) for name in names]), [])
+    return _condition_of_node(_joined(AllOf, [Wanted(name) for name in names]), [])
 
 
 def parse(text: str) -> TriggerCondition:
@@ -105,22 +105,22 @@ def parse(text: str) -> TriggerCondition:
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
     positive = [part for part in parts if not isinstance(part, Unwanted)]
-    if any(isinstance(node, Unwanted) for part in positive for node in _nodes(part)):
+    if any(isinstance(node, Unwanted) for part in positive for node in _walk_nodes(part)):
         raise InvalidExpression(
             "what is negated is joined to the rest by &&: a && b && !c, and not a && (b || !c)"
         )
     if not positive:
         raise InvalidExpression("a condition wants at least one event that comes: a && !b")
-    condition = _condition(_joined(AllOf, positive), unwanted)
+    condition = _condition_of_node(_joined(AllOf, positive), unwanted)
     if contradictory := condition.unwanted & condition.wanted.keys():
         raise InvalidExpression(f"{min(contradictory)} is wanted and unwanted")
     return condition
 
 
-def _condition(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
+def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
     """Return the condition with the counts of its dependencies."""
     wanted_counts: dict[str, int] = {}
-    for node in _nodes(tree):
+    for node in _walk_nodes(tree):
         if isinstance(node, Wanted):
             wanted_counts[node.name] = max(node.count, wanted_counts.get(node.name, 0))
     return TriggerCondition(tree, wanted_counts, frozenset(unwanted))
@@ -130,12 +130,12 @@ def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
-def _nodes(node: Node) -> Iterator[Node]:
+def _walk_nodes(node: Node) -> Iterator[Node]:
     """Yield a node and all nodes within it."""
     yield node
     if isinstance(node, AllOf | AnyOf):
         for part in node.parts:
-            yield from _nodes(part)
+            yield from _walk_nodes(part)
 
 
 def _is_simple(node: Node) -> bool:
@@ -199,26 +199,26 @@ class _ConditionParser:
 
     def condition(self) -> Node:
         """Parse a whole condition. Raises `InvalidExpression`."""
-        tree = self._any()
+        tree = self._parse_alternatives()
         if self._token.text != _END:
-            raise self._unexpected("&& or ||")
+            raise self._unexpected_token_error("&& or ||")
         return tree
 
-    def _any(self) -> Node:
+    def _parse_alternatives(self) -> Node:
         """Parse terms joined by `||`."""
-        parts = [self._all()]
+        parts = [self._parse_conjunction()]
         while self._skip_if("||"):
-            parts.append(self._all())
+            parts.append(self._parse_conjunction())
         return _joined(AnyOf, _flatten(AnyOf, parts))
 
-    def _all(self) -> Node:
+    def _parse_conjunction(self) -> Node:
         """Parse terms joined by `&&`."""
-        parts = [self._term()]
+        parts = [self._parse_term()]
         while self._skip_if("&&"):
-            parts.append(self._term())
+            parts.append(self._parse_term())
         return _joined(AllOf, _flatten(AllOf, parts))
 
-    def _term(self) -> Node:
+    def _parse_term(self) -> Node:
         """Parse a dependency, a count of one, or a condition in parentheses."""
         if self._skip_if("("):
             self._depth += 1
@@ -227,16 +227,16 @@ class _ConditionParser:
                     f"at most {MAX_CONDITION_DEPTH} parentheses within each other",
                     self._token.position,
                 )
-            tree = self._any()
+            tree = self._parse_alternatives()
             if not self._skip_if(")"):
-                raise self._unexpected(")")
+                raise self._unexpected_token_error(")")
             self._depth -= 1
             return tree
         if self._skip_if("!"):
-            return Unwanted(self._name())
+            return Unwanted(self._parse_name())
         if self._is_count():
-            return self._counted()
-        return Wanted(self._name())
+            return self._parse_counted()
+        return Wanted(self._parse_name())
 
     def _is_count(self) -> bool:
         """Whether `3 of a` follows; a dependency may well be named 3, or of."""
@@ -245,20 +245,20 @@ class _ConditionParser:
         )
         return first.text.isdecimal() and second.text == "of" and third.is_name
 
-    def _counted(self) -> Node:
+    def _parse_counted(self) -> Node:
         """Parse a count and its dependency."""
         token = self._token
         count = int(token.text)
         if not 1 <= count <= MAX_COUNT:
             raise InvalidExpression(f"want 1 to {MAX_COUNT} events, not {count}", token.position)
         self._next += 2
-        return Wanted(self._name(), count)
+        return Wanted(self._parse_name(), count)
 
-    def _name(self) -> str:
+    def _parse_name(self) -> str:
         """Parse the name of a dependency."""
         token = self._token
         if not token.is_name:
-            raise self._unexpected("the name of a dependency")
+            raise self._unexpected_token_error("the name of a dependency")
         self._next += 1
         return token.text
 
@@ -272,7 +272,7 @@ class _ConditionParser:
     def _token(self) -> _Token:
         return self._tokens[self._next]
 
-    def _unexpected(self, expectation: str) -> InvalidExpression:
+    def _unexpected_token_error(self, expectation: str) -> InvalidExpression:
         """Return the error that says what was expected and what was found."""
         token = self._token
         shown_token = repr(token.text) if token.text else "the end"

@@ -62,12 +62,12 @@ def of_record(
     headers, value = draft.headers, draft.value
     reason, failure_text = failure
     extensions = () if trigger is None else ((records.TRIGGER, trigger),)
-    failure_details = _failure(sensor, reason, failure_text, now, extensions)
+    failure_details = _failure_of_letter(sensor, reason, failure_text, now, extensions)
     origin = _origin(sensor, place)
     try:
         letter = dead_letter_of(headers, value, failure_details, origin)
     except Exception:  # it is no event, whatever it was given up for
-        bare = _failure(sensor, Reason.UNDECODABLE, failure_text, now, extensions)
+        bare = _failure_of_letter(sensor, Reason.UNDECODABLE, failure_text, now, extensions)
         letter = dead_letter_of([], value, bare, origin)
     return Draft(draft.key, *letter)
 
@@ -139,7 +139,7 @@ def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
     return named
 
 
-def _failure(
+def _failure_of_letter(
     sensor: SensorContract,
     reason: Reason,
     failure_text: str,

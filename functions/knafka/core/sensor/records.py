@@ -99,7 +99,7 @@ def read_trigger(
         header_values: Mapping[str, bytes] = dict(headers or ())
         if key is None or value is None:
             raise ValueError("it has no key or no value")
-        origin, until = _origin(header_values.get(_ORIGIN))
+        origin, until = _parse_origin(header_values.get(_ORIGIN))
         event = HeldEvent(
             header_values[_DEPENDENCY].decode(),
             header_values[_IDENTITY].decode(),
@@ -114,7 +114,7 @@ def read_trigger(
         raise InvalidEvent(f"the record is none of a Sensor's triggers: {error!r}") from None
 
 
-def _origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
+def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
     """Parse an event's partition and offset on the bus; unknown in records of an earlier version.
     Raises `ValueError`."""
     if raw is None:

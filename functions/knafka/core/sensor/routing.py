@@ -50,7 +50,7 @@ class Router:
             wants = tuple(
                 _DependentTrigger(
                     trigger.name,
-                    _correlate(trigger, count_error),
+                    _compile_correlation(trigger, count_error),
                     rule.condition.is_simple,
                 )
                 for trigger, rule in zip(sensor.triggers, rules, strict=True)
@@ -82,7 +82,7 @@ class Router:
         return routes
 
 
-def _correlate(trigger: SensorTrigger, count_error: CountError) -> Correlate | None:
+def _compile_correlation(trigger: SensorTrigger, count_error: CountError) -> Correlate | None:
     """Compile the correlation of a trigger; None: it has none."""
     if trigger.correlation is None:
         return None

@@ -57,7 +57,7 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
     if rule.within is not None:
         since = max((event.at for event in events), default=0) - rule.within
         events = [event for event in events if event.at >= since]
-    events = _latest_needed(rule.condition, events)
+    events = _latest_needed_events(rule.condition, events)
     if rule.condition.holds(Counter(event.dependency for event in events)):
         return RuleStep((), (Firing(sort_by_time(events)),))
     return RuleStep(tuple(events))
@@ -157,7 +157,9 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
     return last is not None and last >= waited[-1].at
 
 
-def _latest_needed(condition: TriggerCondition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
+def _latest_needed_events(
+    condition: TriggerCondition, events: Iterable[HeldEvent]
+) -> Sequence[HeldEvent]:
     """Return the latest events, of each dependency as many as the condition may need."""
     missing_counts = Counter(condition.wanted)
     latest = []

@@ -88,13 +88,15 @@ class DeliveryTrace:
         self._egress = egress
         self._original_header = _HEADER % header_value
         self._id = id_
-        self._filter = egress.tracer.start("filter", SpanKind.INTERNAL, parent, self._attributes())
+        self._filter = egress.tracer.start(
+            "filter", SpanKind.INTERNAL, parent, self._span_attributes()
+        )
         self.current = self._filter.context
         """The span that was started last."""
         self._attempt = self.current
         """The span of the last attempt at the subscriber."""
 
-    def _attributes(self) -> Attributes:
+    def _span_attributes(self) -> Attributes:
         """Return the attributes of all spans of the event."""
         return {
             "messaging.system": KNATIVE,
@@ -165,7 +167,7 @@ class DeliveryTrace:
     def _start(self, name: str, kind: SpanKind) -> Span:
         """Start a span of this name under the attempt (a reply) or the filter (all others)."""
         parent = self._attempt if name == "reply" else self._filter.context
-        span = self._egress.tracer.start(name, kind, parent, self._attributes())
+        span = self._egress.tracer.start(name, kind, parent, self._span_attributes())
         self.current = span.context
         if name == "attempt":
             self._attempt = span.context

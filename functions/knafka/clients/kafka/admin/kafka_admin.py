@@ -125,7 +125,7 @@ class KafkaAdmin:
         created."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         with explain_denials(topic=("Create", topic), cluster="Create"):
-            was_created = await self._did_unless_done(
+            was_created = await self._request_unless_done(
                 KafkaError.TOPIC_ALREADY_EXISTS,
                 lambda timeout: self._admin.create_topics([new_topic], request_timeout=timeout)[
                     topic
@@ -169,7 +169,7 @@ class KafkaAdmin:
         for cache in (self._cached_partitions, self._cached_ends, self._cached_ranges):
             cast(dict[str, object], cache).pop(topic, None)
         with explain_denials(topic=("Delete", topic)):
-            await self._did_unless_done(
+            await self._request_unless_done(
                 KafkaError.UNKNOWN_TOPIC_OR_PART,
                 lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
             )
@@ -239,13 +239,15 @@ class KafkaAdmin:
         partitions = (await self._describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
-        starts = await self._starts(partitions, start)
+        starts = await self._start_offsets(partitions, start)
         with explain_denials(topic=("Read", topic)):
             await self._groups.commit(
                 group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
             )
 
-    async def _starts(self, partitions: Sequence[TopicPartition], start: Start) -> dict[int, int]:
+    async def _start_offsets(
+        self, partitions: Sequence[TopicPartition], start: Start
+    ) -> dict[int, int]:
         """Return the offsets at which a new group starts."""
         if start == "earliest":
             return await self._list_offsets(partitions, EARLIEST)
@@ -442,7 +444,9 @@ class KafkaAdmin:
             if result.offset >= least
         }
 
-    async def _did_unless_done(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
+    async def _request_unless_done(
+        self, harmless: int, ask: Callable[[float], Future[Any]]
+    ) -> bool:
         """Send a request; returns True if it succeeded, False if it failed with the code
         `harmless`, as it was done before."""
         return bool(

@@ -65,7 +65,7 @@ class KafkaOffsets:
                 f"the group {group} has {count} members: others deliver its events"
             )
         if needs_detaching(described):
-            await self._groups.detach(group, await self._partitions(topic))
+            await self._groups.detach(group, await self._all_partitions(topic))
         topic_partitions = [TopicPartition(topic, number) for number in sorted(partitions)]
         return {
             committed_partition.partition: Commit(
@@ -78,7 +78,7 @@ class KafkaOffsets:
             )
         }
 
-    async def _partitions(self, topic: str) -> list[TopicPartition]:
+    async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic."""
         calls = self._calls
         metadata = await calls.in_thread(

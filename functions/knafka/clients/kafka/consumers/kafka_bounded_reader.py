@@ -125,7 +125,7 @@ class BoundedReader:
         give_up_at = time.monotonic() + STALLED_READ_TIMEOUT
         try:
             while next_offset < end:
-                records, offset_after_batch = self._batch(next_offset)
+                records, offset_after_batch = self._next_records(next_offset)
                 if records:
                     yield records
                 if offset_after_batch > next_offset:
@@ -140,7 +140,7 @@ class BoundedReader:
         finally:
             self._consumer.unassign()
 
-    def _batch(self, next_offset: int) -> tuple[list[Record], int]:
+    def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
         """Return the next records, and the offset below which all were read."""
         # consume() alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)

@@ -134,7 +134,7 @@ class StalledPartitions:
             return []
         self._check_at = now + self._interval
         previous_suspects, self._suspects = self._suspects, set()
-        unmoved = self._unmoved(consumer)
+        unmoved = self._positions_without_news(consumer)
         if not unmoved:
             return []
         try:
@@ -159,7 +159,7 @@ class StalledPartitions:
         self._interval = min(2 * self._interval, MAX_STALL_CHECK_INTERVAL)
         self._check_at = time.monotonic() + self._interval
 
-    def _unmoved(self, consumer: Consumer) -> dict[_Key, TopicPartition]:
+    def _positions_without_news(self, consumer: Consumer) -> dict[_Key, TopicPartition]:
         """Return the positions of partitions of which nothing was heard since the last look."""
         watched = [start for key, start in self._starts.items() if key not in self._paused]
         unmoved: dict[_Key, TopicPartition] = {}

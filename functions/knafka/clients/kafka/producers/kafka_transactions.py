@@ -113,7 +113,7 @@ class KafkaTransactions:
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
         """Append records and commit offsets in one transaction. Raises `TransactionAborted` and
         `LogError`."""
-        self._ready()
+        self._wait_until_fenced()
         member = self._member
         if not outputs and not offsets:
             return
@@ -132,7 +132,7 @@ class KafkaTransactions:
             raise
         member.owned.update(committed_offsets)
 
-    def _ready(self) -> None:
+    def _wait_until_fenced(self) -> None:
         """Wait until earlier transactions of this id are fenced off."""
         self._check_usable()
         while not self._producer.fence(FENCE_TIMEOUT):
@@ -146,7 +146,7 @@ class KafkaTransactions:
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
         """Fence off earlier transactions of this id, then return an iterator over all records of a
         partition, in batches. Raises `LogError`."""
-        self._ready()
+        self._wait_until_fenced()
         return self._bounded.read_all(topic, partition)
 
     def ensure_topic(
@@ -163,7 +163,7 @@ class KafkaTransactions:
     def committed(self, topic: str) -> Positions:
         """Fence off earlier transactions of this id, then return the offsets that the group has
         committed. Raises `LogError`."""
-        self._ready()
+        self._wait_until_fenced()
         return self._bounded.committed(topic, STABLE_TIMEOUT)
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:

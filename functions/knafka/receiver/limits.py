@@ -1,0 +1,56 @@
+"""Limits: how much a receiver holds at most, and what counts against it.
+
+Not here: the answers to what has no room (`answers`), and the counts (`ingest` for events that wait
+for Kafka, `connections` for requests being received).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.receiver.address import HttpHeaders
+
+HEADER_OVERHEAD: Final = 128
+"""Bytes of memory that a header takes besides its name and value, in a request and in a waiting
+record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a receiver holds at most; together the limits bound its memory."""
+
+    in_flight: int = 10_000
+    """Events that wait for Kafka: about those of one second at full speed."""
+    in_flight_bytes: int = 64 * 1024 * 1024
+    """Bytes of headers and bodies: so many of the requests being received, and again so many of the
+    events that wait for Kafka."""
+    header_bytes: int = 64 * 1024
+    """Header names and values of one request; common servers allow 8 to 64 KiB."""
+    headers: int = 256
+    """Headers of one request: the 100 that common servers allow, plus an event's attributes
+    (`core.events.event.MAX_ATTRIBUTES`)."""
+    connections: int = 10_000
+    """Open connections; each takes a file descriptor and some 10 KB."""
+
+
+RECEIVER_LIMITS: Final = Limits()
+"""The limits of a receiver that declares none."""
+
+
+def leaves_room(held: int, all_held: int, limit: int) -> bool:
+    """Whether a request being received may hold `held` bytes, when all requests hold `all_held` of
+    `limit` bytes.
+
+    A request may hold as many bytes as are still free, so that a smaller request has room, however
+    many slow ones there are. A request that holds more than all others together may use all the
+    rest.
+    """
+    free_bytes = limit - all_held
+    return free_bytes >= 0 and (held <= free_bytes or 2 * held > all_held)
+
+
+def header_bytes(headers: HttpHeaders) -> int:
+    """Return the number of bytes that headers count as: names and values, and four for each colon,
+    space and line end."""
+    return sum([len(name) + len(value) + 4 for name, value in headers])

@@ -1,0 +1,119 @@
+"""Routes: the Brokers, KafkaChannels and KafkaSinks that a receiver serves, each with its topic,
+writer, checks and counts.
+
+Not here: which route a request is for (`ingest`, by the rules of `address`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from knafka.core.contract import Ingress
+from knafka.core.errors import LogError, LogFull
+from knafka.core.events.kafka_binding import Draft, RecordHeaders, in_structured_mode
+from knafka.observability import Histogram, RateLimitedFilter
+from knafka.ports.log import Append, AppendAll, LogWriter, Reported
+from knafka.receiver import answers
+from knafka.receiver.answers import Answer
+from knafka.receiver.authentication import SenderCheck, TokenVerifier
+from knafka.receiver.encryption import EncryptedOnly, RequestCheck
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter())
+
+Respond: TypeAlias = Callable[[Answer], None]
+"""Sends the answer to a request; called once."""
+
+
+class BrokerRoute:
+    """One Broker, KafkaChannel or KafkaSink that is served: its topic, its writer, its checks and
+    its counts."""
+
+    __slots__ = (
+        "answered",
+        "append",
+        "append_all",
+        "check",
+        "duration",
+        "ingress",
+        "max_event_bytes",
+        "too_large",
+        "topic",
+        "writer",
+    )
+
+    def __init__(
+        self,
+        ingress: Ingress,
+        writer: LogWriter,
+        previous_route: BrokerRoute | None = None,
+        verifier: TokenVerifier | None = None,
+    ) -> None:
+        """`previous_route`: the route that this one replaces and whose counts it continues.
+        `verifier`: verifies senders' tokens if the Broker has an audience."""
+        self.ingress = ingress
+        self.writer = writer
+        self.append: Append = writer.append
+        self.append_all: AppendAll = writer.append_all
+        if ingress.content_mode == "structured":
+            self.append = partial(_append_structured, writer)
+            self.append_all = partial(_append_all_structured, writer)
+        self.topic = ingress.topic
+        self.check: RequestCheck | None = None
+        """The check that a request must pass; None: everybody may send."""
+        if ingress.audience is not None:
+            self.check = SenderCheck(ingress, ingress.audience, verifier)
+        if ingress.encrypted_only:
+            self.check = EncryptedOnly(self.check)
+        self.max_event_bytes = ingress.max_event_bytes
+        # Not a Counter, to which adding takes three times as long.
+        self.answered: dict[int, int] = (
+            defaultdict(int) if previous_route is None else previous_route.answered
+        )
+        self.duration: Histogram = (
+            Histogram() if previous_route is None else previous_route.duration
+        )
+        """Seconds from the receipt of a whole request to its answer, of events that were sent to
+        Kafka."""
+        self.too_large = answers.too_large(ingress.max_event_bytes)
+
+    def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
+        """Call `respond` with the answer, and count it for this number of events."""
+        self.answered[answer.status] += events
+        respond(answer)
+
+
+def answer_to_error(route: BrokerRoute, error: LogError) -> Answer:
+    """Return the answer to an event that was not stored."""
+    if error.too_large:
+        return route.too_large
+    if isinstance(error, LogFull):
+        return answers.BUSY
+    log.warning("an event for %s was not stored: %s", route.ingress.path, error)
+    return answers.UNAVAILABLE
+
+
+def _append_structured(
+    writer: LogWriter,
+    topic: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: RecordHeaders,
+    reported: Reported,
+) -> None:
+    """Append a record in structured mode, as `LogWriter.append` does. It is converted only here, as
+    its headers hold its trace by now. Data other than JSON grow by a third over the size that was
+    counted."""
+    record = in_structured_mode(Draft(key, headers, value))
+    writer.append(topic, record.key, record.value, record.headers, reported)
+
+
+def _append_all_structured(
+    writer: LogWriter, topic: str, records: Sequence[Draft], reported: Reported
+) -> None:
+    """Append records in structured mode, as `LogWriter.append_all` does."""
+    writer.append_all(topic, list(map(in_structured_mode, records)), reported)

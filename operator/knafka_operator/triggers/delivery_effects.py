@@ -1,0 +1,297 @@
+"""Delivery effects: what is done so that a Trigger's events are delivered, or no longer. Pure.
+
+Not here: whether they may be delivered (`decide`), and doing it (`engine.effects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from knafka.core.contract import Egress, SharedEgress
+from knafka_operator.decisions.effects import (
+    Annotate,
+    ApplyService,
+    ApplyShard,
+    AwaitReplacement,
+    AwaitShard,
+    ClaimGroup,
+    CommitOffsets,
+    CreateContract,
+    Delete,
+    DeleteGroup,
+    Effect,
+    ObjectName,
+    StartDelivery,
+    StopDelivery,
+    Wake,
+    WriteContract,
+)
+from knafka_operator.decisions.status import (
+    is_ready,
+)
+from knafka_operator.decisions.steps import Step
+from knafka_operator.functions import dispatcher_services, service_accounts, services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import kafka_settings, shards
+from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
+from knafka_operator.kafka.shards import DISPATCHER_KEY, ShardPlacement, SharedContract
+from knafka_operator.model.family import family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    GROUP_STATUS,
+    SERVING,
+    Trigger,
+)
+from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
+from knafka_operator.triggers.observed import ObservedTrigger
+
+K = TypeVar("K")
+"""The type of a connection to Kafka, which is passed on but never used here."""
+
+RECORDED_BEFORE_CREATION: Final = (GROUP_STATUS, DISPATCHER_KEY)
+"""Keys of `status.annotations` that are written before the group or Service that they name is
+created."""
+
+
+def delivery_effects(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    contract: SharedContract,
+    observed: ObservedTrigger[K],
+    settings: Settings,
+) -> tuple[Effect, ...]:
+    """Return the effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have
+    run, no event is missed (KN-TRG-06). A paused Trigger has no Service, so that no pod of
+    min-scale drains; the scaler still reports its lag.
+    """
+    egress, running, place = watched.egress, observed.watched, watched.place
+    paused = watched.autoscaling.paused
+    promised_group = ((observed.document.get("status") or {}).get("annotations") or {}).get(
+        GROUP_STATUS
+    )
+    record = contract.records.get(egress.group)
+    shared = record is not None or egress.group in contract.leaving
+    delivered = running or record
+    # The same group at other servers, mostly of the same Kafka: the running delivery goes on until
+    # the new one is Ready. If it is another Kafka, the group has no members there.
+    has_other_offsets = (
+        delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
+    )
+    elsewhere = (
+        delivered is not None
+        and has_other_offsets
+        and not broker.topic.external
+        and (delivered.egress.topics, delivered.egress.group) == (egress.topics, egress.group)
+    )
+    effects: list[Effect] = []
+    if (
+        # The delivery has other offsets, which can't be written while a group has members.
+        (has_other_offsets and not elsewhere)
+        # Before its function is deleted, so that events in flight are settled.
+        or (paused and (shared or (running is not None and not running.autoscaling.paused)))
+        # Pods of min-scale drain from the moment they start, without a request, so the shard must
+        # stop before.
+        or (place is None and shared and watched.autoscaling.min_scale)
+    ):
+        effects.append(StopDelivery())
+        running, record, shared = None, None, False
+    if paused:
+        effects.append(
+            _delete_owned(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
+        )
+    effects.append(ClaimGroup(egress.group))
+    if running is None:
+        if promised_group is None and family_of(trigger.kind).owns_group:
+            effects.append(DeleteGroup(egress.group))
+        if promised_group != egress.group or (broker.topic.external and not paused):
+            start = kafka_settings.start_position(trigger.metadata.annotations)
+            effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
+        # Otherwise the Trigger was promised every event: if Kafka has no offsets of it any more, as
+        # its Broker was recreated or it had no member for a week, it begins at the start of the
+        # topic.
+    if place is not None:
+        effects += _shared_effects(
+            trigger, broker, watched, contract, observed, settings, elsewhere=elsewhere
+        )
+    else:
+        takes_over = shared or (elsewhere and running is not None and running.place is not None)
+        effects += _own_dispatcher_effects(
+            trigger, broker, watched, running, observed, settings, takes_over=takes_over
+        )
+    return tuple(effects)
+
+
+def _own_dispatcher_effects(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    running: Watched[K] | None,
+    observed: ObservedTrigger[K],
+    settings: Settings,
+    *,
+    takes_over: bool,
+) -> Iterator[Effect]:
+    """Yield the effects by which a dispatcher of its own delivers a Trigger: they apply its Service
+    unless the Trigger is paused, and start the delivery.
+
+    `running` is the delivery that goes on meanwhile; None: there is none. `takes_over`: once the
+    Service is awake, the delivery by a shard ends.
+    """
+    paused = watched.autoscaling.paused
+    egress = watched.egress
+    family, identity = family_of(trigger.kind), services.identity_of(trigger)
+    name = dispatcher_services.dispatcher_name(family, identity)
+    namespace = services.function_namespace(family, identity, settings)
+    yield _promise_group(egress, None if paused else name, observed)
+    yield from _account_effects(trigger, broker, watched, observed, settings)
+    if not paused:
+        manifest = dispatcher_services.dispatcher_service(
+            trigger,
+            egress,
+            watched.autoscaling,
+            watched.partitions,
+            watched.secret,
+            settings,
+            account=service_accounts.dispatcher_account(egress),
+        )
+        yield ApplyService(Step.APPLY_DISPATCHER, manifest)
+        if takes_over:
+            yield Wake(services.service_url(name, namespace, settings))
+            yield StopDelivery(Step.HAND_OVER)
+    replaces = observed.replaced
+    if running != watched:
+        replaces = replaces or (running is not None and running.drains_without_requests)
+        yield StartDelivery(watched, replaces)
+    if watched.autoscaling.min_scale or replaces or paused:
+        yield AwaitReplacement(namespace, name)
+
+
+def _shared_effects(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    contract: SharedContract,
+    observed: ObservedTrigger[K],
+    settings: Settings,
+    *,
+    elsewhere: bool,
+) -> Iterator[Effect]:
+    """Yield the effects by which a shard delivers a Trigger: they write its record to its Broker's
+    contract, apply the shard's Service, and delete the Trigger's own Service if it has one.
+
+    `elsewhere`: the running delivery has the same topics and group, but its offsets are at other
+    servers.
+    """
+    egress, place, running = watched.egress, watched.place, observed.watched
+    assert place is not None
+    annotations = (observed.document.get("status") or {}).get("annotations") or {}
+    family, broker_identity = family_of(trigger.kind), services.identity_of(broker.broker)
+    identity = services.identity_of(trigger)
+    own_dispatcher = dispatcher_services.dispatcher_name(family, identity)
+    namespace = services.function_namespace(family, identity, settings)
+    name = dispatcher_services.shard_name(family, broker_identity, place.number)
+    # A Trigger whose status records a group has its own Service, unless the status names another
+    # dispatcher.
+    leaves_own_service = (
+        GROUP_STATUS in annotations
+        and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher
+    )
+    replaces = observed.replaced or (
+        leaves_own_service and (running is None or running.drains_without_requests)
+    )
+    own_delivers = running is not None and running.place is None and not running.autoscaling.paused
+    hands_over = elsewhere or own_delivers
+    desired_record = SharedEgress(shard=place.shard.group, egress=egress)
+    must_write_record = hands_over or contract.records.get(egress.group) != desired_record
+
+    yield _promise_group(egress, None if leaves_own_service else name, observed)
+    yield from _account_effects(trigger, broker, watched, observed, settings)
+    if not contract.exists:
+        yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
+    yield _apply_shard(broker, place, watched.secret, settings)
+    if hands_over:
+        yield StopDelivery(Step.HAND_OVER)
+    if must_write_record:
+        yield WriteContract(egress.group, desired_record)
+    if hands_over or running != watched:
+        yield StartDelivery(watched, replaces)
+    if leaves_own_service:
+        dispatcher = ObjectName(SERVING, "Service", namespace, own_dispatcher)
+        yield _delete_owned(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
+    if must_write_record or not is_ready(observed.document):
+        yield AwaitShard(place.shard.group)
+    if replaces:
+        yield AwaitReplacement(namespace, own_dispatcher)
+
+
+def _apply_shard(
+    broker: BrokerState[K],
+    place: ShardPlacement,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+) -> ApplyShard:
+    """Return the effect that applies a shard's Service; `secret`: name and version of the Secret
+    with the credentials for Kafka."""
+    account = service_accounts.shard_account(broker.broker) if broker.oidc else None
+    manifest = dispatcher_services.shard_service(
+        broker.broker, place.shard, place.number, secret, settings, account=account
+    )
+    return ApplyShard(place.number, manifest)
+
+
+def _account_effects(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    observed: ObservedTrigger[K],
+    settings: Settings,
+) -> tuple[Effect, ...]:
+    """Return the effects that create the service account with which a dispatcher sends; none
+    without OIDC."""
+    if not broker.oidc:
+        return ()
+    shared = watched.place is not None
+    account_arguments = trigger, observed.document, broker.broker, watched.egress
+    return service_accounts.account_effects(*account_arguments, settings, shared=shared)
+
+
+def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
+    """Return the effects that end all delivery of a Trigger that is paused, or whose Broker may not
+    use its topic."""
+    return StopDelivery(), _delete_owned(Step.DELETE_FUNCTIONS, own_services(document, settings))
+
+
+def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
+    """Return the names of a Trigger's own Services, which may not exist: dispatcher and
+    replayer."""
+    family, identity = family_of(document["kind"]), Identity.of(document)
+    namespace = services.function_namespace(family, identity, settings)
+    service_names = (
+        dispatcher_services.dispatcher_name(family, identity),
+        dispatcher_services.replayer_name(family, identity),
+    )
+    return tuple(ObjectName(SERVING, "Service", namespace, name) for name in service_names)
+
+
+def _delete_owned(
+    step: Step, objects: tuple[ObjectName, ...], annotations: Mapping[str, str] | None = None
+) -> Delete:
+    return Delete(step, objects, owned=True, annotations=annotations or {})
+
+
+def _promise_group(
+    egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
+) -> Annotate:
+    """Return the effect that records the Trigger's group, dead-letter topic and `dispatcher`, the
+    Service that will deliver. `dispatcher` None keeps the recorded one, which is still to be
+    deleted."""
+    promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
+    if dispatcher is not None:
+        promise[DISPATCHER_KEY] = dispatcher
+    status = (observed.document.get("status") or {}).get("annotations") or {}
+    is_changed = any(
+        key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_CREATION
+    )
+    return Annotate(Step.PROMISE_GROUP, promise, at_once=is_changed)

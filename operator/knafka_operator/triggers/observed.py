@@ -1,0 +1,85 @@
+"""Observed: a Trigger, Subscription or KafkaSource with everything that was read for its decision.
+
+Not here: the reading (`observe`), and what follows from it (`decide`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from knafka.core.contract import Sink
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decisions.effects import (
+    CommitOffsets,
+    Effect,
+)
+from knafka_operator.decisions.observed import ObservedObject
+from knafka_operator.kafka.desired import SensorActions
+from knafka_operator.kafka.shards import SharedContract
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import (
+    GROUP_STATUS,
+    START,
+    Trigger,
+)
+from knafka_operator.records.delivery import BrokerState, Watched
+
+K = TypeVar("K")
+"""The type of a connection to Kafka, which is passed on but never used here."""
+
+
+@dataclass(frozen=True)
+class ObservedTrigger(ObservedObject, Generic[K]):
+    """A Trigger and everything read for its decision; where reading failed, the error stands for
+    the value."""
+
+    trigger: Trigger | InvalidDocument
+    broker: BrokerState[K] | None = None
+    stored_broker: Mapping[str, Any] | None = None
+    """The Broker's document, read only if it has no topic; None: it doesn't exist."""
+    stopped: str | None = None
+    """Why the Trigger's Broker may not use its topic; None: it may."""
+    unreachable: KnafkaError | None = None
+    """Why a KafkaSource's Kafka can't be used."""
+    dependency: Mapping[str, Any] | KnafkaError | None = None
+    """The object that the annotation `knative.dev/dependency` names; None: it doesn't exist."""
+    subscriber: Sink | KnafkaError | None = None
+    dead_letter_sink: Sink | KnafkaError | None = None
+    """None: neither the Trigger nor its Broker declares one."""
+    reply: Sink | KnafkaError | None = None
+    """None: replies go to the Broker's topic; a Subscription's are discarded."""
+    watched: Watched[K] | None = None
+    """The delivery that is running; None: there is none."""
+    replaced: bool = False
+    """Whether pods of an older Revision may still drain without requests."""
+    contract: SharedContract | KnafkaError | None = None
+    """The contract of the Broker's shared dispatchers; None: there are none here."""
+    actions: SensorActions | KnafkaError | None = None
+    """A Sensor's firings, which the Trigger delivers; None: it delivers its Broker's events."""
+    needed: Isolation | None = None
+    """The isolation that an `auto` Trigger was last found to need; None: not known."""
+    foreign_groups: frozenset[str] = frozenset()
+    """Existing groups of applications whose name is the one that a template gives to the Trigger's
+    group."""
+    others_min_scale: int = 0
+    """Sum of min-scale of the other Triggers in the namespace."""
+    acted: bool = False
+    """Whether the effects have run, up to the first that failed; then the decision contains
+    none."""
+
+    @property
+    def failure(self) -> KnafkaError | None:
+        """Return the error of the effect that failed; None: none has failed."""
+        return next(iter(self.failed.values()), None)
+
+    def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
+        """Return a copy that includes an effect's result."""
+        observed = super().after(effect, result)
+        start = (self.document["metadata"].get("annotations") or {}).get(START)
+        status = (self.document.get("status") or {}).get("annotations") or {}
+        match effect:
+            case CommitOffsets(group) if start is not None and status.get(GROUP_STATUS) != group:
+                return observed.with_annotations({START: start})
+        return observed
