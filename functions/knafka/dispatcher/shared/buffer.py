@@ -116,7 +116,6 @@ class PartitionBuffer:
         "cursors",
         "end",
         "epoch",
-        "fastest_index",
         "first_index",
         "index",
         "known_end",
@@ -143,8 +142,6 @@ class PartitionBuffer:
         self.records: list[SharedRecord] = []
         self.first_index = 0
         """Index of the first record in the buffer: the number of forgotten records."""
-        self.fastest_index = 0
-        """Index up to which the fastest plain cursor has taken all records."""
         self.size = 0
         """Approximate bytes of the records."""
         self.paused = False
@@ -166,13 +163,14 @@ class PartitionBuffer:
         """Number of records that no group has taken."""
         if len(self.index) > len(self.pending_cursors) or not self.cursors:
             return 0  # some cursor has taken all its records
+        plain = max((cursor.index for cursor in self.plain_cursors), default=0)
         fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
-        return self.end_index - max(self.fastest_index, self.first_index, fastest)
+        return self.end_index - max(plain, self.first_index, fastest)
 
-    @property
-    def held_records(self) -> int:
-        """Number of records from the first one that some group hasn't taken."""
-        return self.end_index - self.slowest_index
+    def holds(self, count: int) -> bool:
+        """Whether there are `count` records or more from the first one that some group hasn't
+        taken."""
+        return len(self.records) >= count and self.end_index - self.slowest_index >= count
 
     @property
     def slowest_index(self) -> int:
@@ -191,7 +189,6 @@ class PartitionBuffer:
         cursor.index = self.first_index + bisect_left(self.records, cursor.offset, key=_offset_of)
         self.cursors.add(cursor)
         self.plain_cursors.add(cursor)
-        self.fastest_index = max(self.fastest_index, cursor.index)
         if cursor.index < self.end_index:
             cursor.owner.notify(self.number, True)
         elif self.known_end > cursor.reported:
@@ -203,15 +200,12 @@ class PartitionBuffer:
             self.catch_up(cursor)
             self.index.remove(cursor)
             cursor.taken = 0
-            self.pending_cursors.discard(cursor)
+            _discard(self.pending_cursors, cursor)
             cursor.is_selective, cursor.pending = False, []
             if cursor.owner.drain is not None:
                 cursor.owner.drain.note_selected_from(self.number, math.inf)
         else:
-            self.plain_cursors.discard(cursor)
-            self.fastest_index = max(
-                (other.index for other in self.plain_cursors), default=self.first_index
-            )
+            _discard(self.plain_cursors, cursor)
         cursor.buffer = None
         self.cursors.discard(cursor)
 
@@ -264,7 +258,6 @@ class PartitionBuffer:
         records = self.records[start : start + limit]
         if records:
             cursor.index += len(records)
-            self.fastest_index = max(self.fastest_index, cursor.index)
             if records[0].offset() < cursor.offset:
                 records = records[bisect_left(records, cursor.offset, key=_offset_of) :]
             if records:
@@ -279,7 +272,7 @@ class PartitionBuffer:
             return ()
         indexes, cursor.pending = pending[:limit], pending[limit:]
         if not cursor.pending:
-            self.pending_cursors.discard(cursor)
+            _discard(self.pending_cursors, cursor)
         first_index = self.first_index
         records = [self.records[index - first_index] for index in indexes]
         cursor.taken += len(records)
@@ -293,10 +286,7 @@ class PartitionBuffer:
             return
         taken_all = cursor.index == self.end_index and cursor.offset <= self.end
         if taken_all and drain.may_select(self.number):
-            self.plain_cursors.discard(cursor)
-            self.fastest_index = max(
-                (other.index for other in self.plain_cursors), default=self.first_index
-            )
+            _discard(self.plain_cursors, cursor)
             cursor.is_selective = True
             self.index.add(cursor, selection)
             self.wants_trace = drain.wants_trace
@@ -346,6 +336,8 @@ class PartitionBuffer:
     def trim(self, spare: int) -> None:
         """Forget the records that every group has taken, except the last `spare` ones, where a
         group that lags a little can continue."""
+        if len(self.records) <= spare:
+            return
         count = min(self.slowest_index, self.end_index - spare) - self.first_index
         if count > 0:
             forgotten = self.records[:count]
@@ -353,6 +345,14 @@ class PartitionBuffer:
             self.first_index += count
             self.start = forgotten[-1].offset() + 1
             self.size -= sum(record.size for record in forgotten)
+
+
+def _discard(cursors: set[Cursor], cursor: Cursor) -> None:
+    """Remove a cursor from a set. An emptied set is cleared, as Python would otherwise go through
+    it as slowly as when it was full."""
+    cursors.discard(cursor)
+    if not cursors:
+        cursors.clear()
 
 
 def _offset_of(record: SharedRecord) -> int:

@@ -128,6 +128,7 @@ class Fetcher:
                     reading = dict(self.buffers)
                     records = await self._source.read(FETCHER_READ_LIMIT, FETCHER_READ_TIMEOUT)
                     await self._hand_out(self._store(records, reading))
+                    self._trim()
                     self._placement.merge(self)
         except LogError as error:
             self._placement.fail(self, error)
@@ -163,7 +164,6 @@ class Fetcher:
         for number, end in self._source.ends.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 buffer.reach_end(end)
-        self._trim()
         return concerned
 
     async def _hand_out(self, cursors: Sequence[Cursor]) -> None:
@@ -242,7 +242,7 @@ class Fetcher:
         """Return the buffers that may take no more records until their slowest groups have taken
         some."""
         limits = self._limits
-        full_buffers = [buffer for buffer in active if buffer.held_records >= limits.records]
+        full_buffers = [buffer for buffer in active if buffer.holds(limits.records)]
         if not full_buffers and self.size >= limits.size:
             full_buffers = [max(active, key=lambda buffer: buffer.size)]
         return full_buffers
