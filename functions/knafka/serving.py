@@ -251,7 +251,7 @@ class _TlsServer(_FunctionServer):
         """Read the certificate again if it has changed, and open the TLS port at the first one; log
         each problem once."""
         try:
-            server = await self._listener.look()
+            server = await self._listener.refresh()
         except OSError as error:
             if str(error) != self._problem:
                 log.error("TLS is not served: %s", error)

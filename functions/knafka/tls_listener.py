@@ -32,10 +32,11 @@ _State: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class ServerCertificate:
-    """A function's certificate; `look` reads its files again."""
+    """A function's certificate; `reload_if_changed` reads its files again."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the TLS context without a certificate; `look` loads one from `folder`."""
+        """Create the TLS context without a certificate; `reload_if_changed` loads one from
+        `folder`."""
         self.context = _tls_context()
         """The listener's context, whose callback gives each handshake the newest certificate."""
         self.context.sni_callback = self._use_newest_certificate
@@ -49,7 +50,7 @@ class ServerCertificate:
         """Whether there is a certificate to show."""
         return self._newest is not None
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Read the files if they have changed; files that can't be used are logged, and the old
         certificate stays."""
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY_FILE))
@@ -95,11 +96,11 @@ class TlsListener:
         self.server: asyncio.Server | None = None
         """The open port; None: there is no certificate yet."""
 
-    async def look(self) -> asyncio.Server | None:
+    async def refresh(self) -> asyncio.Server | None:
         """Read a changed certificate, and open the port at the first one; returns the server if it
         was opened by this call, else None. Raises `OSError` if the port can't be opened.
         """
-        self._certificate.look()
+        self._certificate.reload_if_changed()
         if self.server is not None or not self._certificate.is_there:
             return None
         self.server = await asyncio.get_running_loop().create_server(

@@ -52,7 +52,7 @@ async def test_a_changed_authority_reaches_a_dispatcher_that_runs_and_no_event_i
     one, two, trust = WebAuthority("one"), WebAuthority("two"), tmp_path / "trust"
     write(tmp_path / "server", one.files(HOST))
     certificate = ServerCertificate(tmp_path / "server")
-    certificate.look()
+    certificate.reload_if_changed()
     handshakes, hand_on = [], certificate.context.sni_callback
 
     def counted(*handshake: Any) -> None:
@@ -77,7 +77,7 @@ async def test_a_changed_authority_reaches_a_dispatcher_that_runs_and_no_event_i
             await until(lambda: destination.taken["/"] == ["1"])
             write(trust, {"bundle.pem": one.certificate + two.certificate})
             write(tmp_path / "server", two.files(HOST, with_rsa=True))
-            certificate.look()
+            certificate.reload_if_changed()
             world.send("2", "bad")
             await until(lambda: destination.taken == {"/": ["1", "2"], "/dead": ["bad"]})
             await held.hang_up()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.adoption import cluster as adopting
-from knafka_cli.adoption.broker_plan import adoption, release
+from knafka_cli.adoption.broker_plan import plan_broker_adoption, plan_broker_release
 from knafka_cli.adoption.cluster import Adopter, explain_not_ready
 from knafka_cli.adoption.plan import Plan, find_not_released
 from knafka_cli.command_line import app
@@ -148,7 +148,7 @@ class World:
         return adopter_of(self.client, self.log, self.members)
 
     def plan(self) -> Plan:
-        return adoption(self.adopter().observe_broker(OF))
+        return plan_broker_adoption(self.adopter().observe_broker(OF))
 
     def text(self, plan: Plan) -> str:
         return plan.text.replace(self.log.descriptions[TOPIC].id, "ID")
@@ -301,7 +301,7 @@ def test_giving_back_is_one_write_and_says_what_follows(world: World) -> None:
     adopter.carry_out(world.plan())
     path = world.server.path(EVENTING, "Broker", "shop", "default")
     world.server.objects[path]["metadata"]["finalizers"] = ["somebodys", FINALIZER]
-    plan = release(adopter.observe_broker(OF))
+    plan = plan_broker_release(adopter.observe_broker(OF))
     assert world.text(plan) == BACK
     adopter.carry_out(plan)
     finalizers = world.found("Broker", "default")["metadata"]["finalizers"]
@@ -310,14 +310,14 @@ def test_giving_back_is_one_write_and_says_what_follows(world: World) -> None:
     assert find_not_released([broker, trigger]) == "Broker shop/default", "the topic's id is there"
     del broker["status"]["annotations"]["knafka.dev/topic-id"]
     assert find_not_released([broker, trigger]) is None
-    assert not release(adopter.observe_broker(OF)).steps
+    assert not plan_broker_release(adopter.observe_broker(OF)).steps
 
 
 def test_a_broker_of_our_own_class_can_not_be_given_away(world: World) -> None:
     path = world.server.path(EVENTING, "Broker", "shop", "default")
     metadata = world.server.objects[path]["metadata"]
     metadata["annotations"] = {"eventing.knative.dev/broker.class": "kafka"}
-    (problem,) = release(world.adopter().observe_broker(OF)).problems
+    (problem,) = plan_broker_release(world.adopter().observe_broker(OF)).problems
     assert "its class is kafka" in problem
 
 

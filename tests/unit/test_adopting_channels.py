@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
 from knafka_cli.adoption import cluster as adopting
-from knafka_cli.adoption.channel_plan import channel_adoption
+from knafka_cli.adoption.channel_plan import plan_channel_adoption
 from knafka_cli.adoption.cluster import Adopter
 from knafka_cli.adoption.plan import Plan
 from knafka_cli.command_line import app
@@ -135,7 +135,7 @@ class World:
         return adopter_of(self.client, self.log, self.members)
 
     def plan(self) -> Plan:
-        return channel_adoption(self.adopter().observe_channel(OF))
+        return plan_channel_adoption(self.adopter().observe_channel(OF))
 
     def run(self, *arguments: str) -> tuple[int, str]:
         result = CliRunner().invoke(app, list(arguments))

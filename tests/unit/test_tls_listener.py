@@ -40,7 +40,7 @@ class World:
         self.listener = TlsListener(folder, HOST, 0, server.make_encrypted)
 
     async def look(self) -> None:
-        await self.listener.look()
+        await self.listener.refresh()
 
     @property
     def port(self) -> int:

@@ -63,11 +63,11 @@ def profile(
     native = _cpu_time_by_thread()
     seen = _Seen()
     with _main_thread_timer(loop, seen) as ticks:
-        looks = _ThreadSampler(seen, threading.main_thread().ident if ticks else None)
+        sampler = _ThreadSampler(seen, threading.main_thread().ident if ticks else None)
         while (remaining := started + seconds - time.monotonic()) > 0:
             # At random, so as not to be in step with periodic work.
-            sleep(min(remaining, looks.interval * random.uniform(0.5, 1.5)))
-            looks.look()
+            sleep(min(remaining, sampler.interval * random.uniform(0.5, 1.5)))
+            sampler.sample_threads()
     samples = seen.samples()
     for stack, ran in _time_without_python(native).items():
         samples[stack] = (0, 0, ran)
@@ -80,8 +80,8 @@ def profile(
         time=began,
         duration=time.monotonic() - started,
         comments=[
-            f"Python {sys.version.split()[0]}, process {os.getpid()}: {looks.count} looks, "
-            f"which took {looks.cost * 1000:.1f} ms"
+            f"Python {sys.version.split()[0]}, process {os.getpid()}: {sampler.count} looks, "
+            f"which took {sampler.cost * 1000:.1f} ms"
         ],
     )
 
@@ -121,7 +121,7 @@ class _ThreadSampler:
         for thread in _native_ids_by_ident().values():
             self._cpu_time_since_last(thread)
 
-    def look(self) -> None:
+    def sample_threads(self) -> None:
         """Sample the stacks of all other threads."""
         cost_before = time.thread_time()
         now = time.monotonic_ns()

@@ -134,7 +134,7 @@ class Batch:
             self._check_size(output)
         self._outputs.append(output)
 
-    def dead_letter(self, letter: Draft, reason: Reason) -> None:
+    def add_dead_letter(self, letter: Draft, reason: Reason) -> None:
         """Add a dead letter, or its stub if it is too large."""
         topic = self._sensor.dead_letter_topic
         try:
@@ -155,20 +155,20 @@ class Batch:
         """Dead-letter a record, see `letters.of_record`."""
         now = self._now / 1000
         letter = letters.of_record(self._sensor, place, record, failure, now, trigger)
-        self.dead_letter(letter, failure[0])
+        self.add_dead_letter(letter, failure[0])
 
-    def let_go(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
+    def drop_held(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
         """Drop the events held at a key, and name them in a dead letter."""
         if held := self.held(number, key):
-            self.dead_letter_events(number, key, held, failure)
+            self.add_dead_letter_of(number, key, held, failure)
         self.keep(number, key, ())
 
-    def dead_letter_events(
+    def add_dead_letter_of(
         self, number: int, key: str, events: Held, failure: tuple[Reason, str]
     ) -> None:
         """Add one dead letter that names these events of a trigger."""
         letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
-        self.dead_letter(letter, failure[0])
+        self.add_dead_letter(letter, failure[0])
 
     def held(self, number: int, key: str) -> Held:
         """Return the events held at a key, including the changes of this batch."""

@@ -401,7 +401,7 @@ class BusPartitions:
                 untils[number] = self._others_routed_until.get(number)
             elif self._is_behind(number) or self._ends.get(number) is None:
                 untils[number] = self._read_until(number)
-        self._stalls.note(now, needed_until, untils)
+        self._stalls.note_reads(now, needed_until, untils)
 
     def balance(self) -> None:
         """Pause partitions that are read far ahead while much is queued, and resume them later. The

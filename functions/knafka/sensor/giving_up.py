@@ -60,15 +60,15 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
         batch.fire(key, firing, f"t{number}.{firing.last.offset}")
     except Exception as error:
         failure = letters.failure_of(error)
-        batch.dead_letter_events(number, key, firing.events, failure)
+        batch.add_dead_letter_of(number, key, firing.events, failure)
         count, failure_text = len(firing.events), failure[1]
         log.error(
             "a firing of %.200s with %d events is dead-lettered: %s", key, count, failure_text
         )
 
 
-def let_go(number: int, key: str, error: Exception, batch: Batch) -> None:
+def dead_letter_held(number: int, key: str, error: Exception, batch: Batch) -> None:
     """Drop the events held at a key, because handling them raised `error`, and name them in a dead
     letter."""
     log.error("what is held of %.200s can't be gone on with", key, exc_info=error)
-    batch.let_go(number, key, letters.failure_of(error))
+    batch.drop_held(number, key, letters.failure_of(error))

@@ -27,7 +27,7 @@ from knafka.core.times import taken_at, written_at
 from knafka.ports.log import Record, headers_of
 from knafka.sensor.batch import Batch
 from knafka.sensor.bus import BusPartitions
-from knafka.sensor.giving_up import fire_or_dead_letter, give_up, let_go
+from knafka.sensor.giving_up import dead_letter_held, fire_or_dead_letter, give_up
 from knafka.sensor.queues import Arrival
 from knafka.sensor.tracing import SensorTracing
 
@@ -181,7 +181,7 @@ class Handlers:
             except Exception as failure:
                 # If it is this event's fault, this raises again.
                 rule_step = rules.step(rule, (), event)
-                let_go(number, key, failure, batch)
+                dead_letter_held(number, key, failure, batch)
             follow(number, key, rule_step, batch)
         except LogError:
             raise

@@ -38,7 +38,7 @@ from knafka.ports.transactions import (
 )
 from knafka.sensor.batch import MAX_BATCH_RECORDS, Batch, Refused
 from knafka.sensor.counts import SensorCounts
-from knafka.sensor.giving_up import let_go
+from knafka.sensor.giving_up import dead_letter_held
 from knafka.sensor.handlers import follow
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
@@ -301,7 +301,7 @@ class Processor:
             try:
                 rule_step = rules.expire(rule, batch.held(number, key), until)
             except Exception as error:
-                let_go(number, key, error, batch)
+                dead_letter_held(number, key, error, batch)
             else:
                 follow(number, key, rule_step, batch)
                 self._ordering.note_expired(number, until)
@@ -320,7 +320,7 @@ class Processor:
         for number, key in self._state.excess(MAX_BATCH_RECORDS):
             partition = Partition(topic, number)
             batch.begin((partition, key))
-            batch.let_go(number, key, (Reason.STATE_FULL, explanation))
+            batch.drop_held(number, key, (Reason.STATE_FULL, explanation))
             batch.positions.setdefault(partition, self._ordering.position(partition))
             batch.counts.let_go[records.trigger_of(key)] += 1
             batch.dropped_keys += 1

@@ -17,7 +17,7 @@ STALLED_PARTITION_TIMEOUT: Final = 120_000
 takes to give a killed process's partitions to another (45 s), and that one to start. Its events
 count as late afterwards."""
 FORGET_AFTER: Final = 5_000
-"""Milliseconds without `note` after which earlier notes are discarded."""
+"""Milliseconds without `note_reads` after which earlier notes are discarded."""
 
 
 class Stalls:
@@ -31,7 +31,7 @@ class Stalls:
         self.partitions: frozenset[int] = frozenset()
         """Partitions that are no longer waited for."""
 
-    def note(self, now: int, needed_until: int, untils: Mapping[int, int | None]) -> None:
+    def note_reads(self, now: int, needed_until: int, untils: Mapping[int, int | None]) -> None:
         """Note up to which times these partitions were read (ms; None: not known) while
         `needed_until` is waited for. Other partitions hold up nothing."""
         waiting_since = {} if now - self._noted_at > FORGET_AFTER else self._waiting_since

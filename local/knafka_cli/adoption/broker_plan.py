@@ -80,7 +80,7 @@ class SeenBroker:
         return Identity.of(self.broker)
 
 
-def adoption(seen: SeenBroker) -> Plan:
+def plan_broker_adoption(seen: SeenBroker) -> Plan:
     """Return how Knafka takes a Broker over."""
     identity, metadata = seen.identity, seen.broker["metadata"]
     class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS, "")
@@ -152,7 +152,7 @@ def _is_taken(seen: SeenBroker) -> bool:
     return external or (seen.topic is not None and now.get(TOPIC_ID) == seen.topic.id)
 
 
-def release(seen: SeenBroker) -> Plan:
+def plan_broker_release(seen: SeenBroker) -> Plan:
     """Return how Knafka gives a Broker back."""
     identity = seen.identity
     about = f"Broker {identity}: from Knafka to {PEER}"

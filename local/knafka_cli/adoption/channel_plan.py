@@ -87,7 +87,7 @@ class SeenChannel:
         return entries.read_entries(self.stored).valid
 
 
-def channel_adoption(seen: SeenChannel) -> Plan:
+def plan_channel_adoption(seen: SeenChannel) -> Plan:
     """Return how Knafka takes a KafkaChannel over; raises `InvalidDocument`."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     topic, claimed = topic_of_channel(seen.stored, seen.naming), _is_claimed(seen)
@@ -139,7 +139,7 @@ def channel_adoption(seen: SeenChannel) -> Plan:
     return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
 
 
-def channel_release(seen: SeenChannel) -> Plan:
+def plan_channel_release(seen: SeenChannel) -> Plan:
     """Return the plan by which Knafka gives a KafkaChannel back to eventing-kafka-broker."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from Knafka to {PEER}"
     problems = list(running(seen.peers, "this KafkaChannel", dispatchers=False))

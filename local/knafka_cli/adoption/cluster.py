@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from knafka_cli.adoption import broker_plan, channel_plan, source_plan
+from knafka_cli.adoption.broker_plan import plan_broker_adoption, plan_broker_release
+from knafka_cli.adoption.channel_plan import plan_channel_adoption, plan_channel_release
 from knafka_cli.adoption.looking import OBJECTS, Looking
 from knafka_cli.adoption.plan import PEER, Document, Plan, SetFinalizers, Step, WriteAnnotations
+from knafka_cli.adoption.source_plan import plan_source_adoption, plan_source_release
 from knafka_operator.decisions.status import CONTRACT_UPDATED, DELIVERING, is_ready, why_not_ready
 from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.cluster import ClusterError, Conflict
@@ -48,14 +50,14 @@ class Adopter(Looking):
         `InvalidDocument`."""
         if kind == KAFKA_SOURCE:
             source = self.observe_source(identity)
-            decide_source = source_plan.source_release if back else source_plan.source_adoption
+            decide_source = plan_source_release if back else plan_source_adoption
             return decide_source(source), source.unseen
         if kind == KAFKA_CHANNEL:
             channel = self.observe_channel(identity)
-            decide = channel_plan.channel_release if back else channel_plan.channel_adoption
+            decide = plan_channel_release if back else plan_channel_adoption
             return decide(channel), channel.unseen
         broker = self.observe_broker(identity)
-        decide_broker = broker_plan.release if back else broker_plan.adoption
+        decide_broker = plan_broker_release if back else plan_broker_adoption
         return decide_broker(broker), broker.unseen
 
     def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:

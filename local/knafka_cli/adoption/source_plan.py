@@ -55,7 +55,7 @@ class SeenSource:
         return Identity.of(self.stored)
 
 
-def source_adoption(seen: SeenSource) -> Plan:
+def plan_source_adoption(seen: SeenSource) -> Plan:
     """Return how Knafka takes a KafkaSource over."""
     spec, group = seen.source.spec, consumer_group_of(seen.source)
     about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
@@ -90,7 +90,7 @@ def source_adoption(seen: SeenSource) -> Plan:
     return Plan(about, _stays(seen), differs, problems, waits, steps, then)
 
 
-def source_release(seen: SeenSource) -> Plan:
+def plan_source_release(seen: SeenSource) -> Plan:
     """Return how Knafka gives a KafkaSource back."""
     finalizers = finalizers_of(seen.stored)
     about = f"KafkaSource {seen.identity}: from Knafka to {PEER}"

@@ -41,8 +41,9 @@ class _Listed:
     """The kinds of one apiVersion; empty if the version doesn't exist."""
 
     at: float
+    """When they were listed, by the mapper's clock (seconds)."""
     kinds: Mapping[str, Any]
-    unknown: float = MISSING_KIND_TTL
+    missing_kind_ttl: float = MISSING_KIND_TTL
     """Seconds until a kind that isn't listed is looked up again."""
 
 
@@ -71,21 +72,21 @@ class RestMapper:
             cached = self._listed.get(api_version)
         if cached is not None:
             resource = cached.kinds.get(kind)
-            if now - cached.at < (cached.unknown if resource is None else KINDS_TTL):
+            if now - cached.at < (cached.missing_kind_ttl if resource is None else KINDS_TTL):
                 return resource
         kinds = self._list(version["group"], version["version"], timeout)
-        unknown = MISSING_KIND_TTL
+        missing_kind_ttl = MISSING_KIND_TTL
         if cached is not None and cached.kinds.keys() == kinds.keys():
-            unknown = min(2 * cached.unknown, MAX_MISSING_KIND_TTL)
+            missing_kind_ttl = min(2 * cached.missing_kind_ttl, MAX_MISSING_KIND_TTL)
         with self._lock:
             # Drop outdated entries, so that misspelt kinds don't accumulate.
             self._listed = {
                 name: cached_kinds
                 for name, cached_kinds in self._listed.items()
                 if now - cached_kinds.at
-                < (KINDS_TTL if cached_kinds.kinds else 2 * cached_kinds.unknown)
+                < (KINDS_TTL if cached_kinds.kinds else 2 * cached_kinds.missing_kind_ttl)
             }
-            self._listed[api_version] = _Listed(now, kinds, unknown)
+            self._listed[api_version] = _Listed(now, kinds, missing_kind_ttl)
         return kinds.get(kind)
 
     def is_known(self, api_version: str, kind: str) -> bool:

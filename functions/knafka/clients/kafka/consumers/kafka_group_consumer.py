@@ -4,7 +4,8 @@ It joins by the group protocol of KIP-848 if the broker has it, else by the clas
 (docs/decisions/0013). All methods are called on the thread that polls the consumer; the group's
 callbacks run within such a poll.
 
-Not here: handling assigned and revoked partitions (`kafka_membership`, `kafka_transactions`).
+Not here: handling assigned and revoked partitions (`kafka_membership`,
+`kafka_transactional_member`).
 """
 
 from __future__ import annotations

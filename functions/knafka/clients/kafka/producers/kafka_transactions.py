@@ -5,45 +5,27 @@ with the group's offsets. Kafka refuses the transaction of a member whose partit
 others, by its generation, and of a process that another one has replaced, by its transactional id.
 All calls block the caller's thread.
 
-Not here: how a member joins (`kafka_group_consumer`), the steps of a transaction
-(`kafka_transactional_producer`), and reading without a group (`kafka_bounded_reader`).
+Not here: the member's partitions and records (`kafka_transactional_member`), the steps of a
+transaction (`kafka_transactional_producer`), and reading without a group (`kafka_bounded_reader`).
 """
 
 from __future__ import annotations
 
 import logging
-import struct
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from threading import Thread
-from typing import Any, Final, cast
-
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
 
 from knafka.clients.kafka.consumers.kafka_bounded_reader import BoundedReader
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
-    HEARTBEAT_INTERVAL,
-    GroupConsumer,
     GroupProtocol,
-    assign_paused,
-    committed_of,
-    start_position_of,
 )
-from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
+from knafka.clients.kafka.consumers.kafka_transactional_member import (
+    STABLE_TIMEOUT,
+    TransactionalMember,
+)
 from knafka.clients.kafka.kafka_client import (
-    LOST_OFFSET_ERRORS,
-    TRANSIENT_ERRORS,
     Connection,
-    log_error_of,
 )
-from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
 from knafka.clients.kafka.producers.kafka_transactional_producer import (
     FENCE_TIMEOUT,
     TransactionalProducer,
@@ -53,21 +35,6 @@ from knafka.ports.log import OffsetAndMetadata, Positions, Record
 from knafka.ports.transactions import Claims, Offsets, Output, Partition, TransactionAborted
 
 log = logging.getLogger(__name__)
-
-STABLE_TIMEOUT: Final = 30.0
-"""Seconds to read the group's commits: a killed member's transaction may be open, and Kafka may
-take twice `TRANSACTION_TIMEOUT` to abort it."""
-
-CONSUMER_SETTINGS: Final = {
-    # Milliseconds. A transaction ends with a marker that is no record. The end of the partition is
-    # reported only by an empty fetch, which Kafka holds open for this long.
-    "fetch.wait.max.ms": 50,
-}
-"""Consumer settings in which this reader differs from the others."""
-
-_METADATA: Final = b"CGMDv2:"
-_GENERATION: Final = struct.Struct("=i")
-"""The start of librdkafka's description of a member; its group and its id follow."""
 
 
 class KafkaTransactions:
@@ -95,7 +62,7 @@ class KafkaTransactions:
         # The client id is the transactional id, so that other members see from the group's members
         # which ids are taken.
         member_connection = {**connection, "client.id": transactional_id}
-        self._member = _Member(member_connection, group, topics, claims, protocol)
+        self._member = TransactionalMember(member_connection, group, topics, claims, protocol)
         self._bounded = BoundedReader(connection, group)
         self._broken: LogError | None = None
         """The error that all further calls raise; None: there is none."""
@@ -193,311 +160,3 @@ class KafkaTransactions:
         self._member.consumer.close()
         self._producer.close()
         self._bounded.close()
-
-
-class _Member(GroupConsumer):
-    """The consumer side of `KafkaTransactions`: the partitions that it owns, and the records it has
-    read."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        group: str,
-        topics: Sequence[str],
-        claims: Claims,
-        protocol: GroupProtocol,
-    ) -> None:
-        """Open the consumer and join the group on the topics; `claims` is notified of partitions.
-        Raises `LogError`."""
-        self._claims = claims
-        self.owned: dict[Partition, OffsetAndMetadata | None] = {}
-        """The group's commits, by owned partition."""
-        self.identity: Any = None
-        """librdkafka's description of the membership under which records were read; None: it was no
-        member."""
-        self.reached: dict[Partition, int] = {}
-        self.is_closing = False
-        self._epochs: dict[Partition, int] = {}
-        """Leader epoch of each offset that was committed at the assignment."""
-        self._returned_since_commit: set[Partition] = set()
-        """Partitions with records that were returned since the last commit."""
-        self._to_reread: set[Partition] = set()
-        """Partitions that must be read again from their commit, but could not be sought to it
-        yet."""
-        self._gathered_records: list[Record] = []
-        self._paused: set[Partition] = set()
-        self._revoked: set[Partition] = set()
-        """Partitions that were revoked in the current poll."""
-        self._raised: BaseException | None = None
-        """The error that `Claims` raised in the current poll."""
-        self._failure: LogError | None = None
-        self._refusal: LogError | None = None
-        self._stalled = StalledPartitions(connection)
-        super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
-
-    # Reading
-
-    def read(self, limit: int, timeout: float) -> list[Record]:
-        """Return up to `limit` records, gathered for up to `timeout` seconds. Raises `LogError`."""
-        if self._refusal is not None:
-            raise LogError(str(self._refusal))
-        deadline = time.monotonic() + timeout
-        while True:
-            self.send_due_heartbeat()
-            self._seek_back()
-            seconds_left = deadline - time.monotonic()
-            self._poll(
-                limit - len(self._gathered_records), max(0.0, min(seconds_left, HEARTBEAT_INTERVAL))
-            )
-            failure = self._raised or self._failure or self._refusal
-            if (
-                failure is not None
-                or len(self._gathered_records) >= limit
-                or time.monotonic() >= deadline
-            ):
-                break
-        records, self._gathered_records = self._gathered_records, []
-        self._returned_since_commit.update(_place_of(record) for record in records)
-        self._returned_since_commit.update(self.reached)
-        self.identity = _identity_of(self.consumer)
-        if failure is not None:
-            self._raised = self._failure = None
-            self.go_back()
-            raise failure
-        self.check(heard=bool(records or self.reached))
-        if not records:
-            self._check_stalled()
-        return records
-
-    def _check_stalled(self) -> None:
-        """Raise `LogError` if a new consumer hears of partitions of which this one hears nothing:
-        this log has to be opened anew."""
-        if stalled := self._stalled.find(self.consumer):
-            self._refusal = LogError(
-                f"the consumer stands still in {names_of(stalled)}: a new one goes on"
-            )
-            raise LogError(str(self._refusal))
-
-    def _poll(self, limit: int, timeout: float) -> None:
-        """Poll messages once and sort them into records, ends and errors."""
-        self._revoked.clear()
-        for message in self.consumer.consume(limit, timeout):
-            error = message.error()
-            if error is None:
-                self._keep_record(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self._note_end(message)
-            elif error.code() in LOST_OFFSET_ERRORS:
-                self._start_anew(message)
-            elif error.code() == KafkaError._FATAL:
-                self._handle_fatal_error(error)
-            elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
-                self._failure = log_error_of(error)
-        # It isn't known which records were read before the revocation and which after it.
-        self._to_reread |= self._revoked & self.owned.keys()
-
-    def _keep_record(self, message: Message) -> None:
-        """Keep a record that was read, if its partition is still owned."""
-        place = _place_of(message)
-        if self._is_read(place):
-            self._gathered_records.append(cast(Record, message))
-            self.reached.pop(place, None)
-
-    def _note_end(self, message: Message) -> None:
-        """Note the end of a partition."""
-        place = _place_of(message)
-        if self._is_read(place):
-            self.reached[place] = cast(int, message.offset())
-            self._stalled.note_end(message)
-
-    def _is_read(self, place: Partition) -> bool:
-        """Whether records of this partition are kept: it is owned, and doesn't have to be read
-        again."""
-        return place in self.owned and place not in self._to_reread and place not in self._revoked
-
-    def _handle_fatal_error(self, error: KafkaError) -> None:
-        """Note a fatal error, or fall back to the classic protocol if the newer one was never
-        joined."""
-        if self.joined or self.protocol is GroupProtocol.CLASSIC:
-            self._refusal = log_error_of(error)
-        else:
-            self.fall_back_to_classic(error)
-
-    def _start_anew(self, message: Message) -> None:
-        """Read a partition from its start, as its offset no longer exists; report it to `Claims` as
-        revoked and assigned anew."""
-        place = _place_of(message)
-        if place not in self.owned:
-            return
-        log.warning(
-            "partition %d of %s has no offset %s any more and is read from its start: %s",
-            place.number, place.topic, message.offset(), message.error(),
-        )  # fmt: skip
-        partition = TopicPartition(place.topic, place.number)
-        self.consumer.incremental_unassign([partition])
-        partition.offset = OFFSET_BEGINNING
-        self.consumer.incremental_assign([partition])
-        self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
-        self._stalled.begin([partition])
-        self.owned[place] = None
-        self._call_claims(self._claims.on_assigned, {place: None})
-
-    def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume owned partitions, and remember which are paused."""
-        places = [partition for partition in partitions if partition in self.owned]
-        (self._paused.update if paused else self._paused.difference_update)(places)
-        self._set_consumer_paused(places, paused=paused)
-
-    def _set_consumer_paused(self, places: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume partitions of librdkafka's consumer."""
-        change = self.consumer.pause if paused else self.consumer.resume
-        watch = self._stalled.pause if paused else self._stalled.resume
-        for place in places:
-            try:
-                change([TopicPartition(place.topic, place.number)])
-                watch([TopicPartition(place.topic, place.number)])
-                if not paused:
-                    # librdkafka was seen not to resume at the position where it had paused.
-                    (position,) = self.consumer.position(
-                        [TopicPartition(place.topic, place.number)]
-                    )
-                    if position.offset >= 0:
-                        self.consumer.seek(position)
-            except KafkaException as error:
-                # The partition isn't read yet, or no longer.
-                log.info("%s: %s", place, error.args[0].str())
-
-    # Commits
-
-    def last_committed(self) -> Offsets:
-        """Return the last commit of any owned partition, to be made again; empty if there is
-        none."""
-        for place, commit in self.owned.items():
-            if commit is not None:
-                return {place: commit}
-        return {}
-
-    def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
-        """Return these offsets as confluent-kafka's objects, with leader epochs as in
-        `kafka_commits`."""
-        topic_partitions = [TopicPartition(*place) for place in offsets]
-        epochs = {
-            (position.topic, position.partition): epoch_of(position)
-            for position in self.consumer.position(topic_partitions)
-        }
-        return [
-            TopicPartition(
-                place.topic,
-                place.number,
-                entry.offset,
-                entry.metadata,
-                max(epochs.get(place, NO_EPOCH), self._epochs.get(place, NO_EPOCH)),
-            )
-            for place, entry in offsets.items()
-        ]
-
-    def go_back(self) -> None:
-        """Read the records again that were returned since the last commit."""
-        self._to_reread |= self._returned_since_commit & self.owned.keys()
-        self._returned_since_commit.clear()
-        self._seek_back()
-
-    def _seek_back(self) -> None:
-        """Set the consumer's positions to the commits of partitions that must be read again, where
-        possible now."""
-        for place in list(self._to_reread):
-            committed = self.owned[place]
-            offset = OFFSET_BEGINNING if committed is None else committed.offset
-            try:
-                self.consumer.seek(TopicPartition(place.topic, place.number, offset))
-            except KafkaException as error:
-                # The consumer doesn't read the partition now. It stays in `_to_reread`, so its
-                # records are dropped until a seek succeeds.
-                log.info("%s: %s", place, error.args[0].str())
-            else:
-                self._to_reread.discard(place)
-                self.reached.pop(place, None)
-
-    # Callbacks of the group, within a poll
-
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Add newly assigned partitions, read their commits, and report them to `Claims`."""
-        self.joined = True
-        if self.is_closing:
-            assign_paused(consumer, partitions)
-            return
-        try:
-            committed = committed_of(consumer, partitions, STABLE_TIMEOUT) if partitions else []
-        except LogError as error:
-            # Partitions must not be read without their commits' metadata.
-            self._refusal = error
-            assign_paused(consumer, partitions)
-            return
-        start_positions = [start_position_of(entry) for entry in committed]
-        consumer.incremental_assign(start_positions)
-        self._stalled.begin(start_positions)
-        commits: dict[Partition, OffsetAndMetadata | None] = {}
-        for entry in committed:
-            place = Partition(entry.topic, entry.partition)
-            self._epochs[place] = epoch_of(entry)
-            commits[place] = (
-                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
-            )
-        self.owned.update(commits)
-        if commits:
-            self._call_claims(self._claims.on_assigned, commits)
-
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget revoked partitions, and report them to `Claims`."""
-        disowned = self.forget_owned(
-            [Partition(entry.topic, entry.partition) for entry in partitions]
-        )
-        if disowned:
-            self._call_claims(self._claims.on_revoked, disowned)
-        consumer.incremental_unassign(partitions)
-
-    _on_lost = _on_revoke
-
-    def forget_owned(self, places: Collection[Partition]) -> list[Partition]:
-        """Forget these partitions and their records; returns the owned ones among them."""
-        disowned = [partition for partition in places if partition in self.owned]
-        if paused := self._paused.intersection(disowned):
-            # librdkafka would keep them paused if they are assigned again.
-            self._set_consumer_paused(paused, paused=False)
-            self._paused -= paused
-        for partition in disowned:
-            del self.owned[partition]
-            self._epochs.pop(partition, None)
-            self.reached.pop(partition, None)
-        self._stalled.drop([TopicPartition(place.topic, place.number) for place in disowned])
-        self._returned_since_commit.difference_update(disowned)
-        self._to_reread.difference_update(disowned)
-        self._revoked.update(disowned)
-        self._gathered_records = [
-            record for record in self._gathered_records if _place_of(record) not in self._revoked
-        ]
-        return disowned
-
-    def _call_claims(self, call: Callable[[Any], None], argument: object) -> None:
-        """Call `Claims` and keep its error for `read` to raise: an exception in librdkafka's
-        callback would lose the messages of this poll."""
-        try:
-            call(argument)
-        except BaseException as error:
-            self._raised = self._raised or error
-
-
-def _place_of(record: Message | Record) -> Partition:
-    """Return the partition of a record."""
-    return Partition(cast(str, record.topic()), cast(int, record.partition()))
-
-
-def _identity_of(consumer: Consumer) -> Any:
-    """Return the membership under which a consumer may commit; None while it has none."""
-    description = consumer.consumer_group_metadata()
-    if not description.startswith(_METADATA):
-        raise LogError("this librdkafka describes a member in an unknown way")
-    begin = len(_METADATA) + _GENERATION.size
-    (generation,) = _GENERATION.unpack(description[len(_METADATA) : begin])
-    _, member, *_ = description[begin:].split(b"\0")
-    return description if generation > 0 and member else None
