@@ -24,7 +24,7 @@ from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_membershi
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka.ports.log import Commits, OffsetAndMetadata, Record
+from knafka.ports.log import Commits, OffsetAndMetadata, Record, Start
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 
@@ -158,6 +158,26 @@ async def test_a_commit_has_the_leader_epoch_of_what_was_read_and_the_next_reade
         await writer.close(1)
         await admin.close()
         await server.stop()
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest", 1])
+async def test_the_start_of_a_new_group_has_a_leader_epoch(
+    kafka: Kafka, place: tuple[str, str], start: Start
+) -> None:
+    """Without it no leader that is elected later could say that the log has lost its end."""
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    topic, group = place[0], uuid.uuid4().hex
+    admin = KafkaAdmin(connection)
+    await admin.ensure_committed(group, topic, start)
+    await admin.close()
+    consumer = Consumer({**connection, "group.id": group})
+    (committed,) = await asyncio.to_thread(consumer.committed, [TopicPartition(topic, 0)], 30)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    (record,) = await asyncio.to_thread(consumer.consume, 1, 30)
+    consumer.close()
+    assert committed.offset == (2 if start == "latest" else 0)
+    assert committed.leader_epoch is not None
+    assert committed.leader_epoch == record.leader_epoch()
 
 
 async def one_record(reader: KafkaReader) -> Record:

@@ -197,7 +197,7 @@ async def test_what_a_failed_reconciliation_did_not_read_still_wakes_the_object(
 ) -> None:
     """Else it would wait for its back-off, of up to five minutes."""
     reported: list[str] = []
-    changed: list[object] = []
+    changed: list[Any] = []
     key = "Broker", "shop", "default"
 
     async def fail(*_: object) -> None:

@@ -176,8 +176,8 @@ async def test_a_trigger_that_is_deleted_or_no_longer_ready_wakes_its_sensor(
 ) -> None:
     """Else its Sensor would make it anew, or say so, after up to six minutes."""
     trigger = copy.deepcopy(world.found("Trigger", CHILD))
-    key = (SENSOR, "shop", "paid")
-    asked: list[object] = []
+    key = SENSOR, "shop", "paid"
+    asked: list[Any] = []
     monkeypatch.setattr(world.inner.operator.queue, "enqueue", asked.append)
     world.controller.on_objects(TRIGGERS, [trigger], [])
     asked.clear()

@@ -32,6 +32,7 @@ from knafka.clients.kafka.admin.kafka_ranges import (
 from knafka.clients.kafka.consumers.kafka_whole_topic import UNUSED_GROUP, read_whole
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import Connection
+from knafka.clients.kafka.kafka_commits import NO_EPOCH
 from knafka.clients.kafka.kafka_requests import REQUEST_RETRY_INTERVAL, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import (
@@ -182,7 +183,9 @@ class KafkaAdmin:
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     async def end_offsets(self, topic: str) -> Positions:
-        return await self._list_offsets((await self._describe_existing(topic)).partitions, LATEST)
+        partitions = (await self._describe_existing(topic)).partitions
+        ends = await self._list_positions(partitions, LATEST)
+        return {number: end.offset for number, end in ends.items()}
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
         """Return the end offsets of many topics, with one request; topics and partitions that can't
@@ -239,22 +242,21 @@ class KafkaAdmin:
         partitions = (await self._describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
-        starts = await self._start_offsets(partitions, start)
+        starts = await self._start_positions(partitions, start)
         with explain_denials(topic=("Read", topic)):
-            await self._groups.commit(
-                group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
-            )
+            await self._groups.commit(group, list(starts.values()))
 
-    async def _start_offsets(
+    async def _start_positions(
         self, partitions: Sequence[TopicPartition], start: Start
-    ) -> dict[int, int]:
-        """Return the offsets at which a new group starts."""
+    ) -> dict[int, TopicPartition]:
+        """Return the positions at which a new group starts, with leader epochs, by which a leader
+        that is elected later says whether the log has lost its end since."""
         if start == "earliest":
-            return await self._list_offsets(partitions, EARLIEST)
+            return await self._list_positions(partitions, EARLIEST)
         # The ends are read first: a record that is written later is found by its time, or lies
         # behind these ends.
-        ends = await self._list_offsets(partitions, LATEST)
-        return ends if start == "latest" else ends | await self._list_offsets(partitions, start)
+        ends = await self._list_positions(partitions, LATEST)
+        return ends if start == "latest" else ends | await self._list_positions(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         """Return the lag of each group on one topic."""
@@ -408,30 +410,38 @@ class KafkaAdmin:
         described = await self._describe(topics, some=True)
         return {topic: description.partitions for topic, description in described.items()}
 
-    async def _list_offsets(
+    async def _list_positions(
         self, partitions: Sequence[TopicPartition], which: int
-    ) -> dict[int, int]:
-        """Return the offset of each partition at `which`: `EARLIEST`, `LATEST` or a time; for a
-        time, only of partitions with a later record. Raises `LogError` for a partition without a
-        leader."""
-        listed = await self._offsets_of_partitions(
-            with_offset(partitions, which), least=-1 if which >= 0 else 0
-        )
+    ) -> dict[int, TopicPartition]:
+        """Return offset and leader epoch of each partition at `which`: `EARLIEST`, `LATEST` or a
+        time; for a time, only of partitions with a later record. Raises `LogError` for a partition
+        without a leader."""
+        with explain_denials(topic=("Describe", _any_of({each.topic for each in partitions}))):
+            results = await listed(self._calls, with_offset(partitions, which))
         for partition in partitions:
-            if partition not in listed:
+            # Without a record since a time, Kafka answers -1. See `_offsets_of_partitions`.
+            if partition not in results or results[partition].offset < (-1 if which >= 0 else 0):
                 raise LogError(
                     f"partition {partition.partition} of {partition.topic} has no leader"
                 )
-        return {partition.partition: offset for partition, offset in listed.items() if offset >= 0}
+        return {
+            partition.partition: TopicPartition(
+                partition.topic,
+                partition.partition,
+                result.offset,
+                "",
+                NO_EPOCH if result.leader_epoch is None else result.leader_epoch,
+            )
+            for partition, result in results.items()
+            if result.offset >= 0
+        }
 
     async def _offsets_of_partitions(
-        self, partitions: list[TopicPartition], *, some: bool = False, least: int = 0
+        self, partitions: list[TopicPartition], *, some: bool = False
     ) -> dict[TopicPartition, int]:
-        """Return the offset that each partition's own `offset` asks for: `EARLIEST`, `LATEST` or a
-        time.
+        """Return the offset that each partition's own `offset` asks for: `EARLIEST` or `LATEST`.
 
         With `some`, partitions that can't be read now are left out; raises `LogError` if none can.
-        `least` is -1 if Kafka may answer that there is no record since that time.
         """
         with explain_denials(
             topic=("Describe", _any_of({partition.topic for partition in partitions}))
@@ -439,9 +449,7 @@ class KafkaAdmin:
             results = await listed(self._calls, partitions, some=some)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
-            partition: result.offset
-            for partition, result in results.items()
-            if result.offset >= least
+            partition: result.offset for partition, result in results.items() if result.offset >= 0
         }
 
     async def _request_unless_done(
