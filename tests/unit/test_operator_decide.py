@@ -26,6 +26,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger
 from knafka_operator.model.topics import Topic
+from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers import decide as triggers
 from knafka_operator.triggers.observed import ObservedTrigger
@@ -52,7 +53,7 @@ def _is_in(order: Sequence[Step], effects: Sequence[Effect]) -> bool:
     return places == sorted(places)
 
 
-def _broker(status: dict[str, Any] | None = None, **seen: Any) -> brokers.BrokerDecision:
+def _broker(status: dict[str, Any] | None = None, **seen: Any) -> AddressableDecision:
     given: dict[str, Any] = {
         "connection": BrokerConnection(CONFIG, DEFAULTS),
         "topic": ObservedTopic(TOPIC),

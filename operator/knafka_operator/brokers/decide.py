@@ -7,13 +7,11 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka.ports.log import TopicDescription
 from knafka_operator.decisions.effects import (
     Annotate,
     Apply,
@@ -25,19 +23,15 @@ from knafka_operator.decisions.effects import (
     Refusal,
     WriteIngress,
 )
-from knafka_operator.decisions.observed import Needed, ObservedObject
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
-    ADDRESSABLE,
     BROKER_CONDITIONS,
     CONFIG_PARSED,
     CONTRACT_UPDATED,
     DATA_PLANE_AVAILABLE,
-    DEAD_LETTER_SINK_RESOLVED,
     PROBE_SUCCEEDED,
     TOPIC_READY,
-    ConditionSet,
     NotReady,
-    no_dead_letter_sink_condition,
     value_or_raise,
 )
 from knafka_operator.decisions.steps import Step
@@ -47,17 +41,21 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.credentials import Mount
 from knafka_operator.kafka.desired import Defaults
-from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
+from knafka_operator.kafka.topics import ObservedTopic
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.model.topics import TopicRefused
 from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers.addressable import (
+    NO_DEAD_LETTER_SINK,
+    AddressableDecision,
+    AddressableSteps,
+    SenderRules,
+)
 from knafka_operator.receivers.direct import direct_service, direct_url, is_direct
 from knafka_operator.senders.authentication import (
     NO_AUTHENTICATION,
     Authentication,
-    addresses_status,
-    http_address,
 )
 from knafka_operator.senders.encryption import (
     NO_ENCRYPTION,
@@ -143,173 +141,209 @@ class ObservedBroker(ObservedObject):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerDecision:
-    """Effects to run next, and the status, which is final once there are no effects."""
+class _Configuration:
+    """What a Broker's decision needs beside its topic."""
 
-    effects: tuple[Effect, ...]
-    conditions: ConditionSet
-    status: Mapping[str, Any]
-    """The status without its conditions."""
-    topic: ObservedTopic | None
-    """The Broker's topic; None: it has none yet."""
+    broker: Broker
+    connection: BrokerConnection
+    rules: SenderRules
 
 
-def decide(observed: ObservedBroker, settings: Settings) -> BrokerDecision:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A Broker's entry in the contract of its receiver, and the receiver's Service."""
+
+    configuration: _Configuration
+    ingress: Ingress
+    receiver: Receiver
+    service: Identity
+
+
+def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     """Decide a Broker's conditions, status and next effects, which keep `BROKER_ORDER`."""
-    previous_status = observed.document.get("status") or {}
-    conditions, needed = ConditionSet(BROKER_CONDITIONS), Needed(observed.failed)
-    annotations = observed.annotations
-    status: dict[str, Any] = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "annotations": annotations,
-        # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
-        "address": previous_status.get("address"),
-        "deadLetterSinkUri": None,
-        "deadLetterSinkCACerts": None,
-    }
+    no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
+    steps = AddressableSteps(observed, BROKER_CONDITIONS, no_receiver)
+    steps.status |= NO_DEAD_LETTER_SINK
     if observed.stopped:
-        status["address"] = None
-        annotations.pop(PROBED, None)
-
-    unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
-
-    def make_decision(topic: ObservedTopic | None = None) -> BrokerDecision:
-        """Return the decision with what is known so far; a missing address becomes the reason of
-        `ADDRESSABLE`."""
-        with conditions.step(ADDRESSABLE):
-            if status["address"] is None:
-                raise unaddressed
-        return BrokerDecision(tuple(needed.effects), conditions, status, topic)
-
-    broker: Broker | None = None
-    connection: BrokerConnection | None = None
-    senders: Authentication | None = None
-    encryption: Encryption | None = None
-    with conditions.step(CONFIG_PARSED):
-        broker = value_or_raise(observed.broker)
-        connection = value_or_raise(observed.connection)
-        senders = value_or_raise(observed.authentication)
-        encryption = value_or_raise(observed.encryption)
-    if broker is not None:
-        with conditions.step(DEAD_LETTER_SINK_RESOLVED):
-            if broker.spec.delivery.dead_letter_sink is None:
-                conditions.set(no_dead_letter_sink_condition())
-            elif (sink := value_or_raise(observed.dead_letter_sink)) is not None:
-                status["deadLetterSinkUri"] = sink.url  # KN-BRK-03
-                status["deadLetterSinkCACerts"] = sink.ca_certs
+        steps.status["address"] = None
+        steps.annotations.pop(PROBED, None)
+    configuration = _read_configuration(observed, steps)
+    if configuration is None or not _is_secret_projected(observed, configuration, steps):
+        return steps.decision()
     if observed.refused is not None:
-        with conditions.step(TOPIC_READY):
-            raise TopicRefused("ExternalTopicNotAllowed", observed.refused)
-    if broker is None or connection is None or senders is None or encryption is None:
-        return make_decision()
-    mount = connection.mount
-    if mount is not None and mount.projected is not None and not observed.projected:
-        with conditions.step(CONFIG_PARSED):
-            needed.run_first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
-        return make_decision()
-    if observed.refused is not None:
-        return make_decision()
+        return steps.decision()
 
+    broker, connection = configuration.broker, configuration.connection
     receiver = receiver_contract(broker, connection, settings)
     recorded = {RECEIVER_CONTRACT: receiver.contract_topic}
-    topic: ObservedTopic | None = None
-    existing_topic: TopicDescription | None = None
-    with conditions.step(TOPIC_READY):
-        topic = value_or_raise(observed.topic)
-        assert topic is not None
-        trusts = settings.trusts_statuses
-        if creating_effects := topic.effects(
-            annotations, settings.maxima, recorded, accepts_records=trusts
-        ):
-            needed.run_first(*creating_effects)
-        existing_topic = topic.existing
-        assert existing_topic is not None
-        annotations.update(topic_annotations(topic.desired, existing_topic, connection.defaults))
-        conditions.set(as_declared_condition(topic.desired, existing_topic))
-    if topic is None or existing_topic is None:
-        return make_decision()
+    topics = steps.ensure_topic(
+        observed.topic,
+        connection.defaults,
+        settings.maxima,
+        recorded,
+        accepts_records=settings.trusts_statuses,
+    )
+    if topics is None:
+        return steps.decision()
+    topic, existing_topic = topics
 
     ingress = desired.broker_ingress(
         broker, topic.desired, existing_topic.config, connection.defaults
     )
-    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, broker))
-    service = Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
-    with conditions.step(CONTRACT_UPDATED):
-        if annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
-            needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
-        if observed.ingress != ingress:
+    entry = _Entry(
+        configuration,
+        configuration.rules.in_contract(ingress, broker),
+        receiver,
+        Identity(broker.metadata.namespace, receiver_services.receiver_name(broker)),
+    )
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if steps.annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
+            steps.needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
+        if observed.ingress != entry.ingress:
             contract = receivers.contract_topic(receiver, connection.defaults)
-            needed.run_first(WriteIngress(service, contract, ingress.path, ingress))
-    if not conditions.holds(CONTRACT_UPDATED):
-        return make_decision(topic)
+            steps.needed.run_first(
+                WriteIngress(entry.service, contract, entry.ingress.path, entry.ingress)
+            )
+    if not steps.conditions.holds(CONTRACT_UPDATED):
+        return steps.decision(topic)
+    is_direct_way = _apply_receiver(observed, entry, settings, steps)
+    if observed.revision is None:
+        return steps.decision(topic)
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if not observed.accepted:
+            steps.needed.run_first(
+                AwaitReceivers(entry.service, receiver.contract_topic, entry.ingress.path)
+            )
+        steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
+            receiver.contract_topic, entry.ingress
+        )
+    https = _apply_tls_service(observed, broker, steps)
+    if is_direct_way and not _is_direct_service_applied(observed, broker, steps):
+        return steps.decision(topic)
+    _set_address(observed, entry, https, is_direct_way, settings, steps)
+    return steps.decision(topic)
+
+
+def _read_configuration(observed: ObservedBroker, steps: AddressableSteps) -> _Configuration | None:
+    """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and refuse an external topic that isn't
+    allowed. Returns None if something can't be read."""
+    broker: Broker | None = None
+    configuration: _Configuration | None = None
+    with steps.conditions.step(CONFIG_PARSED):
+        broker = value_or_raise(observed.broker)
+        connection = value_or_raise(observed.connection)
+        authentication = value_or_raise(observed.authentication)
+        rules = SenderRules(authentication, value_or_raise(observed.encryption))
+        if connection is not None:
+            configuration = _Configuration(broker, connection, rules)
+    if broker is not None:
+        steps.resolve_dead_letter_sink(broker.spec.delivery, observed.dead_letter_sink)
+    if observed.refused is not None:
+        error = TopicRefused("ExternalTopicNotAllowed", observed.refused)
+        steps.conditions.fail(TOPIC_READY, error)
+    return configuration
+
+
+def _is_secret_projected(
+    observed: ObservedBroker, configuration: _Configuration, steps: AddressableSteps
+) -> bool:
+    """Copy the Broker's Secret to its namespace if its pods need that; returns whether it is
+    there."""
+    mount = configuration.connection.mount
+    if mount is None or mount.projected is None or observed.projected:
+        return True
+    with steps.conditions.step(CONFIG_PARSED):
+        steps.needed.run_first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
+    return False
+
+
+def _apply_receiver(
+    observed: ObservedBroker, entry: _Entry, settings: Settings, steps: AddressableSteps
+) -> bool:
+    """Decide `DataPlaneAvailable`: apply the receiver's Service unless it was. Returns whether
+    senders reach the receiver past Knative's proxy."""
+    broker, rules = entry.configuration.broker, entry.configuration.rules
+    mount = entry.configuration.connection.mount
     direct = False
-    with conditions.step(DATA_PLANE_AVAILABLE):
+    with steps.conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct(broker, settings)
         if observed.revision is None:
             check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
             # Mount the Secret even if it can't be used now: the receiver keeps its last certificate
             # until it can.
-            tls = broker.metadata.annotations.get(TLS_SECRET) if encryption.is_on else None
+            tls = broker.metadata.annotations.get(TLS_SECRET) if rules.encryption.is_on else None
             manifest = receiver_services.receiver_service(
                 broker,
-                receiver,
+                entry.receiver,
                 secret,
                 settings,
-                oidc=senders.is_on,
+                oidc=rules.authentication.is_on,
                 tls=tls,
                 direct=direct,
                 event_types=observed.event_types,
             )
-            needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
-    if observed.revision is None:
-        return make_decision(topic)
-    with conditions.step(CONTRACT_UPDATED):
-        if not observed.accepted:
-            needed.run_first(AwaitReceivers(service, receiver.contract_topic, ingress.path))
-        annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
-            receiver.contract_topic, ingress
-        )
-    url = services.service_url(service.name, service.namespace, settings) + ingress.path
+            steps.needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
+    return direct
+
+
+def _apply_tls_service(
+    observed: ObservedBroker, broker: Broker, steps: AddressableSteps
+) -> Https | NotReady | None:
+    """Apply the Service of the receiver's own TLS port if it has one. Returns its https address, or
+    why it has none yet, which is also why the Broker has none if it asks for https."""
     https = observed.https
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
-            needed.run_first(Apply(Step.APPLY_TLS_SERVICE, (tls_service(broker),), TLS_REFUSAL))
+            steps.needed.run_first(
+                Apply(Step.APPLY_TLS_SERVICE, (tls_service(broker),), TLS_REFUSAL)
+            )
         except NotReady as error:
             https = error
     if isinstance(https, NotReady):
-        unaddressed = https
-    has_answered = observed.revision in (annotations.get(PROBED), observed.probed)
-    probed = url
-    if direct:
-        with conditions.step(DATA_PLANE_AVAILABLE):
-            if not observed.direct_served:
-                manifest = direct_service(broker)
-                needed.run_first(
-                    Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), BROKER_DIRECT_REFUSAL)
-                )
+        steps.no_address = https
+    return https
+
+
+def _is_direct_service_applied(
+    observed: ObservedBroker, broker: Broker, steps: AddressableSteps
+) -> bool:
+    """Apply the Service that leads past Knative's proxy; returns whether it was applied."""
+    with steps.conditions.step(DATA_PLANE_AVAILABLE):
         if not observed.direct_served:
-            return make_decision(topic)
-        probed = direct_url(broker, settings) + ingress.path
-        # Once the Service has answered a probe, and then also while the receiver is replaced.
-        if has_answered or (previous_status.get("address") or {}).get("url") == probed:
-            url = probed
-    http = http_address(url, ingress.audience)
-    addresses = encryption.addresses(http, ingress.path, https)
-    status["address"] = addresses[-1] if addresses else None
-    status.update(
-        addresses_status(addresses, previous_status)
-        | senders.policies_status(broker, previous_status)
-    )
-    if (encrypted := encryption.encrypted_condition(https)) is not None:
-        conditions.set(encrypted)
-    if (policies := senders.policies_condition(broker)) is not None:
-        conditions.set(policies)
-    with conditions.step(PROBE_SUCCEEDED):
+            manifest = direct_service(broker)
+            steps.needed.run_first(
+                Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), BROKER_DIRECT_REFUSAL)
+            )
+    return observed.direct_served
+
+
+def _set_address(
+    observed: ObservedBroker,
+    entry: _Entry,
+    https: Https | NotReady | None,
+    is_direct_way: bool,
+    settings: Settings,
+    steps: AddressableSteps,
+) -> None:
+    """Set the Broker's addresses, and decide `ProbeSucceeded`.
+
+    The direct address is set once the Service has answered a probe, and stays while the receiver is
+    replaced.
+    """
+    service, path = entry.service, entry.ingress.path
+    broker, rules = entry.configuration.broker, entry.configuration.rules
+    url = services.service_url(service.name, service.namespace, settings) + path
+    has_answered = observed.revision in (steps.annotations.get(PROBED), observed.probed)
+    probed = direct_url(broker, settings) + path if is_direct_way else url
+    if has_answered or steps.stored_address.get("url") == probed:
+        url = probed
+    steps.set_addresses(url, entry.ingress, https, rules, broker)
+    with steps.conditions.step(PROBE_SUCCEEDED):
+        assert observed.revision is not None
         if not has_answered:
-            needed.run_first(Probe(probed, observed.revision))
-        annotations[PROBED] = observed.revision
-    return make_decision(topic)
+            steps.needed.run_first(Probe(probed, observed.revision))
+        steps.annotations[PROBED] = observed.revision
 
 
 def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Settings) -> Receiver:

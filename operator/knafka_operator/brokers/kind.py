@@ -26,7 +26,6 @@ from knafka_operator.brokers import decide as deciding
 from knafka_operator.brokers.decide import (
     RECEIVER_CONTRACT,
     BrokerConnection,
-    BrokerDecision,
     ObservedBroker,
 )
 from knafka_operator.brokers.defaults import with_default_delivery
@@ -65,6 +64,7 @@ from knafka_operator.model.resources import (
     is_claimed_by_peer,
 )
 from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import Receivers
 from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import TopicOwnership, status_annotations
@@ -74,7 +74,7 @@ from knafka_operator.senders.observe import is_authentication_on, observe_featur
 
 
 @dataclass(eq=False)
-class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
+class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     """Reconciles all Brokers that Knafka serves."""
 
     settings: Settings
@@ -230,12 +230,12 @@ class Brokers(BrokerReconciler[ObservedBroker, BrokerDecision]):
             observed = await self._observe_entry(observed, record.kafka)
         return observed
 
-    def decide(self, observed: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
+    def decide(self, observed: ObservedBroker, record: BrokerRecord) -> AddressableDecision:
         """Decide what to do from `observed`."""
         return deciding.decide(observed, self.settings)
 
     def status_of(
-        self, observed: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
+        self, observed: ObservedBroker, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
         """Return the status of the last decision; also update the record for the Broker's
         Triggers."""
@@ -463,7 +463,7 @@ def _receiver_identity(broker: Resource) -> Identity:
 
 def _update_state(
     observed: ObservedBroker,
-    decision: BrokerDecision,
+    decision: AddressableDecision,
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:

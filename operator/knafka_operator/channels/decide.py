@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka.ports.log import TopicDescription
 from knafka_operator.channels import routes
 from knafka_operator.channels.routes import Gateway
 from knafka_operator.decisions.effects import (
@@ -29,21 +28,16 @@ from knafka_operator.decisions.effects import (
     Refusal,
     WriteIngress,
 )
-from knafka_operator.decisions.observed import Needed, ObservedObject
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
-    ADDRESSABLE,
     CHANNEL_CONDITIONS,
     CONFIG_PARSED,
     CONTRACT_UPDATED,
     DATA_PLANE_AVAILABLE,
-    DEAD_LETTER_SINK_RESOLVED,
     PROBE_SUCCEEDED,
     SERVED_BY_KNAFKA,
     SUBSCRIPTIONS_HANDLED,
-    TOPIC_READY,
-    ConditionSet,
     NotReady,
-    no_dead_letter_sink_condition,
     value_or_raise,
 )
 from knafka_operator.decisions.steps import Step
@@ -54,13 +48,19 @@ from knafka_operator.installation.naming import DEFAULT_NAMING, NameKind, Naming
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.desired import LOG_APPEND_TIME_CONFIG, MIN_IN_SYNC, Defaults
-from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
+from knafka_operator.kafka.topics import ObservedTopic
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merge_conditions
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.topics import Topic
 from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers.addressable import (
+    NO_DEAD_LETTER_SINK,
+    AddressableDecision,
+    AddressableSteps,
+    SenderRules,
+)
 from knafka_operator.receivers.direct import (
     channels_direct_host,
     channels_direct_service,
@@ -69,8 +69,6 @@ from knafka_operator.receivers.direct import (
 from knafka_operator.senders.authentication import (
     NO_AUTHENTICATION,
     Authentication,
-    addresses_status,
-    http_address,
 )
 from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 
@@ -159,176 +157,197 @@ class ObservedChannel(ObservedObject):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelDecision:
-    """Effects to run next, and the status, which is final once there are no effects."""
+class _Configuration:
+    """What a channel's decision needs beside its topic."""
 
-    effects: tuple[Effect, ...]
-    conditions: ConditionSet
-    status: Mapping[str, Any]
-    """The status without its conditions."""
-    topic: ObservedTopic | None
+    channel: KafkaChannel
+    broker: Broker
+    """The channel in the form of a Broker."""
+    connection: ChannelConnection
+    rules: SenderRules
 
 
-def decide(observed: ObservedChannel, settings: Settings) -> ChannelDecision:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A channel's entry in the contract of the receiver that it shares, and that receiver."""
+
+    configuration: _Configuration
+    ingress: Ingress
+    receiver: str
+    """The receiver's name."""
+    hosts: Sequence[str]
+    """The hosts of the channel."""
+
+
+def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision:
     """Decide a KafkaChannel's conditions, status and next effects, which keep `CHANNEL_ORDER`."""
-    previous_status = observed.document.get("status") or {}
-    conditions, needed = ConditionSet(CHANNEL_CONDITIONS), Needed(observed.failed)
+    no_address = NotReady("NoAddress", "it has no address yet", transient=True)
+    steps = AddressableSteps(observed, CHANNEL_CONDITIONS, no_address)
     if (handled_condition := _subscriptions_handled_condition(observed.handling)) is not None:
-        conditions.set(handled_condition)
-    annotations = observed.annotations
-    status: dict[str, Any] = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "annotations": annotations,
-        "address": previous_status.get("address"),
-        "deadLetterSinkUri": None,
-        "deadLetterSinkCACerts": None,
-        "subscribers": list(observed.subscribers),
-    }
+        steps.conditions.set(handled_condition)
+    steps.status |= {**NO_DEAD_LETTER_SINK, "subscribers": list(observed.subscribers)}
+    configuration = _read_configuration(observed, steps)
+    if configuration is None:
+        return steps.decision()
 
-    unaddressed = NotReady("NoAddress", "it has no address yet", transient=True)
+    connection = configuration.connection
+    receiver = receiver_services.channels_receiver_name(_secret_name(connection))
+    receiver_names = " ".join(_receivers_with_current(steps.annotations, connection))
+    recorded = {RECEIVERS: receiver_names}
+    topics = steps.ensure_topic(observed.topic, connection.defaults, settings.maxima, recorded)
+    if topics is None:
+        return steps.decision()
+    topic, existing_topic = topics
 
-    def make_decision(topic: ObservedTopic | None = None) -> ChannelDecision:
-        """Return the decision with what is known so far; a missing address becomes the reason of
-        `ADDRESSABLE`."""
-        with conditions.step(ADDRESSABLE):
-            if status["address"] is None:
-                raise unaddressed
-        return ChannelDecision(tuple(needed.effects), conditions, status, topic)
+    is_direct_way = _apply_receiver(observed, configuration, receiver, settings, steps)
+    if observed.revision is None:
+        return steps.decision(topic)
+    hosts = routes.channel_hosts(configuration.broker, settings)
+    ingress = desired.broker_ingress(
+        configuration.broker, topic.desired, existing_topic.config, connection.defaults, hosts
+    )
+    entry = _Entry(
+        configuration,
+        configuration.rules.in_contract(ingress, configuration.channel),
+        receiver,
+        hosts,
+    )
+    _write_entry(observed, entry, settings, steps)
+    if not steps.conditions.holds(CONTRACT_UPDATED):
+        return steps.decision(topic)
+    if is_direct_way and not _is_direct_service_applied(observed, receiver, settings, steps):
+        return steps.decision(topic)
+    _set_address(observed, entry, is_direct_way, settings, steps)
+    if steps.conditions.holds(PROBE_SUCCEEDED):
+        with steps.conditions.step(CONTRACT_UPDATED):
+            if other_receivers := tuple(
+                name for name in receivers_of(steps.annotations) if name != receiver
+            ):
+                steps.needed.run_first(LeaveReceivers(other_receivers, receiver))
+    return steps.decision(topic)
 
+
+def _read_configuration(
+    observed: ObservedChannel, steps: AddressableSteps
+) -> _Configuration | None:
+    """Decide `ConfigParsed` and `DeadLetterSinkResolved`; None: something can't be read, or another
+    implementation serves the channel."""
     channel: KafkaChannel | None = None
-    connection: ChannelConnection | None = None
-    senders: Authentication | None = None
-    encryption: Encryption | None = None
-    with conditions.step(CONFIG_PARSED):
+    configuration: _Configuration | None = None
+    with steps.conditions.step(CONFIG_PARSED):
         channel = value_or_raise(observed.channel)
         if observed.rival is not None:
-            connection = None
             raise NotReady("OtherImplementation", _rival_message(observed.rival))
         connection = value_or_raise(observed.connection)
-        senders = value_or_raise(observed.authentication)
-        encryption = value_or_raise(observed.encryption)
+        authentication = value_or_raise(observed.authentication)
+        rules = SenderRules(authentication, value_or_raise(observed.encryption))
+        if observed.broker is not None and connection is not None:
+            configuration = _Configuration(channel, observed.broker, connection, rules)
     if channel is not None:
-        with conditions.step(DEAD_LETTER_SINK_RESOLVED):
-            if channel.spec.delivery.dead_letter_sink is None:
-                conditions.set(no_dead_letter_sink_condition())
-            elif (sink := value_or_raise(observed.dead_letter_sink)) is not None:
-                status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
-                status["deadLetterSinkCACerts"] = sink.ca_certs
-    broker = observed.broker
-    if channel is None or broker is None or connection is None or senders is None:
-        return make_decision()
-    if encryption is None:
-        return make_decision()
+        steps.resolve_dead_letter_sink(channel.spec.delivery, observed.dead_letter_sink)
+    return configuration
 
-    topic: ObservedTopic | None = None
-    existing_topic: TopicDescription | None = None
-    with conditions.step(TOPIC_READY):
-        topic = value_or_raise(observed.topic)
-        assert topic is not None
-        recorded = {RECEIVERS: " ".join(_receivers_with_current(annotations, connection))}
-        if creating_effects := topic.effects(annotations, settings.maxima, recorded):
-            needed.run_first(*creating_effects)
-        existing_topic = topic.existing
-        assert existing_topic is not None
-        annotations.update(topic_annotations(topic.desired, existing_topic, connection.defaults))
-        conditions.set(as_declared_condition(topic.desired, existing_topic))
-    if topic is None or existing_topic is None:
-        return make_decision()
 
-    receiver = receiver_services.channels_receiver_name(_secret_name(connection))
-    service, contract_spec = (
-        Identity(settings.namespace, receiver),
-        receiver_contract(connection, settings),
-    )
-    contract = receivers.contract_topic(contract_spec, connection.defaults)
+def _apply_receiver(
+    observed: ObservedChannel,
+    configuration: _Configuration,
+    receiver: str,
+    settings: Settings,
+    steps: AddressableSteps,
+) -> bool:
+    """Decide `DataPlaneAvailable`: apply the Service of the shared receiver unless it was. Returns
+    whether senders reach it past Knative's proxy."""
+    connection = configuration.connection
     direct = False
-    with conditions.step(DATA_PLANE_AVAILABLE):
-        direct = is_direct_channel(channel, settings)
+    with steps.conditions.step(DATA_PLANE_AVAILABLE):
+        direct = is_direct_channel(configuration.channel, settings)
         if observed.revision is None:
+            contract_spec = receiver_contract(connection, settings)
             manifest = receiver_services.channels_receiver_service(
                 contract_spec,
                 connection.secret,
                 settings,
-                oidc=senders.is_on,
+                oidc=configuration.rules.authentication.is_on,
                 event_types=observed.event_types,
             )
-            needed.run_first(ApplyReceiver(service, contract, manifest))
-    if observed.revision is None:
-        return make_decision(topic)
-    hosts = routes.channel_hosts(broker, settings)
-    ingress = desired.broker_ingress(
-        broker, topic.desired, existing_topic.config, connection.defaults, hosts
-    )
-    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, channel))
+            contract = receivers.contract_topic(contract_spec, connection.defaults)
+            service = Identity(settings.namespace, receiver)
+            steps.needed.run_first(ApplyReceiver(service, contract, manifest))
+    return direct
+
+
+def _write_entry(
+    observed: ObservedChannel, entry: _Entry, settings: Settings, steps: AddressableSteps
+) -> None:
+    """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry."""
+    connection, ingress = entry.configuration.connection, entry.ingress
+    contract_spec = receiver_contract(connection, settings)
+    contract = receivers.contract_topic(contract_spec, connection.defaults)
+    service = Identity(settings.namespace, entry.receiver)
     await_receivers = AwaitReceivers(service, contract.name, ingress.path)
-    with conditions.step(CONTRACT_UPDATED):
-        if receiver not in receivers_of(annotations):
-            receiver_names = " ".join(_receivers_with_current(annotations, connection))
-            needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: receiver_names}))
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if entry.receiver not in receivers_of(steps.annotations):
+            receiver_names = " ".join(_receivers_with_current(steps.annotations, connection))
+            steps.needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: receiver_names}))
         if observed.ingress != ingress:
-            needed.run_first(
+            steps.needed.run_first(
                 WriteIngress(service, contract, ingress.path, ingress), await_receivers
             )
         if not observed.accepted:
-            needed.run_first(await_receivers)
-        annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
+            steps.needed.run_first(await_receivers)
+        steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
             contract_spec.contract_topic, ingress
         )
-    if not conditions.holds(CONTRACT_UPDATED):
-        return make_decision(topic)
-    gateway, route_host = (
-        observed.gateway,
-        services.service_host(receiver, settings.namespace, settings),
-    )
-    if direct:
-        with conditions.step(DATA_PLANE_AVAILABLE):
-            if not observed.direct_served:
-                manifest = channels_direct_service(receiver, settings)
-                needed.run_first(
-                    Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), CHANNEL_DIRECT_REFUSAL)
-                )
+
+
+def _is_direct_service_applied(
+    observed: ObservedChannel, receiver: str, settings: Settings, steps: AddressableSteps
+) -> bool:
+    """Apply the Service that leads past Knative's proxy; returns whether it was applied."""
+    with steps.conditions.step(DATA_PLANE_AVAILABLE):
         if not observed.direct_served:
-            return make_decision(topic)
-    with conditions.step(PROBE_SUCCEEDED):
-        answered_addresses = annotations.get(PROBED), observed.probed
-        if direct:
+            manifest = channels_direct_service(receiver, settings)
+            steps.needed.run_first(
+                Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), CHANNEL_DIRECT_REFUSAL)
+            )
+    return observed.direct_served
+
+
+def _set_address(
+    observed: ObservedChannel,
+    entry: _Entry,
+    is_direct_way: bool,
+    settings: Settings,
+    steps: AddressableSteps,
+) -> None:
+    """Decide `ProbeSucceeded`: route the channel's own host to its receiver (KN-CHN-11), probe it,
+    and set the addresses."""
+    broker, receiver, gateway = entry.configuration.broker, entry.receiver, observed.gateway
+    with steps.conditions.step(PROBE_SUCCEEDED):
+        answered_addresses = steps.annotations.get(PROBED), observed.probed
+        route_host = services.service_host(receiver, settings.namespace, settings)
+        if is_direct_way:
             route_host = channels_direct_host(receiver, settings)
         elif gateway is not None:
             route_host = gateway.host
-        path = f"http://{route_host}{ingress.path}"
-        url = path if gateway is None else f"http://{hosts[-1]}"  # KN-CHN-11
-        probed = path if direct else url
-        if direct and probed not in answered_addresses:
-            needed.run_first(ProbeDirect(probed, probed))
+        path = f"http://{route_host}{entry.ingress.path}"
+        url = path if gateway is None else f"http://{entry.hosts[-1]}"
+        probed = path if is_direct_way else url
+        if is_direct_way and probed not in answered_addresses:
+            steps.needed.run_first(ProbeDirect(probed, probed))
         if gateway is not None and observed.routed != route_host:
             manifests = (
                 routes.route_manifest(broker, receiver, gateway, settings),
                 routes.external_name_service(broker, route_host),
             )
-            needed.run_first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
+            steps.needed.run_first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
         if probed not in answered_addresses:
-            needed.run_first(Probe(probed, probed))
-        annotations[PROBED] = probed
-        if isinstance(observed.https, NotReady):
-            unaddressed = observed.https
-        http = http_address(url, ingress.audience)
-        addresses = encryption.addresses(http, ingress.path, observed.https)
-        status["address"] = addresses[-1] if addresses else None
-        status.update(
-            addresses_status(addresses, previous_status)
-            | senders.policies_status(channel, previous_status)
+            steps.needed.run_first(Probe(probed, probed))
+        steps.annotations[PROBED] = probed
+        configuration = entry.configuration
+        steps.set_addresses(
+            url, entry.ingress, observed.https, configuration.rules, configuration.channel
         )
-        if (encrypted := encryption.encrypted_condition(observed.https)) is not None:
-            conditions.set(encrypted)
-        if (policies := senders.policies_condition(channel)) is not None:
-            conditions.set(policies)
-    if conditions.holds(PROBE_SUCCEEDED):
-        with conditions.step(CONTRACT_UPDATED):
-            if other_receivers := tuple(
-                name for name in receivers_of(annotations) if name != receiver
-            ):
-                needed.run_first(LeaveReceivers(other_receivers, receiver))
-    return make_decision(topic)
 
 
 def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.channels import decide as deciding
 from knafka_operator.channels import routes
-from knafka_operator.channels.decide import ChannelConnection, ChannelDecision, ObservedChannel
+from knafka_operator.channels.decide import ChannelConnection, ObservedChannel
 from knafka_operator.channels.kafkas import ChannelKafkas
 from knafka_operator.channels.subscribers import Subscribers
 from knafka_operator.decisions import status as statuses
@@ -58,6 +58,7 @@ from knafka_operator.model.resources import (
     finalizers_of,
     is_claimed_by_peer,
 )
+from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import ReceiverRecord, Receivers
 from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import status_annotations
@@ -71,7 +72,7 @@ except those whose finalizer it has removed."""
 
 
 @dataclass(eq=False)
-class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
+class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     """Reconciles all KafkaChannels that Knafka serves."""
 
     settings: Settings
@@ -251,12 +252,12 @@ class Channels(BrokerReconciler[ObservedChannel, ChannelDecision]):
         """Read what a channel's decision needs."""
         return replace(await self._observe_channel(document, record), handling=self.handling)
 
-    def decide(self, observed: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
+    def decide(self, observed: ObservedChannel, record: BrokerRecord) -> AddressableDecision:
         """Decide what to do from `observed`."""
         return deciding.decide(observed, self.settings)
 
     def status_of(
-        self, observed: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
+        self, observed: ObservedChannel, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
         """Return the status of the last decision; also update the record for the Subscriptions."""
         if observed.rival is not None and (
@@ -440,7 +441,7 @@ def _receiver_name(connection: ChannelConnection) -> str:
 
 def _update_state(
     observed: ObservedChannel,
-    decision: ChannelDecision,
+    decision: AddressableDecision,
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:

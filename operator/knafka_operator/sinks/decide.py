@@ -1,8 +1,9 @@
 """Sink: decides the status and the next effects of an observed KafkaSink. Pure.
 
-    ConfigParsed         its Secret exists and is valid TopicReady           its topic exists; it is
-    created if the sink declares partitions and replicas DataPlaneAvailable   its receiver is Ready
-    Addressable, ProbeSucceeded
+    ConfigParsed                   its Secret exists and is valid
+    TopicReady                     its topic exists; created if it declares partitions and replicas
+    DataPlaneAvailable             its receiver is Ready
+    Addressable, ProbeSucceeded    its address is known, and the receiver has answered there
 
 A topic is the sink's own only if it was created for the sink: then the status has the topic's id in
 Kafka.
@@ -18,14 +19,13 @@ from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decisions.effects import ApplyService, CreateTopic, Effect, Probe
-from knafka_operator.decisions.observed import Needed, ObservedObject
+from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
     CONFIG_PARSED,
     DATA_PLANE_AVAILABLE,
     PROBE_SUCCEEDED,
     TOPIC_READY,
-    ConditionSet,
     NotReady,
     value_or_raise,
 )
@@ -38,12 +38,12 @@ from knafka_operator.kafka.desired import MIN_IN_SYNC
 from knafka_operator.kafka.topics import TOPIC_ID, as_declared_condition, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.model.topics import Topic, TopicRefused
-from knafka_operator.senders.authentication import (
-    NO_AUTHENTICATION,
-    Authentication,
-    addresses_status,
-    http_address,
+from knafka_operator.receivers.addressable import (
+    AddressableDecision,
+    AddressableSteps,
+    SenderRules,
 )
+from knafka_operator.senders.authentication import NO_AUTHENTICATION, Authentication
 from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 from knafka_operator.sinks.manifests import sink_receiver_name, sink_receiver_service
 from knafka_operator.sinks.model import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
@@ -96,53 +96,21 @@ class ObservedSink(ObservedObject):
         return observed
 
 
-@dataclass(frozen=True, slots=True)
-class SinkDecision:
-    """Effects to run next, and the status, which is final once there are no effects."""
-
-    effects: tuple[Effect, ...]
-    conditions: ConditionSet
-    status: Mapping[str, Any]
-    """The status without its conditions."""
-
-
-def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
+def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
     """Decide a KafkaSink's conditions, status and next effects, which keep `BROKER_ORDER`."""
-    previous_status = observed.document.get("status") or {}
-    conditions, needed = ConditionSet(SINK_CONDITIONS), Needed(observed.failed)
-    annotations = observed.annotations
-    status: dict[str, Any] = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "annotations": annotations,
-        # Once there is a receiver, it receives; while replaced, the old one does.
-        "address": previous_status.get("address"),
-    }
-    unaddressed = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
-
-    def make_decision() -> SinkDecision:
-        """Return the decision with what is known so far; a missing address becomes the reason of
-        `ADDRESSABLE`."""
-        with conditions.step(ADDRESSABLE):
-            if status["address"] is None:
-                raise unaddressed
-        return SinkDecision(tuple(needed.effects), conditions, status)
-
-    with conditions.step(CONFIG_PARSED):
+    no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
+    steps = AddressableSteps(observed, SINK_CONDITIONS, no_receiver)
+    with steps.conditions.step(CONFIG_PARSED):
         sink, kafka = value_or_raise(observed.sink), value_or_raise(observed.kafka)
-        senders, encryption = (
-            value_or_raise(observed.authentication),
-            value_or_raise(observed.encryption),
-        )
-    if not conditions.holds(CONFIG_PARSED):
-        return make_decision()
+        authentication = value_or_raise(observed.authentication)
+        rules = SenderRules(authentication, value_or_raise(observed.encryption))
+    if not steps.conditions.holds(CONFIG_PARSED):
+        return steps.decision()
     assert kafka is not None
-    with conditions.step(TOPIC_READY):
-        topic = value_or_raise(observed.topic)
-        existing_topic = _ensure_topic(
-            observed, sink, topic, annotations, settings, needed, conditions
-        )
-    if not conditions.holds(TOPIC_READY):
-        return make_decision()
+    with steps.conditions.step(TOPIC_READY):
+        topic = _ensure_topic(observed, sink, settings, steps)
+    if not steps.conditions.holds(TOPIC_READY):
+        return steps.decision()
 
     ingress = Ingress(
         namespace=sink.metadata.namespace,
@@ -151,54 +119,34 @@ def decide(observed: ObservedSink, settings: Settings) -> SinkDecision:
         topic=sink.spec.topic,
         content_mode=sink.spec.content_mode,
         kafka=kafka,
-        **desired.ingress_limits(existing_topic.config),
+        **desired.ingress_limits(topic.config),
     )
-    ingress = encryption.with_encryption_rule(senders.with_sender_rules(ingress, sink))
-    with conditions.step(DATA_PLANE_AVAILABLE):
+    ingress = rules.in_contract(ingress, sink)
+    with steps.conditions.step(DATA_PLANE_AVAILABLE):
         if observed.revision is None:
             check_receiver_scaling(sink.metadata.annotations, settings.maxima)
             manifest = sink_receiver_service(
-                sink, ingress, observed.secret, settings, oidc=senders.is_on
+                sink, ingress, observed.secret, settings, oidc=authentication.is_on
             )
-            needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
+            steps.needed.run_first(ApplyService(Step.APPLY_RECEIVER, manifest))
     if observed.revision is None:
-        return make_decision()
-    if isinstance(observed.https, NotReady):
-        unaddressed = observed.https
+        return steps.decision()
     name, namespace = sink_receiver_name(sink), sink.metadata.namespace
     url = services.service_url(name, namespace, settings) + ingress.path
-    addresses = encryption.addresses(
-        http_address(url, ingress.audience), ingress.path, observed.https
-    )
-    status["address"] = addresses[-1] if addresses else None
-    status.update(
-        addresses_status(addresses, previous_status)
-        | senders.policies_status(sink, previous_status)
-    )
-    for condition in (
-        encryption.encrypted_condition(observed.https),
-        senders.policies_condition(sink),
-    ):
-        if condition is not None:
-            conditions.set(condition)
-    with conditions.step(PROBE_SUCCEEDED):
-        if observed.revision not in (annotations.get(PROBED), observed.probed):
-            needed.run_first(Probe(url, observed.revision))
-        annotations[PROBED] = observed.revision
-    return make_decision()
+    steps.set_addresses(url, ingress, observed.https, rules, sink)
+    with steps.conditions.step(PROBE_SUCCEEDED):
+        if observed.revision not in (steps.annotations.get(PROBED), observed.probed):
+            steps.needed.run_first(Probe(url, observed.revision))
+        steps.annotations[PROBED] = observed.revision
+    return steps.decision()
 
 
 def _ensure_topic(
-    observed: ObservedSink,
-    sink: KafkaSink,
-    existing: TopicDescription | None,
-    annotations: dict[str, str],
-    settings: Settings,
-    needed: Needed,
-    conditions: ConditionSet,
+    observed: ObservedSink, sink: KafkaSink, settings: Settings, steps: AddressableSteps
 ) -> TopicDescription:
-    """Check or create the sink's topic, and note its owner in `annotations`; returns the topic.
-    Raises `NotReady` and `TopicRefused`."""
+    """Check or create the sink's topic, and note its owner in the annotations; returns the topic.
+    Raises `KnafkaError`, such as `NotReady` and `TopicRefused`."""
+    existing, annotations = value_or_raise(observed.topic), steps.annotations
     topic_to_make = topic_to_create(sink)
     is_own = topic_to_make is not None and is_made_for(sink, existing, annotations, observed)
     if existing is None and topic_to_make is None:
@@ -227,10 +175,10 @@ def _ensure_topic(
         disputed=observed.disputed,
         recorded=recorded,
     ):
-        needed.run_first(*creating_effects)
+        steps.needed.run_first(*creating_effects)
     assert existing is not None
     annotations.update(recorded)
-    conditions.set(as_declared_condition(topic_to_make, existing))
+    steps.conditions.set(as_declared_condition(topic_to_make, existing))
     return existing
 
 

@@ -29,12 +29,13 @@ from knafka_operator.model.cluster import Cluster, Document, decode_secret
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.sources import refuse_taken_topics
+from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.records.namespace_totals import partitions_of_others
 from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import States
 from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import observe_features, observe_https_of
-from knafka_operator.sinks.decide import ObservedSink, SinkDecision, decide
+from knafka_operator.sinks.decide import ObservedSink, decide
 from knafka_operator.sinks.manifests import sink_receiver_name
 from knafka_operator.sinks.model import KAFKA_SINK, SINKS_VERSION, KafkaSink
 
@@ -55,7 +56,7 @@ class SinkRecord:
 
 
 @dataclass(eq=False)
-class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
+class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind):
     """Reconciles all KafkaSinks."""
 
     api_version = SINKS_VERSION
@@ -162,7 +163,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
 
     # Reconcile.
 
-    def decide(self, observed: ObservedSink, record: SinkRecord) -> SinkDecision:
+    def decide(self, observed: ObservedSink, record: SinkRecord) -> AddressableDecision:
         """Decide what to do from `observed`, and reserve the name of a new topic."""
         decision = decide(observed, self.settings)
         # Reserve before the next await, so that no other sink creates a topic of this name.
@@ -176,7 +177,7 @@ class KafkaSinks(Reconciler[ObservedSink, SinkDecision, SinkRecord], Kind):
         return record.kafka
 
     def status_of(
-        self, observed: ObservedSink, decision: SinkDecision, record: SinkRecord
+        self, observed: ObservedSink, decision: AddressableDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
         """Return the status of the last decision; also update the sink's record."""
         namespace, _ = Identity.of(observed.document)

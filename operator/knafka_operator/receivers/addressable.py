@@ -1,0 +1,164 @@
+"""Addressable: the steps that the decisions of Brokers, channels and KafkaSinks share. Pure.
+
+Each of these objects has an address at a receiver and a topic behind it. A kind's `decide` makes
+`AddressableSteps`, takes its steps one after the other, and returns `decision` at the first one
+that can't be taken yet.
+
+Not here: the receiver's Service and the entry in its contract, which each kind has in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core.contract import Ingress, Sink
+from knafka.core.errors import KnafkaError
+from knafka.ports.log import TopicDescription
+from knafka_operator.decisions.effects import Effect
+from knafka_operator.decisions.observed import Needed, ObservedObject
+from knafka_operator.decisions.status import (
+    ADDRESSABLE,
+    DEAD_LETTER_SINK_RESOLVED,
+    TOPIC_READY,
+    ConditionSet,
+    NotReady,
+    no_dead_letter_sink_condition,
+    value_or_raise,
+)
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
+from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.resources import DeliverySpec, Resource
+from knafka_operator.senders.authentication import Authentication, addresses_status, http_address
+from knafka_operator.senders.encryption import Encryption, Https
+
+NO_DEAD_LETTER_SINK: Final[Mapping[str, Any]] = {
+    "deadLetterSinkUri": None,
+    "deadLetterSinkCACerts": None,
+}
+"""Fields of the status of a Broker or channel whose dead letter sink isn't resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressableDecision:
+    """Effects to run next, and the status, which is final once there are no effects."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """The status without its conditions."""
+    topic: ObservedTopic | None = None
+    """The topic of a Broker or channel; None: it has none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderRules:
+    """What a receiver asks of its senders: tokens and policies, and TLS."""
+
+    authentication: Authentication
+    encryption: Encryption
+
+    def in_contract(self, ingress: Ingress, resource: Resource) -> Ingress:
+        """Return an object's contract entry with these rules."""
+        return self.encryption.with_encryption_rule(
+            self.authentication.with_sender_rules(ingress, resource)
+        )
+
+
+class AddressableSteps:
+    """The decision of one Broker, channel or KafkaSink while its steps are taken."""
+
+    def __init__(
+        self, observed: ObservedObject, condition_types: Sequence[str], no_address: NotReady
+    ) -> None:
+        """Begin with the stored address: once there is a receiver, it receives; while it is
+        replaced, the old one does (KN-BRK-01)."""
+        self._previous_status = observed.document.get("status") or {}
+        self.no_address = no_address
+        """Why there is no address, as long as there is none."""
+        self.conditions = ConditionSet(condition_types)
+        self.needed = Needed(observed.failed)
+        self.annotations = observed.annotations
+        """Annotations of the new status."""
+        self.status: dict[str, Any] = {
+            "observedGeneration": observed.document["metadata"].get("generation", 0),
+            "annotations": self.annotations,
+            "address": self._previous_status.get("address"),
+        }
+
+    @property
+    def stored_address(self) -> Mapping[str, Any]:
+        """The address in the stored status; empty if it has none."""
+        return self._previous_status.get("address") or {}
+
+    def decision(self, topic: ObservedTopic | None = None) -> AddressableDecision:
+        """Return the decision with what is known so far."""
+        with self.conditions.step(ADDRESSABLE):
+            if self.status["address"] is None:
+                raise self.no_address
+        return AddressableDecision(tuple(self.needed.effects), self.conditions, self.status, topic)
+
+    def resolve_dead_letter_sink(
+        self, delivery: DeliverySpec, sink: Sink | KnafkaError | None
+    ) -> None:
+        """Decide `DeadLetterSinkResolved`, with the sink's address in the status (KN-BRK-03,
+        KN-CHN-04). `sink` is what `delivery` declares, or the error of resolving it."""
+        with self.conditions.step(DEAD_LETTER_SINK_RESOLVED):
+            if delivery.dead_letter_sink is None:
+                self.conditions.set(no_dead_letter_sink_condition())
+            elif (resolved := value_or_raise(sink)) is not None:
+                self.status["deadLetterSinkUri"] = resolved.url
+                self.status["deadLetterSinkCACerts"] = resolved.ca_certs
+
+    def ensure_topic(
+        self,
+        observed: ObservedTopic | KnafkaError | None,
+        defaults: Defaults,
+        maxima: Maxima,
+        recorded: Mapping[str, str],
+        *,
+        accepts_records: bool = False,
+    ) -> tuple[ObservedTopic, TopicDescription] | None:
+        """Decide `TopicReady`: create the topic if it is missing. Returns the topic, and how it
+        exists in Kafka; None: it doesn't yet. `recorded` are annotations to write before."""
+        with self.conditions.step(TOPIC_READY):
+            topic = value_or_raise(observed)
+            assert topic is not None
+            if creating_effects := topic.effects(
+                self.annotations, maxima, recorded, accepts_records=accepts_records
+            ):
+                self.needed.run_first(*creating_effects)
+            existing = topic.existing
+            assert existing is not None
+            self.annotations.update(topic_annotations(topic.desired, existing, defaults))
+            self.conditions.set(as_declared_condition(topic.desired, existing))
+            return topic, existing
+        return None
+
+    def set_addresses(
+        self,
+        url: str,
+        ingress: Ingress,
+        https: Https | NotReady | None,
+        rules: SenderRules,
+        resource: Resource,
+    ) -> None:
+        """Set the addresses in the status, and the conditions of TLS and EventPolicies where these
+        are on. `url` is the address by http, `https` as observed."""
+        authentication, encryption = rules.authentication, rules.encryption
+        if isinstance(https, NotReady):
+            self.no_address = https
+        addresses = encryption.addresses(http_address(url, ingress.audience), ingress.path, https)
+        self.status["address"] = addresses[-1] if addresses else None
+        self.status.update(
+            addresses_status(addresses, self._previous_status)
+            | authentication.policies_status(resource, self._previous_status)
+        )
+        for condition in (
+            encryption.encrypted_condition(https),
+            authentication.policies_condition(resource),
+        ):
+            if condition is not None:
+                self.conditions.set(condition)
