@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 from knafka.core import names
 from knafka.core.contract import Kafka
@@ -53,6 +53,7 @@ from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING
 from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor, bus_of
+from knafka_operator.model.topics import Topic
 from knafka_operator.records.delivery import BrokerState
 from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.sensors import limits as sensor_limits
@@ -138,6 +139,39 @@ class SensorDecision:
     """The status without its conditions."""
 
 
+class _SensorSteps(Generic[K]):
+    """The decision of one Sensor while its steps are taken."""
+
+    def __init__(self, observed: ObservedSensor[K], settings: Settings) -> None:
+        family = bus_of(observed.document).family
+        types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
+        self.bus_ready, _, _, self.triggers_ready = types
+        self.observed = observed
+        self.settings = settings
+        self.conditions = ConditionSet(types)
+        self.needed = Needed(observed.failed)
+        self.annotations = observed.annotations
+        """Annotations of the new status."""
+
+    def decision(self) -> SensorDecision:
+        """Return the decision with what is known so far."""
+        status = {
+            "observedGeneration": self.observed.document["metadata"].get("generation", 0),
+            "annotations": self.annotations,
+        }
+        return SensorDecision(tuple(self.needed.effects), self.conditions, status)
+
+    def delete_function(self) -> NoReturn:
+        """Request the end of the Sensor's drains and of its function; group and topics stay.
+        Raises what `Needed.run_first` raises."""
+        family = bus_of(self.observed.document).family
+        function = sensor_manifests.function_identity(
+            family, Identity.of(self.observed.document), self.settings
+        )
+        objects = (ObjectName(SERVING, "Service", *function),)
+        self.needed.run_first(StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True))
+
+
 def decide(
     observed: ObservedSensor[K], names_of_others: Container[str], settings: Settings
 ) -> SensorDecision:
@@ -145,34 +179,39 @@ def decide(
 
     `names_of_others` has the topics and consumer groups of other Sensors.
     """
-    family = bus_of(observed.document).family
-    condition_types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
-    bus_ready, _, _, triggers_ready = condition_types
-    conditions, needed = ConditionSet(condition_types), Needed(observed.failed)
-    annotations = observed.annotations
-    status = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "annotations": annotations,
-    }
-
-    def make_decision() -> SensorDecision:
-        return SensorDecision(tuple(needed.effects), conditions, status)
-
+    steps = _SensorSteps(observed, settings)
     sensor, broker = observed.sensor, observed.broker
     if isinstance(sensor, InvalidDocument):
-        conditions.fail(FUNCTION_READY, sensor)
-        return make_decision()
-    with conditions.step(bus_ready):
+        steps.conditions.fail(FUNCTION_READY, sensor)
+        return steps.decision()
+    with steps.conditions.step(steps.bus_ready):
         check_bus(sensor, observed)
     if broker is None or observed.stopped is not None:
-        with conditions.step(FUNCTION_READY):
+        with steps.conditions.step(FUNCTION_READY):
             if observed.stands and _is_bus_gone(observed):
-                needed.run_first(*_delete_function_effects(observed, settings))
-            message = f"it has no {family.broker} whose events it could read"
+                steps.delete_function()
+            bus_kind = bus_of(observed.document).family.broker
+            message = f"it has no {bus_kind} whose events it could read"
             raise NotReady("Waiting", message, transient=True)
-        return make_decision()
+        return steps.decision()
+    topics = _ensure_topics(sensor, broker, names_of_others, steps)
+    if topics is None:
+        return steps.decision()
+    _apply_function(sensor, broker, topics[TRIGGER].partitions, steps)
+    _apply_triggers(sensor, steps)
+    return steps.decision()
 
-    with conditions.step(TOPICS_READY):
+
+def _ensure_topics(
+    sensor: Sensor,
+    broker: BrokerState[K],
+    names_of_others: Container[str],
+    steps: _SensorSteps[K],
+) -> Mapping[str, Topic] | None:
+    """Decide `TopicsReady`: the Sensor's own topics exist, and its group has its first offsets.
+    Returns these topics; None: it isn't decided yet."""
+    observed, annotations = steps.observed, steps.annotations
+    with steps.conditions.step(TOPICS_READY):
         existing_topics = value_or_raise(observed.topics)
         desired_topics = sensor_topics.desired_topics(
             sensor, broker, annotations, existing_topics, names_of_others
@@ -183,59 +222,71 @@ def decide(
         if annotations_to_write := sensor_topics.annotations_to_record(
             desired_topics, group, broker, annotations, existing_topics
         ):
-            needed.run_first(Annotate(Step.RECORD_TOPIC, annotations_to_write))
-        maxima, disputed = settings.maxima, observed.disputed
+            steps.needed.run_first(Annotate(Step.RECORD_TOPIC, annotations_to_write))
+        maxima, disputed = steps.settings.maxima, observed.disputed
         if topics_to_create := sensor_topics.topics_to_create(
             desired_topics, annotations, existing_topics, maxima, disputed
         ):
-            needed.run_first(*topics_to_create)
+            steps.needed.run_first(*topics_to_create)
         ids = {
             TOPICS[each][1]: sensor_topics.topic_id(existing_topics[topic.name])
             for each, topic in desired_topics.items()
         }
         sensor_topics.check_partitions(desired_topics, existing_topics)
-        conditions.set(sensor_topics.as_declared_condition(desired_topics, existing_topics))
+        steps.conditions.set(sensor_topics.as_declared_condition(desired_topics, existing_topics))
         bus = broker.topic.name
         if annotations.get(BUS) != bus:
             if observed.stands:
                 # While the function runs, its group has members and accepts no offsets on another
                 # topic.
-                needed.run_first(*_delete_function_effects(observed, settings))
-            needed.run_first(
+                steps.delete_function()
+            steps.needed.run_first(
                 # Its own topic first: an offset there proves that the group is the Sensor's.
                 CommitOffsets(group, desired_topics[TRIGGER].name, "earliest"),
                 CommitOffsets(group, bus, "latest"),
                 Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
             )
         annotations.update(ids)
-    if not conditions.holds(TOPICS_READY):
-        return make_decision()
+        return desired_topics
+    return None
 
-    with conditions.step(FUNCTION_READY):
-        function = function_contract(sensor, broker, annotations)
+
+def _apply_function(
+    sensor: Sensor, broker: BrokerState[K], trigger_partitions: int, steps: _SensorSteps[K]
+) -> None:
+    """Decide `FunctionReady`: the Sensor's function is as declared, and scaled; there is none while
+    the Sensor is paused. `trigger_partitions` are those of the topic of its actions."""
+    observed, settings = steps.observed, steps.settings
+    with steps.conditions.step(FUNCTION_READY):
+        function = function_contract(sensor, broker, steps.annotations)
         autoscaling = sensor_scaling.sensor_autoscaling(sensor, settings.maxima)
-        if (
-            delivering := sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling)
-        ) is not None:
-            conditions.set(delivering)
-        if (dead_letters := sensor_scaling.dead_letters_condition(observed.scaling)) is not None:
-            conditions.set(dead_letters)
-        if (in_order := sensor_scaling.in_order_condition(observed.scaling)) is not None:
-            conditions.set(in_order)
+        for condition in (
+            sensor_scaling.sensor_delivering_condition(autoscaling, observed.scaling),
+            sensor_scaling.dead_letters_condition(observed.scaling),
+            sensor_scaling.in_order_condition(observed.scaling),
+        ):
+            if condition is not None:
+                steps.conditions.set(condition)
         if autoscaling.paused:
             if observed.stands:
                 # Without the Service no pod of min-scale drains, and no drain goes on by itself.
-                needed.run_first(*_delete_function_effects(observed, settings))
+                steps.delete_function()
         elif observed.revision is None:
-            partitions = max(broker.partitions, desired_topics[TRIGGER].partitions)
+            partitions = max(broker.partitions, trigger_partitions)
             manifest = sensor_manifests.function_service(
                 sensor, function, autoscaling, partitions, broker.secret, settings
             )
-            needed.run_first(ApplyService(Step.APPLY_FUNCTION, manifest))
+            steps.needed.run_first(ApplyService(Step.APPLY_FUNCTION, manifest))
         if not observed.scaled:
-            needed.run_first(StartDelivery(WatchedSensor(function, autoscaling)))
+            steps.needed.run_first(StartDelivery(WatchedSensor(function, autoscaling)))
+
+
+def _apply_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
+    """Decide `TriggersReady`, or `SubscriptionsReady`: those that deliver the Sensor's actions are
+    as declared and Ready, and others are deleted."""
+    observed, family = steps.observed, sensor.bus.family
     declared = sensor_manifests.trigger_manifests(sensor, observed.document)
-    with conditions.step(triggers_ready):
+    with steps.conditions.step(steps.triggers_ready):
         check_subscriptions_handler(observed.handler)
         if not observed.applied:
             undeclared_names = observed.triggers.keys() - {
@@ -244,26 +295,15 @@ def decide(
             kind = family.trigger_version, family.trigger, sensor.metadata.namespace
             triggers_to_delete = tuple(ObjectName(*kind, name) for name in sorted(undeclared_names))
             reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
-            needed.run_first(
-                Apply(Step.APPLY_TRIGGERS, tuple(declared), Refusal("this Sensor", *reasons)),
-                *(
-                    (Delete(Step.DELETE_TRIGGERS, triggers_to_delete),)
-                    if triggers_to_delete
-                    else ()
-                ),
+            apply_triggers = Apply(
+                Step.APPLY_TRIGGERS, tuple(declared), Refusal("this Sensor", *reasons)
             )
+            delete_effects = (
+                (Delete(Step.DELETE_TRIGGERS, triggers_to_delete),) if triggers_to_delete else ()
+            )
+            steps.needed.run_first(apply_triggers, *delete_effects)
         for each in declared:
             check_trigger(observed.triggers[each["metadata"]["name"]])
-    return make_decision()
-
-
-def _delete_function_effects(observed: ObservedSensor[K], settings: Settings) -> tuple[Effect, ...]:
-    """Return the effects that end a Sensor's drains and delete its function; group and topics
-    stay."""
-    family = bus_of(observed.document).family
-    function = sensor_manifests.function_identity(family, Identity.of(observed.document), settings)
-    objects = (ObjectName(SERVING, "Service", *function),)
-    return StopDelivery(), Delete(Step.DELETE_FUNCTIONS, objects, owned=True)
 
 
 def check_bus(sensor: Sensor, observed: ObservedSensor[K]) -> None:
