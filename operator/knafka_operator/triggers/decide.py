@@ -13,7 +13,7 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from knafka.core.contract import Egress
+from knafka.core.contract import Egress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.effects import (
     Effect,
@@ -71,6 +71,33 @@ class TriggerDecision(Generic[K]):
     """The isolation that was chosen for an `auto` Trigger; None: it isn't `auto`."""
 
 
+class _TriggerSteps(Generic[K]):
+    """The decision of one Trigger while its steps are taken."""
+
+    def __init__(self, observed: ObservedTrigger[K]) -> None:
+        stored_status = observed.document.get("status") or {}
+        self.observed = observed
+        self.conditions = ConditionSet(TRIGGER_CONDITIONS)
+        self.status: dict[str, Any] = {
+            "observedGeneration": observed.document["metadata"].get("generation", 0),
+            "annotations": dict(stored_status.get("annotations") or {}),
+            "subscriberUri": "",  # KN-TRG-03
+            "subscriberCACerts": None,
+            "deadLetterSinkUri": None,
+            "deadLetterSinkCACerts": None,
+            "subscriberAudience": None,
+            "deadLetterSinkAudience": None,
+        }
+
+    def decision(self, effects: tuple[Effect, ...] = ()) -> TriggerDecision[K]:
+        """Return the decision that nothing can be delivered yet."""
+        return TriggerDecision(effects, self.conditions, self.status)
+
+    def wait(self, message: str) -> None:
+        """Set `SubscriptionReady` to Unknown, as the message explains."""
+        self.conditions.set(Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message))
+
+
 def decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
@@ -92,93 +119,126 @@ def _decide(
 ) -> TriggerDecision[K]:
     """Decide a Trigger's conditions, status and delivery, and the effects to run next. Returns as
     soon as something is missing without which nothing can be delivered."""
-    previous_status = observed.document.get("status") or {}
-    conditions = ConditionSet(TRIGGER_CONDITIONS)
-    status: dict[str, Any] = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "annotations": dict(previous_status.get("annotations") or {}),
-        "subscriberUri": "",  # KN-TRG-03
-        "subscriberCACerts": None,
-        "deadLetterSinkUri": None,
-        "deadLetterSinkCACerts": None,
-        "subscriberAudience": None,
-        "deadLetterSinkAudience": None,
-    }
-    subscriber = dead_letter_sink = reply = None
-
+    steps = _TriggerSteps(observed)
+    conditions = steps.conditions
     if isinstance(observed.trigger, InvalidDocument):
         conditions.fail(SUBSCRIPTION_READY, observed.trigger)
-        return TriggerDecision((), conditions, status)
+        return steps.decision()
     trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
     effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.DELIVERY_PAUSED)
-    with conditions.step(BROKER_READY):
-        if observed.unreachable is not None:
-            raise observed.unreachable
-        broker_reference = family_of(trigger.kind), trigger.spec.broker
-        check_broker(*broker_reference, observed.stopped, observed.broker, observed.stored_broker)
-    with conditions.step(DEPENDENCY_READY):
-        check_dependency(trigger, value_or_raise(observed.dependency))
-    with conditions.step(SUBSCRIBER_RESOLVED):
-        subscriber = value_or_raise(observed.subscriber)
-        assert subscriber is not None
-        status["subscriberUri"] = subscriber.url
-        status["subscriberCACerts"] = subscriber.ca_certs
-        if (reply := value_or_raise(observed.reply)) is not None:
-            status["replyUri"] = reply.url  # KN-SUB-03
-            status["replyCACerts"] = reply.ca_certs
+    _check_what_it_needs(trigger, steps)
+    subscriber, reply = _resolve_subscriber(steps)
     if broker is None:
-        kind = family_of(trigger.kind).broker
-        conditions.set(_waiting_condition(f"it has no {kind} that could send it events"))
+        steps.wait(f"it has no {family_of(trigger.kind).broker} that could send it events")
         keeps_delivery = not paused and (
             observed.watched is None or observed.stored_broker is not None
         )
-        return TriggerDecision(() if keeps_delivery else effects_to_stop, conditions, status)
+        return steps.decision(() if keeps_delivery else effects_to_stop)
 
     conditions.set(
         service_accounts.ACCOUNT_WAITS if broker.oidc else service_accounts.OIDC_DISABLED
     )
     if isinstance(observed.actions, KnafkaError):
         conditions.fail(SUBSCRIPTION_READY, observed.actions)
-        return TriggerDecision(stop_effects(observed.document, settings), conditions, status)
-    source = broker.topic if observed.actions is None else observed.actions.topic
-    sink = desired.dead_letter_destination(trigger, broker.broker)
-    with conditions.step(DEAD_LETTER_SINK_RESOLVED):
-        if sink is None:
-            conditions.set(no_dead_letter_sink_condition())
-        elif (dead_letter_sink := value_or_raise(observed.dead_letter_sink)) is not None:
-            status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
-            status["deadLetterSinkCACerts"] = dead_letter_sink.ca_certs
-    loop = trigger_conditions.loop_condition(
-        trigger, observed.document, sink, subscriber, dead_letter_sink
-    )
-    if loop is not None and observed.actions is None:  # not for a Sensor's actions
-        conditions.set(loop)
-    needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
-    if subscriber is None or not conditions.holds(*needed):
-        conditions.set(
-            _waiting_condition("it has no subscriber to deliver to: its events wait in Kafka")
-        )
-        return TriggerDecision(effects_to_stop, conditions, status)
+        return steps.decision(stop_effects(observed.document, settings))
+    dead_letter_sink = _resolve_dead_letter_sink(trigger, broker, subscriber, steps)
+    if subscriber is None or not conditions.holds(
+        DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
+    ):
+        steps.wait("it has no subscriber to deliver to: its events wait in Kafka")
+        return steps.decision(effects_to_stop)
 
     destinations = desired.TriggerDestinations(subscriber, dead_letter_sink, reply)
-    with conditions.step(OIDC_IDENTITY_CREATED):
-        if broker.oidc:
-            sender = service_accounts.sender_account(trigger, observed.document)
-            destinations = replace(destinations, sender=sender)
-            status["auth"] = {"serviceAccountName": sender}
-            status.update(_audience_fields(destinations))
-            conditions.set_true(OIDC_IDENTITY_CREATED)
-    if broker.oidc and destinations.sender is None and destinations.want_tokens:
-        conditions.set(
-            _waiting_condition("it has no service account to send as: its events wait in Kafka")
-        )
-        return TriggerDecision(effects_to_stop, conditions, status)
-    with conditions.step(SUBSCRIPTION_READY):
+    if broker.oidc:
+        destinations = _with_sender(trigger, destinations, steps)
+        if destinations.sender is None and destinations.want_tokens:
+            steps.wait("it has no service account to send as: its events wait in Kafka")
+            return steps.decision(effects_to_stop)
+    return _decide_delivery(
+        trigger, broker, destinations, taken, settings, steps
+    ) or steps.decision(effects_to_stop if paused else ())
+
+
+def _check_what_it_needs(trigger: Trigger, steps: _TriggerSteps[K]) -> None:
+    """Decide `BrokerReady` and `DependencyReady`."""
+    observed = steps.observed
+    with steps.conditions.step(BROKER_READY):
+        if observed.unreachable is not None:
+            raise observed.unreachable
+        broker_reference = family_of(trigger.kind), trigger.spec.broker
+        check_broker(*broker_reference, observed.stopped, observed.broker, observed.stored_broker)
+    with steps.conditions.step(DEPENDENCY_READY):
+        check_dependency(trigger, value_or_raise(observed.dependency))
+
+
+def _resolve_subscriber(steps: _TriggerSteps[K]) -> tuple[Sink | None, Sink | None]:
+    """Decide `SubscriberResolved`. Returns the subscriber (None: it has no address) and the
+    destination of its replies (None: the Broker)."""
+    subscriber = reply = None
+    with steps.conditions.step(SUBSCRIBER_RESOLVED):
+        subscriber = value_or_raise(steps.observed.subscriber)
+        assert subscriber is not None
+        steps.status["subscriberUri"] = subscriber.url
+        steps.status["subscriberCACerts"] = subscriber.ca_certs
+        if (reply := value_or_raise(steps.observed.reply)) is not None:
+            steps.status["replyUri"] = reply.url  # KN-SUB-03
+            steps.status["replyCACerts"] = reply.ca_certs
+    return subscriber, reply
+
+
+def _resolve_dead_letter_sink(
+    trigger: Trigger, broker: BrokerState[K], subscriber: Sink | None, steps: _TriggerSteps[K]
+) -> Sink | None:
+    """Decide `DeadLetterSinkResolved`, and warn of events that come back. Returns the sink; None:
+    none is declared, or it has no address."""
+    declared = desired.dead_letter_destination(trigger, broker.broker)
+    resolved = None
+    with steps.conditions.step(DEAD_LETTER_SINK_RESOLVED):
+        if declared is None:
+            steps.conditions.set(no_dead_letter_sink_condition())
+        elif (resolved := value_or_raise(steps.observed.dead_letter_sink)) is not None:
+            steps.status["deadLetterSinkUri"] = resolved.url  # KN-TRG-04
+            steps.status["deadLetterSinkCACerts"] = resolved.ca_certs
+    loop = trigger_conditions.loop_condition(
+        trigger, steps.observed.document, declared, subscriber, resolved
+    )
+    if loop is not None and steps.observed.actions is None:  # not for a Sensor's actions
+        steps.conditions.set(loop)
+    return resolved
+
+
+def _with_sender(
+    trigger: Trigger, destinations: desired.TriggerDestinations, steps: _TriggerSteps[K]
+) -> desired.TriggerDestinations:
+    """Decide `OIDCIdentityCreated`: return the destinations with the ServiceAccount as which the
+    Trigger sends; without it if it may not have one."""
+    with steps.conditions.step(OIDC_IDENTITY_CREATED):
+        sender = service_accounts.sender_account(trigger, steps.observed.document)
+        destinations = replace(destinations, sender=sender)
+        steps.status["auth"] = {"serviceAccountName": sender}
+        steps.status.update(_audience_fields(destinations))
+        steps.conditions.set_true(OIDC_IDENTITY_CREATED)
+    return destinations
+
+
+def _decide_delivery(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    destinations: desired.TriggerDestinations,
+    taken: Container[str],
+    settings: Settings,
+    steps: _TriggerSteps[K],
+) -> TriggerDecision[K] | None:
+    """Decide `SubscriptionReady`: return the decision with the delivery and the effects that bring
+    it about; None if it can't be decided, as the condition then explains."""
+    observed, actions = steps.observed, steps.observed.actions
+    assert not isinstance(actions, KnafkaError)
+    with steps.conditions.step(SUBSCRIPTION_READY):
         egress, autoscaling = _desired_delivery(
-            trigger, broker, destinations, observed.actions, observed, taken, settings
+            trigger, broker, destinations, actions, observed, taken, settings
         )
         contract = value_or_raise(observed.contract)
         shared, automatic = _choose_dispatcher(
@@ -187,25 +247,23 @@ def _decide(
         watched = Watched(
             broker.kafka, egress, autoscaling, broker.partitions, broker.secret, shared
         )
-        if paused:
-            status["annotations"].pop(DISPATCHER_KEY, None)
-        broker = replace(broker, topic=source)
+        if autoscaling.paused:
+            steps.status["annotations"].pop(DISPATCHER_KEY, None)
+        source = broker if actions is None else replace(broker, topic=actions.topic)
         effects: tuple[Effect, ...] = ()
         if not observed.acted:
             effects = delivery_effects(
-                trigger, broker, watched, contract or SharedContract(), observed, settings
+                trigger, source, watched, contract or SharedContract(), observed, settings
             )
         account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:
             # The status names the account until it is deleted.
-            effects += (
-                ()
-                if observed.acted
-                else (service_accounts.delete_accounts(observed.document, account),)
-            )
-            status["auth"] = None if observed.failure is None else {"serviceAccountName": account}
-        return TriggerDecision(effects, conditions, status, watched, automatic)
-    return TriggerDecision(effects_to_stop if paused else (), conditions, status)
+            if not observed.acted:
+                effects += (service_accounts.delete_accounts(observed.document, account),)
+            named = None if observed.failure is None else {"serviceAccountName": account}
+            steps.status["auth"] = named
+        return TriggerDecision(effects, steps.conditions, steps.status, watched, automatic)
+    return None
 
 
 def _desired_delivery(
@@ -313,7 +371,3 @@ def _automatic_isolation(
             family_of(trigger.kind), services.identity_of(trigger)
         ),
     )
-
-
-def _waiting_condition(message: str) -> Condition:
-    return Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message)
