@@ -53,17 +53,17 @@ run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
-test: lint ## Check style, types and imports, run the tests that need Python alone (ten minutes)
+test: lint ## Check style, types and imports, run what a commit needs, with Python alone (ten minutes)
 	@$(MAKE) --no-print-directory -j2 types tests-here
 
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fifth of the properties' examples)
 	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" \
 		$(MORE_SIDE_BY_SIDE) $(ARGS)
 
-test-integration: $(VENV)/.dev ## Run what real processes, a real Kafka and Spark take long for (half an hour; some need Go)
+test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, and all Spark jobs (half an hour; some need Go)
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
-# In one process: the first job of each kind costs a Spark session more than all that follow.
+# In one process, with one session: the first job of each kind is the dearest of a Spark session.
 tests-of-jobs: $(VENV)/.dev
 	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" -n 1 $(SHOWN) $(ARGS)
 
@@ -123,7 +123,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
 		tests/integration/test_dead_letters_once.py tests/integration/test_dead_letter_security.py \
 		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
-		tests/integration/test_cut_dead_letter_log.py \
+		tests/integration/test_cut_dead_letter_log.py tests/integration/test_executors_on_s3.py \
 		tests/integration/test_edited_replay.py tests/integration/test_cancelled_replay.py \
 		tests/cluster/test_names_collide.py \
 		tests/unit/test_jobs_purge.py \

@@ -2,9 +2,9 @@
 
     python tools/conformance_page.py build/tests/*.xml
 
-The files are those that `make test` and `make test-cluster` leave behind (`run_tests`). A line's
-tests are those that a marker `conformance` names it on; of a test that was run by none of these,
-the page says nothing.
+The files are those that `make test`, `make test-integration` and `make test-cluster` leave behind
+(`run_tests`). A line's tests are those that a marker `conformance` names it on; of a test that was
+run by none of these, the page says nothing.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 Whether a test fails by luck shows only when it runs often, beside other work, after other tests.
 Each run shuffles files and tests by its own seed (`--shuffle`), with `--busy` processes beside it
-that only compute. Without options it runs what `make test` runs and is not pure. Prints a row for
-each test that failed: how often, and the seeds with which. Exits with 1 if any did.
+that only compute. Without options it runs what `make test` and `make test-integration` run and is
+not pure, but for what needs Go. Prints a row for each test that failed: how often, and the seeds
+with which. Exits with 1 if any did.
 """
 
 from __future__ import annotations

@@ -146,6 +146,20 @@ def test_rows_are_read_by_position_from_the_files_that_may_have_them(
     assert every.where(within_bounds([])).count() == 0
 
 
+def test_a_tables_size_is_known_with_and_without_what_delta_wrote_beside_its_commits(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Tables(spark, str(tmp_path))
+    for offset in range(3):
+        tables.append(records(spark, {"offset": offset}).coalesce(1), "records")
+    size = tables.size("records")
+    assert size == (3, sum(file.stat().st_size for file in tmp_path.glob("records/*/*.parquet")))
+    for file in tmp_path.glob("records/_delta_log/*crc*"):
+        file.unlink()
+    tables._delta.DeltaLog.clearCache()
+    assert Tables(spark, str(tmp_path)).size("records") == size
+
+
 def test_a_table_that_two_jobs_make_at_once_is_there_for_both(
     spark: SparkSession, tmp_path: Path
 ) -> None:

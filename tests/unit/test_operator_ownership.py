@@ -101,6 +101,9 @@ async def test_two_brokers_whose_names_join_to_the_same_have_topics_of_their_own
         for each in (("a", "b-c"), ("a-b", "c"))
     }
     assert again == topics
+    kept = (await world.reconcile_broker("a-b", "c"))["annotations"]["default.topic"]
+    await world.delete_broker("a", "b-c")
+    assert topics & set(world.log.topics) == {kept}
 
 
 async def test_two_triggers_whose_names_join_to_the_same_have_groups_of_their_own(

@@ -130,6 +130,44 @@ async def test_a_replica_that_fails_to_start_releases_the_lease_that_it_has_acqu
     assert leases.stored.holder == ""
 
 
+async def test_the_lease_of_a_leader_that_cannot_be_closed_is_not_released() -> None:
+    """It expires instead: until then no other replica leads beside what may still deliver."""
+    lease, stop, closed = _NotedLease(), asyncio.Event(), asyncio.Event()
+
+    class Controller:
+        async def run(self) -> None:
+            await closed.wait()
+
+    class Stuck:
+        all_operators: tuple[object, ...] = ()
+
+        async def close(self) -> None:
+            raise RuntimeError("stuck")
+
+    stop.set()
+    followed: Any = (_Keys(fails=False), _Keys(fails=False), _Keys(fails=False))
+    controller: Any = Controller()
+    operator: Any = Stuck()
+    thread: Any = lease
+    with pytest.raises(RuntimeError, match="stuck"):
+        await replica._lead(controller, operator, thread, followed, stop)
+    await replica._leave(thread)
+    assert lease.calls[0] == "close", "a release afterwards has no effect"
+
+
+class _NotedLease:
+    """Notes how a Lease's thread is ended."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def release(self) -> None:
+        self.calls.append("release")
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
 class _Keys:
     def __init__(self, fails: bool) -> None:
         self._fails = fails

@@ -190,11 +190,15 @@ async def test_a_trigger_that_is_deleted_or_no_longer_ready_wakes_its_sensor(
     assert asked.count(key) == 1
     world.controller.on_objects(TRIGGERS, [_newer(trigger, spec={"broker": "other"})], [])
     assert asked.count(key) == 2
+    unmarked = _newer(trigger)
+    unmarked["metadata"]["annotations"] = {}
+    world.controller.on_objects(TRIGGERS, [unmarked], [])
+    assert asked.count(key) == 3, "its owner reference still names the Sensor"
     world.controller.on_objects(TRIGGERS, [], [trigger])
-    assert asked.count(key) == 3
+    assert asked.count(key) == 4
     other = {**trigger, "metadata": {"namespace": "shop", "name": "mail", "uid": "m"}}
     world.controller.on_objects(TRIGGERS, [other], [])
-    assert asked.count(key) == 3, "it is no Sensor's"
+    assert asked.count(key) == 4, "it is no Sensor's"
 
 
 def _newer(document: Mapping[str, Any], **fields: Any) -> dict[str, Any]:

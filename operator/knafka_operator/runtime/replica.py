@@ -120,7 +120,7 @@ async def _run(
         with Watchdog(leadership):
             naming = FollowedNaming(settings, api)
             controller = ClusterController(operator, cluster, api, tracing, keys, naming)
-            await _lead(controller, operator, (keys, tracing, naming), stop)
+            await _lead(controller, operator, lease, (keys, tracing, naming), stop)
 
 
 async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
@@ -152,11 +152,16 @@ async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asy
 async def _lead(
     controller: ClusterController,
     operator: Operator,
+    lease: LeaseThread,
     followed: tuple[FunctionKeys, FollowedTracing, FollowedNaming],
     stop: asyncio.Event,
 ) -> None:
     """Act as the leader until `stop` is set, then close the operator. Raises the error of the
-    leader's work, if that fails."""
+    leader's work, if that fails.
+
+    If the operator can't be closed, the Lease isn't released but expires: until then what wasn't
+    closed may still hold deliveries.
+    """
     log.info("this replica leads")
     keys, tracing, naming = followed
 
@@ -179,7 +184,11 @@ async def _lead(
         for task in (acting, stopping):
             task.cancel()
         await asyncio.wait((acting, stopping))
-        await operator.close()
+        try:
+            await operator.close()
+        except BaseException:
+            await lease.close()
+            raise
 
 
 async def _leave(lease: LeaseThread) -> None:

@@ -32,6 +32,13 @@ def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
     return None if name is None else str(name)
 
 
+def owning_sensor(trigger: Mapping[str, Any]) -> str | None:
+    """Return the name of the Sensor that made a Trigger, whatever the Trigger's annotation says
+    now; None: no Sensor made it."""
+    reference = _controlling_sensor(trigger)
+    return None if reference is None else str(reference["name"])
+
+
 def actions_for_trigger(
     trigger: Mapping[str, Any],
     sensor: Sensor | None,

@@ -58,7 +58,7 @@ from knafka_operator.scale.decide import Cause, ScalingStatus
 from knafka_operator.scale.parsing import parse_off_loop, spec_size
 from knafka_operator.sensors import decide as deciding
 from knafka_operator.sensors import manifests as sensor_manifests
-from knafka_operator.sensors.actions import sensor_name_of
+from knafka_operator.sensors.actions import owning_sensor
 from knafka_operator.sensors.decide import ObservedSensor, SensorDecision, WatchedSensor
 from knafka_operator.sensors.publishing import SensorPublishing
 from knafka_operator.sensors.topics import candidate_names, recorded_topic
@@ -92,12 +92,15 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """What each Sensor's Triggers declare, and why they aren't Ready, when last seen."""
 
     def sensor_to_wake(self, trigger: Document, *, gone: bool) -> Key | None:
-        """Return the key of the Sensor whose actions a Trigger delivers, if the Trigger was changed
-        or deleted (`gone`), or became Ready or not Ready; else None. The cache wakes no reader of a
-        list, and a Sensor lists its Triggers."""
-        key, sensor_name = key_of(trigger), sensor_name_of(trigger)
+        """Return the key of the Sensor that made a Trigger, if the Trigger was changed or deleted
+        (`gone`), or became Ready or not Ready; else None.
+
+        A Sensor lists its Triggers, and the cache doesn't reconcile objects that list others when
+        these change.
+        """
+        key, sensor_name = key_of(trigger), owning_sensor(trigger)
         previous = self._seen_triggers.pop(key, None)
-        if not sensor_name:
+        if sensor_name is None:
             return None
         if not gone:
             seen = without_status(trigger), "" if is_ready(trigger) else why_not_ready(trigger)

@@ -104,16 +104,8 @@ class Tables:
         one."""
         if not self.exists(name):
             return None
-        snapshot = self._current_snapshot(name)
-        checksum = snapshot.checksumOpt()
-        if not checksum.isDefined() or not checksum.get().setTransactions().isDefined():
-            number = snapshot.transactions().get(writer)
-            return int(number.get()) if number.isDefined() else None
-        commits = checksum.get().setTransactions().get().iterator()
-        while commits.hasNext():
-            if (commit := commits.next()).appId() == writer:
-                return int(commit.version())
-        return None
+        number = self._current_snapshot(name).transactions().get(writer)
+        return int(number.get()) if number.isDefined() else None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
         """Return values as a DataFrame; made by way of JSON, as createDataFrame starts Python
@@ -342,8 +334,9 @@ class Tables:
         """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
         it.
 
-        Its `checksumOpt`, which Delta writes beside a commit (`.crc`), is there at once; what else
-        depends on the table's files takes a query of three jobs.
+        What depends on the table's files or its writers takes a query of three jobs. Sizes don't
+        where `checksumOpt` is defined: what Delta computed at the last commit and wrote beside it
+        (`.crc`).
         """
         self._ensure_table(name)
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
