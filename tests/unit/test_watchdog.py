@@ -34,7 +34,8 @@ def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(tmp_path: Path) 
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(
         "from support import watchdog\n"
-        "watchdog.OVERTIME = 0.5\n"
+        # For the worker to have said which test it began, on a busy machine, too.
+        "watchdog.OVERTIME = 5.0\n"
         'pytest_plugins = ["support.watchdog", "support.failures"]\n'
     )
     done = subprocess.run(
