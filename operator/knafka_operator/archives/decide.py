@@ -144,27 +144,86 @@ class ArchiveDecision:
     """Seconds until the archive is reconciled again, if nothing changes."""
 
 
-def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
-    """Return an archive's conditions and status, the effects to run next (in the order of
-    `ARCHIVE_ORDER`), and when to reconcile it again."""
-    conditions, previous_status = ConditionSet(ARCHIVE_CONDITIONS), observed.status
-    status: dict[str, Any] = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "run": max([previous_status.get("run", 0), *map(run_number, observed.jobs)]),
-        "failures": previous_status.get("failures", 0),
-    }
+class _ArchiveSteps(Generic[K]):
+    """The decision of one archive while its steps are taken."""
 
-    def make_decision(
-        *effects: Effect, phase: str, again: float = RECHECK_SECONDS
+    def __init__(self, observed: ObservedArchive[K]) -> None:
+        self.observed = observed
+        self.conditions = ConditionSet(ARCHIVE_CONDITIONS)
+        self.generation: int = observed.document["metadata"].get("generation", 0)
+        self.status: dict[str, Any] = {
+            "observedGeneration": self.generation,
+            "run": max([observed.status.get("run", 0), *map(run_number, observed.jobs)]),
+            "failures": observed.status.get("failures", 0),
+        }
+
+    @property
+    def idle_phase(self) -> str:
+        """The phase of an archive without a Job."""
+        return "Failing" if self.status["failures"] else "Idle"
+
+    def decision(
+        self, *effects: Effect, phase: str, again: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
         """Return the decision to run these effects and to reconcile again after `again` seconds,
         with phase and running Job in the status; no effects if an earlier one has failed."""
-        running = next((object_name(job) for job in observed.jobs if not job_outcome(job)), "")
-        status.update(phase=phase, job=running)
-        effects_to_run = () if observed.failure is not None else effects
-        return ArchiveDecision(effects_to_run, conditions, status, again)
+        jobs = self.observed.jobs
+        running = next((object_name(job) for job in jobs if not job_outcome(job)), "")
+        self.status.update(phase=phase, job=running)
+        effects_to_run = () if self.observed.failure is not None else effects
+        return ArchiveDecision(effects_to_run, self.conditions, self.status, again)
 
+    def queued(self, *effects: Effect) -> ArchiveDecision:
+        """Return the decision of an archive that is about to start a Job."""
+        return self.decision(*effects, phase="Queued", again=JOB_RECHECK_SECONDS)
+
+
+def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
+    """Return an archive's conditions and status, the effects to run next (in the order of
+    `ARCHIVE_ORDER`), and when to reconcile it again."""
+    steps = _ArchiveSteps(observed)
+    _set_conditions(steps, now)
+    if observed.jobs:  # also if a condition has failed
+        return _finish_job(observed.jobs[0], steps, now)
+    own_holder = lease_holder(observed.document)
+    is_lease_held = (
+        observed.lease is not None and observed.lease["spec"].get("holderIdentity") == own_holder
+    )
+    release_effects = (
+        (_release_lease(observed.lease, settings),) if is_lease_held and observed.lease else ()
+    )
     archive = observed.archive
+    if isinstance(archive, InvalidDocument) or not steps.conditions.holds(
+        BROKER_READY, STORAGE_READY, TOPICS_READ
+    ):
+        return steps.decision(*release_effects, phase=steps.idle_phase)
+    status = {**observed.status, **steps.status}
+    is_run_due, includes_report, again = _find_due_run(archive, status, now)
+    operation, again = observed.next_operation, min(again, observed.next_operation_in)
+    if operation is not None and is_run_due and not _is_last_run_own(observed.status):
+        operation = None
+    if not is_run_due and operation is None:
+        return steps.decision(*release_effects, phase=steps.idle_phase, again=again)
+
+    storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
+    lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
+    if observed.lease is None:
+        return steps.queued(Create(Step.TAKE_LEASE, lease))
+    if not is_lease_held:
+        if not observed.holder_is_gone:
+            return steps.queued()
+        version = observed.lease["metadata"].get("resourceVersion")
+        lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
+        return steps.queued(Apply(Step.REPLACE_LEASE, (lease,)))
+    if archive.spec.executors and not observed.account_applied:
+        account = manifests.account_manifests(archive)
+        return steps.queued(Apply(Step.APPLY_ACCOUNT, account, ACCOUNT_REFUSAL))
+    return steps.queued(_create_job(archive, operation, includes_report, steps, settings))
+
+
+def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
+    """Decide all conditions, with the number of waiting dead letters in the status."""
+    observed, conditions, archive = steps.observed, steps.conditions, steps.observed.archive
     if isinstance(archive, InvalidDocument):
         conditions.fail(STORAGE_READY, archive)
     else:
@@ -182,91 +241,50 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
                 raise observed.waiting
             if observed.waiting is None:
                 raise NotReady("Waiting", "what waits isn't known yet", transient=True)
-            status |= _waiting_status(observed.waiting, previous_status, now)
+            steps.status |= _waiting_status(observed.waiting, observed.status, now)
     _set_succeeded_condition(conditions, observed)
 
-    # Finish existing Jobs, even if a condition above has failed.
-    for existing_job in observed.jobs:
-        name, is_being_deleted = (
-            object_name(existing_job),
-            "deletionTimestamp" in existing_job["metadata"],
-        )
-        if not (outcome := job_outcome(existing_job)):
-            delete_effects = (
-                (_delete_job(existing_job),)
-                if name in observed.unwanted and not is_being_deleted
-                else ()
-            )
-            return make_decision(*delete_effects, phase="Running", again=JOB_RECHECK_SECONDS)
-        if not is_recorded(existing_job, previous_status):
-            generation = observed.document["metadata"].get("generation", 0)
-            status_patch = run_status_patch(
-                existing_job, outcome, observed.pods.get(name), previous_status, generation, now
-            )
-            return make_decision(
-                WriteStatus(Step.RECORD_RUN, status_patch),
-                phase="Ending",
-                again=JOB_RECHECK_SECONDS,
-            )
-        effects = (
-            () if is_being_deleted or name in observed.unrecorded else (_delete_job(existing_job),)
-        )
-        return make_decision(*effects, phase="Ending", again=JOB_RECHECK_SECONDS)
 
-    idle = "Failing" if status["failures"] else "Idle"
-    own_holder = lease_holder(observed.document)
-    is_lease_held = (
-        observed.lease is not None and observed.lease["spec"].get("holderIdentity") == own_holder
-    )
-    release_effects = (
-        (_release_lease(observed.lease, settings),) if is_lease_held and observed.lease else ()
-    )
-    if isinstance(archive, InvalidDocument) or not conditions.holds(
-        BROKER_READY, STORAGE_READY, TOPICS_READ
-    ):
-        return make_decision(*release_effects, phase=idle)
+def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) -> ArchiveDecision:
+    """Decide what becomes of an existing Job: it runs on, or its outcome is recorded before it is
+    deleted."""
+    observed, name = steps.observed, object_name(job)
+    is_being_deleted = "deletionTimestamp" in job["metadata"]
+    outcome = job_outcome(job)
+    if outcome and not is_recorded(job, observed.status):
+        status_patch = run_status_patch(
+            job, outcome, observed.pods.get(name), observed.status, steps.generation, now
+        )
+        record = WriteStatus(Step.RECORD_RUN, status_patch)
+        return steps.decision(record, phase="Ending", again=JOB_RECHECK_SECONDS)
+    may_go = name not in observed.unrecorded if outcome else name in observed.unwanted
+    effects = (_delete_job(job),) if may_go and not is_being_deleted else ()
+    phase = "Ending" if outcome else "Running"
+    return steps.decision(*effects, phase=phase, again=JOB_RECHECK_SECONDS)
+
+
+def _create_job(
+    archive: DeadLetterArchive,
+    operation: Operation | None,
+    includes_report: bool,
+    steps: _ArchiveSteps[K],
+    settings: Settings,
+) -> Create:
+    """Return the effect that starts the archive's next Job, its own or an operation's."""
+    observed = steps.observed
     assert observed.broker is not None
-    is_run_due, includes_report, again = _find_due_run(archive, {**previous_status, **status}, now)
-    operation, again = observed.next_operation, min(again, observed.next_operation_in)
-    if operation is not None and is_run_due and not _is_last_run_own(previous_status):
-        operation = None
-    if not is_run_due and operation is None:
-        return make_decision(*release_effects, phase=idle, again=again)
-
-    storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
-    lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
-    if observed.lease is None:
-        return make_decision(
-            Create(Step.TAKE_LEASE, lease), phase="Queued", again=JOB_RECHECK_SECONDS
-        )
-    if not is_lease_held:
-        if not observed.holder_is_gone:
-            return make_decision(phase="Queued", again=JOB_RECHECK_SECONDS)
-        version = observed.lease["metadata"].get("resourceVersion")
-        lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
-        return make_decision(
-            Apply(Step.REPLACE_LEASE, (lease,)), phase="Queued", again=JOB_RECHECK_SECONDS
-        )
-    if archive.spec.executors and not observed.account_applied:
-        apply_account = Apply(
-            Step.APPLY_ACCOUNT, manifests.account_manifests(archive), ACCOUNT_REFUSAL
-        )
-        return make_decision(apply_account, phase="Queued", again=JOB_RECHECK_SECONDS)
-    servers = observed.broker.defaults.kafka.bootstrap_servers
-    secret, next_run = observed.broker.secret, status["run"] + 1
     job = manifests.job_manifest(
         archive,
-        next_run,
+        steps.status["run"] + 1,
         observed.group,
-        servers,
-        secret,
+        observed.broker.defaults.kafka.bootstrap_servers,
+        observed.broker.secret,
         settings,
         report=includes_report,
         address=observed.address,
         operation=operation,
     )
-    create_job = Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
-    return make_decision(create_job, phase="Queued", again=JOB_RECHECK_SECONDS)
+    return Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
 
 
 def _delete_job(job: Mapping[str, Any]) -> Delete:
