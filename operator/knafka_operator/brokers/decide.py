@@ -141,7 +141,7 @@ class ObservedBroker(ObservedObject):
 
 
 @dataclass(frozen=True, slots=True)
-class _Configuration:
+class _BrokerConfiguration:
     """What a Broker's decision needs beside its topic."""
 
     broker: Broker
@@ -150,10 +150,10 @@ class _Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _BrokerEntry:
     """A Broker's entry in the contract of its receiver, and the receiver's Service."""
 
-    configuration: _Configuration
+    configuration: _BrokerConfiguration
     ingress: Ingress
     receiver: Receiver
     service: Identity
@@ -190,7 +190,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     ingress = desired.broker_ingress(
         broker, topic.desired, existing_topic.config, connection.defaults
     )
-    entry = _Entry(
+    entry = _BrokerEntry(
         configuration,
         configuration.rules.in_contract(ingress, broker),
         receiver,
@@ -224,18 +224,20 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     return steps.decision(topic)
 
 
-def _read_configuration(observed: ObservedBroker, steps: AddressableSteps) -> _Configuration | None:
+def _read_configuration(
+    observed: ObservedBroker, steps: AddressableSteps
+) -> _BrokerConfiguration | None:
     """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and refuse an external topic that isn't
     allowed. Returns None if something can't be read."""
     broker: Broker | None = None
-    configuration: _Configuration | None = None
+    configuration: _BrokerConfiguration | None = None
     with steps.conditions.step(CONFIG_PARSED):
         broker = value_or_raise(observed.broker)
         connection = value_or_raise(observed.connection)
         authentication = value_or_raise(observed.authentication)
         rules = SenderRules(authentication, value_or_raise(observed.encryption))
         if connection is not None:
-            configuration = _Configuration(broker, connection, rules)
+            configuration = _BrokerConfiguration(broker, connection, rules)
     if broker is not None:
         steps.resolve_dead_letter_sink(broker.spec.delivery, observed.dead_letter_sink)
     if observed.refused is not None:
@@ -245,7 +247,7 @@ def _read_configuration(observed: ObservedBroker, steps: AddressableSteps) -> _C
 
 
 def _is_secret_projected(
-    observed: ObservedBroker, configuration: _Configuration, steps: AddressableSteps
+    observed: ObservedBroker, configuration: _BrokerConfiguration, steps: AddressableSteps
 ) -> bool:
     """Copy the Broker's Secret to its namespace if its pods need that; returns whether it is
     there."""
@@ -258,7 +260,7 @@ def _is_secret_projected(
 
 
 def _apply_receiver(
-    observed: ObservedBroker, entry: _Entry, settings: Settings, steps: AddressableSteps
+    observed: ObservedBroker, entry: _BrokerEntry, settings: Settings, steps: AddressableSteps
 ) -> bool:
     """Decide `DataPlaneAvailable`: apply the receiver's Service unless it was. Returns whether
     senders reach the receiver past Knative's proxy."""
@@ -320,7 +322,7 @@ def _is_direct_service_applied(
 
 def _set_address(
     observed: ObservedBroker,
-    entry: _Entry,
+    entry: _BrokerEntry,
     https: Https | NotReady | None,
     is_direct_way: bool,
     settings: Settings,

@@ -157,7 +157,7 @@ class ObservedChannel(ObservedObject):
 
 
 @dataclass(frozen=True, slots=True)
-class _Configuration:
+class _ChannelConfiguration:
     """What a channel's decision needs beside its topic."""
 
     channel: KafkaChannel
@@ -168,10 +168,10 @@ class _Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ChannelEntry:
     """A channel's entry in the contract of the receiver that it shares, and that receiver."""
 
-    configuration: _Configuration
+    configuration: _ChannelConfiguration
     ingress: Ingress
     receiver: str
     """The receiver's name."""
@@ -206,7 +206,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
     ingress = desired.broker_ingress(
         configuration.broker, topic.desired, existing_topic.config, connection.defaults, hosts
     )
-    entry = _Entry(
+    entry = _ChannelEntry(
         configuration,
         configuration.rules.in_contract(ingress, configuration.channel),
         receiver,
@@ -229,11 +229,11 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
 
 def _read_configuration(
     observed: ObservedChannel, steps: AddressableSteps
-) -> _Configuration | None:
+) -> _ChannelConfiguration | None:
     """Decide `ConfigParsed` and `DeadLetterSinkResolved`; None: something can't be read, or another
     implementation serves the channel."""
     channel: KafkaChannel | None = None
-    configuration: _Configuration | None = None
+    configuration: _ChannelConfiguration | None = None
     with steps.conditions.step(CONFIG_PARSED):
         channel = value_or_raise(observed.channel)
         if observed.rival is not None:
@@ -242,7 +242,7 @@ def _read_configuration(
         authentication = value_or_raise(observed.authentication)
         rules = SenderRules(authentication, value_or_raise(observed.encryption))
         if observed.broker is not None and connection is not None:
-            configuration = _Configuration(channel, observed.broker, connection, rules)
+            configuration = _ChannelConfiguration(channel, observed.broker, connection, rules)
     if channel is not None:
         steps.resolve_dead_letter_sink(channel.spec.delivery, observed.dead_letter_sink)
     return configuration
@@ -250,7 +250,7 @@ def _read_configuration(
 
 def _apply_receiver(
     observed: ObservedChannel,
-    configuration: _Configuration,
+    configuration: _ChannelConfiguration,
     receiver: str,
     settings: Settings,
     steps: AddressableSteps,
@@ -277,7 +277,7 @@ def _apply_receiver(
 
 
 def _write_entry(
-    observed: ObservedChannel, entry: _Entry, settings: Settings, steps: AddressableSteps
+    observed: ObservedChannel, entry: _ChannelEntry, settings: Settings, steps: AddressableSteps
 ) -> None:
     """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry."""
     connection, ingress = entry.configuration.connection, entry.ingress
@@ -315,7 +315,7 @@ def _is_direct_service_applied(
 
 def _set_address(
     observed: ObservedChannel,
-    entry: _Entry,
+    entry: _ChannelEntry,
     is_direct_way: bool,
     settings: Settings,
     steps: AddressableSteps,

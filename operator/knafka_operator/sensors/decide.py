@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 from knafka.core import names
-from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.sensor import contract
 from knafka.ports.log import TopicDescription
@@ -47,19 +46,18 @@ from knafka_operator.decisions.steps import Step
 from knafka_operator.dispatchers.conditions import check_broker
 from knafka_operator.installation.handler import Handler
 from knafka_operator.installation.settings import Settings
-from knafka_operator.kafka import dead_letter_topics, desired
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING
-from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor, bus_of
+from knafka_operator.model.sensors import TOPICS, TRIGGER, Sensor, bus_of
 from knafka_operator.model.topics import Topic
 from knafka_operator.records.delivery import BrokerState
 from knafka_operator.scale.decide import ScalingStatus
-from knafka_operator.sensors import limits as sensor_limits
 from knafka_operator.sensors import manifests as sensor_manifests
 from knafka_operator.sensors import scaling as sensor_scaling
 from knafka_operator.sensors import topics as sensor_topics
+from knafka_operator.sensors.function_contract import function_contract
 
 BUS: Final = "knafka.dev/bus"
 """Key of `status.annotations`: the bus's topic on which the Sensor's group got its first
@@ -347,9 +345,6 @@ def _is_bus_gone(observed: ObservedSensor[K]) -> bool:
     return observed.stopped is not None or not observed.ours or is_being_deleted
 
 
-# The function.
-
-
 def _consumer_group(
     sensor: Sensor, annotations: Mapping[str, str], taken: Container[str], *, foreign: bool
 ) -> str:
@@ -373,48 +368,4 @@ def _consumer_group(
         )
     return (
         names.distinct_sensor_group(*name_parts) if foreign or usual_group in taken else usual_group
-    )
-
-
-def function_contract(
-    sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
-) -> contract.SensorContract:
-    """Return the contract of a Sensor's function; `annotations` of its status name topics and
-    group. Raises `InvalidDocument` for an invalid annotation of the Sensor."""
-    limits = sensor_limits.held_limits(sensor)
-    kafka: Kafka = broker.defaults.kafka
-    namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
-    trigger_fields = contract.SensorTrigger.model_fields
-    return contract.SensorContract(
-        namespace=namespace,
-        name=sensor.metadata.name,
-        generation=sensor.metadata.generation,
-        kafka=kafka,
-        topic=broker.topic.name,
-        group=annotations[GROUP_STATUS],
-        trigger_topic=annotations[TOPICS[TRIGGER][0]],
-        changelog_topic=annotations[TOPICS[CHANGELOG][0]],
-        action_topic=annotations[TOPICS[ACTION][0]],
-        bus=bus,
-        dead_letter_topic=names.dead_letter_topic(
-            namespace, bus, names.of_sensor(sensor.metadata.name)
-        ),
-        dead_letter_settings=dead_letter_topics.dead_letter_topic_settings(
-            broker.topic.config,
-            # The replication of an external topic isn't known here: -1 is Kafka's default.
-            -1 if broker.topic.external else broker.topic.replication,
-            desired.max_record_bytes(broker.topic),
-            dead_letter_topics.effective_retention(
-                broker.defaults.dead_letter_retention, sensor.metadata.annotations
-            ),
-        ),
-        grace=sensor.spec.grace,
-        max_held_keys=limits.keys,
-        max_held_bytes=limits.bytes,
-        dedupe=sensor.spec.dedupe,
-        dependencies=sensor.spec.dependencies,
-        triggers=tuple(
-            contract.SensorTrigger(**{name: getattr(trigger, name) for name in trigger_fields})
-            for trigger in sensor.spec.triggers
-        ),
     )
