@@ -140,6 +140,7 @@ def _parse_trace_url(text: str) -> str:
 def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
     """Return a parser of numbers above 0."""
 
+    # Its name is in argparse's message: "invalid number value".
     def number(text: str) -> N:
         """Parse a number. Raises `ArgumentTypeError` unless it is above 0."""
         if not (value := kind(text)) > 0:

@@ -245,7 +245,8 @@ def _publish_report(
     topics: Mapping[str, TopicState],
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Serve the report and announce it to its Broker; returns the problems of both by name."""
+    """Publish the report for the console, and send an event about it to the Broker at `--announce`.
+    Returns the problems of these two steps by their names."""
     from knafka_jobs.report.publish import publish
     from knafka_jobs.report.report_document import Report
 

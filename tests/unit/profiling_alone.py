@@ -258,8 +258,8 @@ async def test_threads_and_tasks_are_shown_where_they_are(tmp_path: Path) -> Non
     await ready.wait()
     loop = asyncio.get_running_loop()
     with running(idle_wait):
-        text = await asyncio.to_thread(threads.text, loop)
-        found = await asyncio.to_thread(threads.profile)
+        text = await asyncio.to_thread(threads.describe_threads_and_tasks, loop)
+        found = await asyncio.to_thread(threads.thread_profile)
     task.cancel()
     assert re.search(r"thread worker \(\d+\)\n(?:.+\n)+.* in idle_wait\n", text)
     assert re.search(r"task the task: \S+outer\n.* in \S+outer\n(?:.+\n)+?.* in \S+inner\n", text)

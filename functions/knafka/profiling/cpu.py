@@ -216,7 +216,7 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> I
 
 
 def _stack_of(innermost: FrameType) -> _Stack:
-    """Return a stack of at most `MAX_CPU_STACK_DEPTH` calls, from its innermost frame."""
+    """Return the calls of a stack, the innermost first, at most `MAX_CPU_STACK_DEPTH` of them."""
     stack: list[tuple[CodeType, int]] = []
     frame: FrameType | None = innermost
     while frame is not None and len(stack) < MAX_CPU_STACK_DEPTH:

@@ -112,9 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
             case "heap":
                 return _file(self._profile_exclusively(heap.profile, parameters))
             case "threads" if parameters.get("debug", "0") != "0":
-                return plain, threads.text(self.server.loop).encode("utf-8", "replace")
+                return plain, threads.describe_threads_and_tasks(self.server.loop).encode(
+                    "utf-8", "replace"
+                )
             case "threads":
-                return _file(threads.profile())
+                return _file(threads.thread_profile())
         raise _RefusedProfile(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
 
     def _profile_exclusively(

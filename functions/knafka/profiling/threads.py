@@ -12,7 +12,7 @@ from collections import Counter
 from knafka.profiling.format import Frame, Profile, ValueType
 
 
-def profile() -> Profile:
+def thread_profile() -> Profile:
     """Return a profile with the number of threads at each stack."""
     stacks = Counter(
         tuple(
@@ -32,14 +32,14 @@ def profile() -> Profile:
     )
 
 
-def text(loop: asyncio.AbstractEventLoop | None) -> str:
+def describe_threads_and_tasks(loop: asyncio.AbstractEventLoop | None) -> str:
     """Return the stacks of all threads as text, and where each task of the event loop waits."""
-    names = {thread.ident: thread for thread in threading.enumerate()}
+    threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
         if ident == threading.get_ident():
             continue
-        thread = names.get(ident)
+        thread = threads_by_ident.get(ident)
         thread_name = "unknown" if thread is None else f"{thread.name} ({thread.native_id})"
         parts.append(f"thread {thread_name}\n{''.join(traceback.format_stack(frame))}")
     for task in asyncio.all_tasks(loop) if loop is not None else ():

@@ -26,8 +26,8 @@ EVENT_TYPES: Final = b"/event-types"
 MAX_KNOWN_TYPES: Final = 1_000
 """Pairs of type and source of one Broker or KafkaChannel that are listed in a process's life."""
 MAX_NEW_TYPES: Final = 50
-"""Pairs that are listed at a time; a further pair is listed only when an event has it again
-later."""
+"""Most pairs of one Broker or KafkaChannel that are listed at a time; a further pair is left out
+until a later event has it."""
 MAX_TYPE_BYTES: Final = 512
 """Bytes of a type and its source together; longer ones are never listed."""
 LISTED_SECONDS: Final = 120.0
@@ -56,8 +56,8 @@ class _PathTypes:
 
     def __init__(self) -> None:
         self.known: set[int] = set()
-        """Hashes of the pairs of type and source. If a sender's two pairs have one hash, the second
-        one gets no EventType."""
+        """Hashes of the pairs of type and source. If two pairs have the same hash, the second one
+        gets no EventType."""
         self.new: list[_NewType] = []
 
 
@@ -70,8 +70,8 @@ class SeenTypes:
         self._seen: dict[str, _PathTypes] = {}
 
     def note_event(self, path: str, headers: RecordHeaders) -> None:
-        """Read type, source and schema from the record headers of an event that was stored for
-        `path`, and list the pair of type and source if it is new."""
+        """List the type, source and schema of an event that was stored for `path`, if its pair of
+        type and source is new and within the limits."""
         attributes = dict(headers)
         type_, source = attributes.get("ce_type"), attributes.get("ce_source")
         path_types = self._seen.get(path)

@@ -166,8 +166,8 @@ class IngestHandler:
 
     def find_route(self, address: bytes) -> BrokerRoute | None:
         """Return the route at this address, valid until `serve` is called again; None: nothing is
-        served there. A receiver of one path serves it at `/` of any host too: `func invoke` knows
-        only a function's URL (UX-1)."""
+        served there. A receiver of only one path also serves it at `/` of every host, unless hosts
+        are declared for it: `func invoke` knows only a function's URL (UX-1)."""
         route = self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
         return self._root if route is None and is_host(address) else route
 

@@ -73,7 +73,8 @@ class BusPartitions:
         self._other_positions: dict[int, int] = {}
         """Offsets that other processes have committed, by partition."""
         self.ended_at = 0
-        """Time (our clock) of the latest request for ends that all partitions have reached."""
+        """When (by our clock) the latest request for ends was made whose ends have all been
+        read."""
         self._asked_until = 0
         """Records appended after the last request have no earlier time than this."""
         self._asked_at: int | None = None
@@ -86,7 +87,7 @@ class BusPartitions:
     @property
     def is_in_order(self) -> bool:
         """Whether each partition is in order of time, as far as is known. A Sensor that declares a
-        grace says that Kafka's clock may have been set back."""
+        grace period is never in order: declaring it means that Kafka's clock may be set back."""
         return self.is_log_time and self._declared is None
 
     @property

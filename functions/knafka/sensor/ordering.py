@@ -177,9 +177,9 @@ class Ordering:
         return count
 
     def refresh(self, now: int, due: int | None, since: int) -> None:
-        """Find out up to which time everything was read, if a record waits for that or a trigger is
-        `due` at a time; then by a request made at `since` or later. Call it only while every routed
-        event is committed."""
+        """Find out up to which time everything was read, if a record waits for that time or a
+        trigger is due at the time `due`. For `due`, an answer to a request made before `since`
+        isn't used. Call it only while every routed event is committed."""
         bus, ordered = self._bus, self._ordered
         waiting_times = [at for order in ordered.values() if (at := order.first) is not None]
         times = [*waiting_times, bus.first_blocked, bus.first_ahead, due]

@@ -40,7 +40,8 @@ class _Partition:
     since: Timers | None = None
     """Time of each key's oldest held event; None until it is first needed."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
-    """Marks of events (`core.sensor.duplicates`) by key, the oldest first."""
+    """Marks by which duplicate events are found (`core.sensor.duplicates`), by key, the oldest
+    first."""
     bytes: int = 0
     """Bytes of all held events as JSON."""
 
@@ -56,8 +57,8 @@ class State:
         self._partitions: dict[int, _Partition] = {}
 
     def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
-        """Restore a newly assigned partition's held events from all records of its changelog;
-        `now`: ms since the Unix epoch."""
+        """Restore a newly assigned partition's held events and marks from all records of its
+        changelog, and set the timers. `now`: ms since the Unix epoch."""
         partition = _Partition()
         for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))

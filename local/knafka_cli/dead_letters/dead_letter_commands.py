@@ -188,7 +188,8 @@ def _open_sources(
 ) -> tuple[RunningState | None, TableFiles | None]:
     """Return the running installation and the tables' files; None for the one that doesn't exist.
 
-    With `tables` only the tables are read. Raises `NotRunning` if neither exists.
+    With `tables`, return only the tables' files, and refuse the command if there are none.
+    Otherwise raises `NotRunning` if neither exists.
     """
     files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:

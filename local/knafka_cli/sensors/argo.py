@@ -144,7 +144,8 @@ def _note_unknown_fields(
 
 
 def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a dependency: its EventSource, event and context filter become exact filters."""
+    """Convert a dependency: its EventSource, event and context filter become exact filters; notes
+    say what is lost or changed. Raises `InvalidDocument`."""
     name = _to_text(argo.get("name", ""), "spec.dependencies.name")
     path = f"dependency {name}"
     exact_values = {

@@ -83,7 +83,7 @@ class DeclaredView:
         raise UnknownObject(self._with_problems(f"there is no {missing}: there is {known_names}"))
 
     def egresses_of(self, ingress: Ingress) -> Sequence[Egress]:
-        """Return the Egress of each Trigger of a Broker."""
+        """Return the Egress of each Trigger or Subscription of a Broker or KafkaChannel."""
         return [
             egress for egress in self.egresses if broker_name_of(egress) == broker_name_of(ingress)
         ]

@@ -165,7 +165,7 @@ class InstallationConsole:
         raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 
     def _kafka_configuration(self) -> dict[str, Any]:
-        """Return the librdkafka configuration for the Kafka of the `knafka up`."""
+        """Return the librdkafka configuration for the Kafka that `knafka up` uses."""
         return connection_configuration(
             Kafka(bootstrap_servers=self._running.state.bootstrap_servers)
         )

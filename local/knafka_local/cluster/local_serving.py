@@ -159,27 +159,29 @@ class LocalServing:
             await self._write_status(document, condition, **address)
 
     async def _keep_receiver(self, family: Family) -> None:
-        """Have one process serve all receiver Services of this family."""
+        """Keep one process serving all receiver Services of this family, and write their status,
+        until cancelled."""
         loop, changed = asyncio.get_running_loop(), self._receivers_changed[family]
         receiver = self.served[family].receiver
         while True:
             await changed.wait()
             changed.clear()
-            receiver_services = [
+            receiver_documents = [
                 document
                 for document in self._cluster.of("Service")
                 if role_of(document) == services.RECEIVER_ROLE
                 and _family_of_receiver(document) is family
             ]
-            # Here is one Kafka, without credentials: so one topic has what all of them serve.
-            contract = _shared_contract(receiver_services[-1]) if receiver_services else None
+            # All receivers use one Kafka without credentials, so one contract topic serves them
+            # all.
+            contract = _shared_contract(receiver_documents[-1]) if receiver_documents else None
             if contract is None or await receiver.follow(contract):
                 condition = Condition(SERVES, Status.TRUE)
             else:
                 message = "the receiver doesn't answer yet"
                 condition = Condition(SERVES, Status.UNKNOWN, DEPLOYING, message)
                 loop.call_later(RECEIVER_RETRY_DELAY, changed.set)
-            for document in receiver_services:
+            for document in receiver_documents:
                 await self._write_status(document, condition)
 
     async def _write_status(self, document: Document, condition: Condition, **fields: Any) -> None:

@@ -349,19 +349,19 @@ def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
     )
 
 
-def lease_manifest(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
-    """Return the Lease that lets one archive of a namespace, `holder`, run Jobs on the tables at
-    `of`. Each namespace has its own Lease for the same tables, since any archive may name any
-    bucket.
+def lease_manifest(root: str, holder: str, now: datetime, settings: Settings) -> Manifest:
+    """Return the Lease that lets one archive run Jobs on the tables at `root`. `holder` is that
+    archive, as `NAMESPACE/NAME/UID`. Each namespace has its own Lease: otherwise an archive that
+    names another namespace's bucket could block the archives there.
     """
     return {
         "apiVersion": COORDINATION,
         "kind": "Lease",
         "metadata": {
             "namespace": settings.namespace,
-            "name": names.archive_lease(holder.partition("/")[0], of),
+            "name": names.archive_lease(holder.partition("/")[0], root),
             "labels": services.with_common_labels({services.ROLE_LABEL: ARCHIVE_ROLE}),
-            "annotations": {ROOT: of},
+            "annotations": {ROOT: root},
         },
         "spec": {
             "holderIdentity": holder,

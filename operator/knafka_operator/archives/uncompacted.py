@@ -58,8 +58,8 @@ class UncompactedDeadLetters:
         group: str,
         uncompacted: UncompactedCounts,
     ) -> int:
-        """Return the number of a Broker's dead letters that an archive's group has not compacted.
-        Raises `LogError`."""
+        """Return how many of a Broker's dead letters an archive's group has not compacted;
+        `uncompacted` keeps each topic's lag for the next call. Raises `LogError`."""
         if uncompacted.group != group:
             uncompacted.group = group
             uncompacted.forget()
@@ -78,7 +78,7 @@ class UncompactedDeadLetters:
         for first in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
             batch = topics_to_count[first : first + GROUP_LAGS_AT_ONCE]
             lags = await asyncio.gather(
-                *(_read_group_lag(kafka.topics, group, positions) for positions in batch)
+                *(_read_group_lag(kafka.topics, group, topic) for topic in batch)
             )
             uncompacted.counted |= {
                 topic: (ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)

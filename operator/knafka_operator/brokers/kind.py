@@ -295,7 +295,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def _observe_without_topic(
         self, document: Document, record: BrokerRecord
     ) -> ObservedBroker:
-        """Read everything that the decision needs except the topic; raises `ClusterError`."""
+        """Read the Broker, its Kafka's configuration, its sink and the features, but no topic; also
+        set `record.kafka`. Raises `ClusterError`."""
         try:
             broker = await self._with_defaults(parse(Broker, document))
         except InvalidDocument as error:

@@ -54,8 +54,8 @@ class Subscribers:
         return [reported_by_uid[uid] for uid in sorted(reported_by_uid)]
 
     async def write_spec_entries(self, channel: Document) -> None:
-        """Write our entries into a channel's `spec.subscribers` (KN-CHN-05); raises
-        `ClusterError`."""
+        """Write our entries into a channel's `spec.subscribers` (KN-CHN-05), if Knafka itself
+        handles Subscriptions. Raises `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
         desired_entries = {

@@ -64,7 +64,8 @@ class Subscriptions(Triggers):
         await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return the stored Subscription if Knative Eventing handles it; else None."""
+        """Return the stored Subscription that Knafka must release; None if Knative Eventing doesn't
+        handle Subscriptions, or if the document is no channel entry."""
         if self.entries.handling.handler is not Handler.EVENTING:
             return None  # Knafka handles the Subscription, and doesn't only deliver it
         if document is not None and not is_entry(document):
@@ -72,8 +73,8 @@ class Subscriptions(Triggers):
         return await self.entries.read_stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
-        """Return whether the Subscription is an entry, which has no finalizers; an entry of ours
-        also loses its promise in the channel's status."""
+        """Return whether the Subscription is only an entry of a channel, and so has no finalizers.
+        If the entry is ours, also remove what the channel's status promises for it."""
         if not is_entry(document):
             return False
         if self.is_ours(document):

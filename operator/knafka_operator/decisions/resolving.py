@@ -1,9 +1,12 @@
 """Resolving: resolves declared destinations to addresses (KN-DST).
 
-    ref            an Addressable's address, with its authorities and audience: the entry of
-    `status.addresses` that `ref.address` names, or the first; without entries, `status.address`. A
-    Service's address is its host name, https if CACerts are declared ref and uri    the uri,
-    relative to the ref's address uri            the uri
+    ref            the address of the object, with its CACerts and audience
+    ref and uri    the uri, relative to the address of the object
+    uri            the uri
+
+The address of an object is the entry of `status.addresses` that `ref.address` names, or else the
+first entry; without entries it is `status.address`. The address of a Service is its host name, with
+https if the destination declares CACerts.
 
 Not here: retries, or waiting until an object has an address: callers retry.
 """
@@ -59,7 +62,8 @@ async def resolve(
 ) -> Sink:
     """Resolve a destination declared in `namespace` to an address. Raises `Unresolved`.
 
-    `domain` is the cluster's, such as `cluster.local`; `local_addresses` as in `Settings`.
+    `domain` is the cluster's DNS domain, such as `cluster.local`. `local_addresses` allows URLs
+    whose host is an address of the pod or the node.
     """
     url, ca_certs = destination.uri or "", destination.ca_certs
     audience = destination.audience

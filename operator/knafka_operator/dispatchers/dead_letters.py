@@ -3,9 +3,8 @@
     DeadLetters: True     no dead letter waits
                  False    some wait: a warning that doesn't affect Ready
 
-The message has the time of the oldest and not its age, which would be another one in each status.
-Dead letters that went to a sink are the sink's. Not here: looking
-(`dead_letter_monitor`).
+The message has the time of the oldest one and not its age, as an age would change every status.
+Dead letters that went to a sink are the sink's. Not here: looking (`dead_letter_monitor`).
 """
 
 from __future__ import annotations

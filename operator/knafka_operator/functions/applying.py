@@ -4,8 +4,8 @@ time.
     request --no turn--> waiting --turn free: reconciled--> request --> rolling --Ready--> done
                                                                     rolling --too long--> stuck
 
-Each reconciliation compares what runs with what is desired, so a starting operator needs only the
-functions that its predecessor was rolling: those that aren't Ready.
+Each reconciliation compares what runs with what is desired, so a starting operator only has to find
+out which functions its predecessor was rolling: those that aren't Ready.
 
 Not here: what a Service is made of (`functions.services`), and what a roll is (`functions.rolls`).
 """

@@ -1,8 +1,8 @@
 """KafkaSource as declared, as far as Knafka reads it, and as the Trigger that it is read as.
 
-A source is a Trigger without filters of topics that are nobody's Broker's:
-`parse_source_as_trigger` says so in the annotations that a Trigger has for it. What no Trigger can
-say is in `SourceTrigger`.
+A source is read as a Trigger that has no filters and whose topics belong to no Broker:
+`parse_source_as_trigger` writes this into the annotations that a Trigger has for it. What no
+Trigger can say is in `SourceTrigger`.
 
 Not here: what a webhook fills in, and what may not change (`sources.admission`).
 """

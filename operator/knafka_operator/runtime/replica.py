@@ -114,7 +114,8 @@ async def _run(
     # block the process for 50 ms.
     gc.collect()
     gc.freeze()
-    # First of all: after an error, another replica can lead while this one closes the rest.
+    # This callback runs first: it releases the Lease, so that after an error another replica can
+    # lead while this one closes the rest.
     closing.push_async_callback(_leave, lease)
     if await _wait_for_lease(acquired, operator, stop):
         with Watchdog(leadership):
@@ -159,8 +160,8 @@ async def _lead(
     """Act as the leader until `stop` is set, then close the operator. Raises the error of the
     leader's work, if that fails.
 
-    If the operator can't be closed, the Lease isn't released but expires: until then what wasn't
-    closed may still hold deliveries.
+    If the operator can't be closed, the Lease isn't released: it expires, because drain requests
+    that are still open may go on delivering until then.
     """
     log.info("this replica leads")
     keys, tracing, naming = followed

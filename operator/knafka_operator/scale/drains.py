@@ -115,7 +115,8 @@ class HttpDrains:
         limit: int,
     ) -> AsyncIterator[Progress]:
         """Hold a request to a function open until `stop`, and yield each line of its answer,
-        parsed. A line of more than `limit` bytes, silence and any status but 200 are errors."""
+        parsed. Raises an error for a line of more than `limit` bytes, for silence and for any
+        status but 200; after a 401 the next token is tried first."""
         function_url = self._urls[unit].rstrip("/")
         url, pace = function_url + drain.PATH, self._line_rate_limit(unit, limit)
         bearers = self._tokens.bearers(function_url) or [""]

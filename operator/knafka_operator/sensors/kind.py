@@ -224,8 +224,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Register a Sensor with the scaler, which wakes it; returns once its previous drains have
-        ended."""
+        """Have the scaler watch a Sensor and wake it, instead of what it watched before for it;
+        returns once the previous drains have ended."""
         sensor, autoscaling = watched
         kafka, previous = record.kafka, record.scaled
         assert kafka is not None

@@ -1,7 +1,7 @@
 """Sink admission: what a KafkaSink is filled in with, and what is refused of it.
 
-As `brokers.admission`: the words are upstream's, all problems are named at once, and what was wrong
-before an update already is let pass.
+As in `brokers.admission`, messages have upstream's wording, all problems are named at once, and an
+update may keep problems that the object already had.
 
 Pure. Not here: reading other objects.
 """

@@ -193,7 +193,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Observe.
 
     async def observe(self, document: Document, record: SinkRecord) -> ObservedSink:
-        """Read the sink's Secret, Kafka, topic and features."""
+        """Read the sink's Secret, Kafka, topic and features; the result holds expected errors. Also
+        set `record.kafka`."""
         try:
             sink = parse(KafkaSink, document)
             refuse_taken_topics([sink.spec.topic], self.is_taken, "spec.topic")
@@ -225,10 +226,10 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         try:
             topics = record.kafka.topics
             description = await topics.describe_topic(sink.spec.topic)
-            id_unrecorded = (
+            exists_without_recorded_id = (
                 description is not None and status_annotations(document).get(TOPIC_ID) == ""
             )
-            disputed = not id_unrecorded or await has_records(topics, sink.spec.topic)
+            disputed = not exists_without_recorded_id or await has_records(topics, sink.spec.topic)
         except EXPECTED as error:
             return replace(observed, topic=error)
         return replace(observed, topic=description, disputed=disputed)

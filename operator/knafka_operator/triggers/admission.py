@@ -37,7 +37,8 @@ from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import Trigger
 
 INJECTION: Final = "eventing.knative.dev/injection"
-"""On a Trigger: what made Knative make the Broker `default`; only its form is checked."""
+"""Annotation of a Trigger by which Knative once created the Broker `default`. Knafka only checks
+its value and that the Trigger names that Broker."""
 TRIGGER_BROKER_LABEL: Final = "eventing.knative.dev/broker"
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
@@ -55,7 +56,8 @@ def with_trigger_defaults(document: Document) -> dict[str, Any]:
         spec["subscriber"] = with_reference_namespace(subscriber, namespace)
     default_sink_namespace(spec, namespace)
     metadata = mapping_at(document, "metadata")
-    # A name that is no label's value is left for the check to refuse: its message is the better.
+    # Don't set the label if the Broker's name can't be a label value: the check then refuses the
+    # name, with a better message.
     if _LABEL_VALUE(broker := _broker_name_of_spec(spec)):
         metadata["labels"] = {**mapping_at(metadata, "labels"), TRIGGER_BROKER_LABEL: broker}
     return {**document, "metadata": metadata, "spec": spec}
@@ -69,9 +71,9 @@ def check_trigger(
 ) -> None:
     """Refuse what is wrong with a Trigger, or may not change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
 
-    `autoscaling` is what its annotations stand over, as for the scaler, and `maxima` are the
-    installation's. Raises `InvalidDocument` that tells all of it; its path is that of the first
-    problem.
+    `autoscaling` has the defaults that the Trigger's annotations override, as in the scaler;
+    `maxima` are the installation's limits. Raises one `InvalidDocument` that names all problems;
+    its path is that of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
@@ -123,7 +125,7 @@ def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
 def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:
     """Yield problems if a Trigger's Broker or its start position has changed."""
     was, is_ = (_broker_name_of_spec(mapping_at(each, "spec")) for each in (old, new))
-    # Without a Broker it was never of use, and may be mended.
+    # A Trigger that named no Broker never worked, so a Broker may still be added.
     if was and (diff := changed_values({"spec.broker": was}, {"spec.broker": is_})):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec, broker")
     yield from annotation_problems(lambda: kafka_settings.check_start_unchanged(old, new))

@@ -66,9 +66,9 @@ def make_certificate(host: str, now: datetime) -> Pem:
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
 
-    def build_certificate(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
-        """Return a certificate to sign that is valid for `VALID_FOR` from now, with an hour's
-        tolerance for clocks."""
+    def certificate_builder(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
+        """Return the builder of a certificate for `name`. The certificate ends `VALID_FOR` from
+        now, and begins an hour ago, as clocks may differ."""
         return (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -80,13 +80,13 @@ def make_certificate(host: str, now: datetime) -> Pem:
         )
 
     authority = (
-        build_certificate(issuer, authority_key.public_key())
+        certificate_builder(issuer, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
     signed = (
-        build_certificate(subject, key.public_key())
+        certificate_builder(subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(names, critical=False)
         .sign(authority_key, hashes.SHA256())

@@ -80,9 +80,9 @@ def is_time(value: bytes) -> bool:
     return _IS_MINUTE[value[:17]] and _IS_SECOND(value, 17) is not None
 
 
-def record_of(document: bytes, beside: RecordHeaders) -> Draft | None:
-    """Return the record of a structured event, with the headers `beside` added; None: the careful
-    reader has to read it."""
+def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
+    """Return the record of a structured event, with the `added_headers`; None if
+    `json_format` must read the event."""
     try:
         members = json_format.split_loosely(document)
     except (ValueError, RecursionError):
@@ -98,25 +98,25 @@ def record_of(document: bytes, beside: RecordHeaders) -> Draft | None:
         document = document.strip(json_format.WHITESPACE)
         if len(document) != size and document != layout.spaced % tuple(members.values()):
             return None
-    return _record_of(members, layout, text, data, beside)
+    return _record_of(members, layout, text, data, added_headers)
 
 
-def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft] | None:
-    """Return the records of all events of a batch, from one pass over it; None: it has more than
-    `limit`, or the careful reader has to read it."""
+def records_of(document: bytes, added_headers: RecordHeaders, limit: int) -> list[Draft] | None:
+    """Return the records of all events of a batch. Return None if it has more than `limit` events,
+    or if `json_format` must read it because an event isn't plain enough."""
     objects = json_format.split_batch(document, limit)
     if objects is None:
         return None
     data = [members.pop("data", None) for members in objects]
-    alike = _uniform_records(objects, data, beside)
-    if alike is not None:
-        return alike
+    uniform = _uniform_records(objects, data, added_headers)
+    if uniform is not None:
+        return uniform
     records: list[Draft] = []
     for members, raw in zip(objects, data, strict=True):
         if (layout := _LAYOUTS[tuple(members)]) is None:
             return None
         text = b"".join(members.values())
-        if (record := _record_of(members, layout, text, raw, beside)) is None:
+        if (record := _record_of(members, layout, text, raw, added_headers)) is None:
             return None
         records.append(record)
     return records
@@ -125,7 +125,7 @@ def records_of(document: bytes, beside: RecordHeaders, limit: int) -> list[Draft
 def _uniform_records(
     objects: Sequence[json_format.Members],
     data: Sequence[Raw | None],
-    beside: RecordHeaders,
+    added_headers: RecordHeaders,
 ) -> list[Draft] | None:
     """Return the records of events whose attributes have the same names in the same order and are
     all strings, as in most batches; None: some events differ."""
@@ -168,8 +168,8 @@ def _uniform_records(
                 headers.append(_JSON)
             elif not are_json and value[0] == QUOTE:
                 return None
-        if beside:
-            headers += beside
+        if added_headers:
+            headers += added_headers
         records.append(Draft(key or subject or None, headers, value))
     return records
 
@@ -179,7 +179,7 @@ def _record_of(
     layout: _Layout,
     text: bytes,
     data: Raw | None,
-    beside: RecordHeaders,
+    added_headers: RecordHeaders,
 ) -> Draft | None:
     """Return an event's record from its members, their layout, the joined values of all but `data`,
     and `data`; None: the careful reader has to read it."""
@@ -214,7 +214,9 @@ def _record_of(
             headers.append(_JSON)
         elif value[0] == QUOTE and not json_format.is_json(media_type.decode()):
             return None
-    return Draft(partition_key or subject, headers + beside if beside else headers, value)
+    return Draft(
+        partition_key or subject, headers + added_headers if added_headers else headers, value
+    )
 
 
 def _values_of(members: json_format.Members) -> list[bytes] | None:

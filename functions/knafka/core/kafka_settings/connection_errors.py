@@ -60,12 +60,14 @@ class ConnectionErrors:
         `forget` keeps it, as librdkafka doesn't repeat the error."""
 
     def record(self, error: ClientError) -> None:
-        """Record an error; can be used as librdkafka's error callback."""
+        """Record an error, and whether no server accepted the connection; usable as librdkafka's
+        error callback."""
         if error.name() != "_ALL_BROKERS_DOWN":
             self.is_unreachable = error.name() == "_RESOLVE" or (
                 error.name() == "_TRANSPORT" and "Connect to " in error.str()
             )
-        # librdkafka reports all brokers as down after any error of the last one.
+        # `_ALL_BROKERS_DOWN` only follows the last broker's error, so it must not replace that
+        # error.
         if error.name() != "_ALL_BROKERS_DOWN" or not self._name:
             self._name, self._text = error.name(), shown_text(error.str())
 

@@ -1,8 +1,8 @@
 """A shared topic: one process's partitions of one topic, read for many groups.
 
-    Its consumer group member is assigned this process's partitions. One fetcher reads them while
-    all groups are near each other; groups that lag far behind get more fetchers. Each group has a
-    reader, and its drain works as if it were alone.
+    This process is a member of one consumer group, which assigns its partitions. One fetcher reads
+    them while all groups are near each other; groups that lag far behind get more fetchers. Each
+    group has a reader, and its drain works as if it were alone.
 
 A group's offsets are committed without a member in that group, so only this process's own
 membership keeps other processes out: Kafka confirms it before each round of commits, and makes
@@ -247,7 +247,8 @@ class SharedTopic:
         self._start_task(fetcher.run())
 
     def leave(self, cursor: Cursor) -> None:
-        """Remove a cursor from its buffer; a buffer without cursors is dropped."""
+        """Remove a cursor from its buffer, drop the buffer with its last cursor, and wake the
+        fetcher."""
         buffer = cursor.buffer
         if buffer is None:
             return

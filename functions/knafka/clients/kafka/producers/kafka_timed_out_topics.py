@@ -26,8 +26,8 @@ from knafka.core.errors import LogError
 log = logging.getLogger(__name__)
 
 DESCRIBE_DELAY: Final = 1.0
-"""Seconds from the first record that timed out to the request, which is about all topics of
-such records."""
+"""Seconds to wait after the first record times out, so that one request describes all topics whose
+records time out."""
 DESCRIBE_TIMEOUT: Final = 5.0
 """Seconds that Kafka may take to describe the topics."""
 REPLACEMENT_INTERVAL: Final = 30.0
@@ -50,29 +50,34 @@ class TimedOutTopics:
         self._timed_out: set[Partition] = set()
         self._replacements: dict[str, tuple[str, int]] = {}
         """Id and number of replacements, by topic."""
-        self._replace_at = 0.0
+        self._next_replacement_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def note(self, topic: str, partition: int) -> None:
         """Note that a record of the partition timed out."""
         self._timed_out.add((topic, partition))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._look())
+            self._task = asyncio.create_task(self._replace_if_recreated())
 
-    async def _look(self) -> None:
-        """Describe the topics of records that timed out, and replace the producers for those that
-        they weren't replaced for."""
-        await asyncio.sleep(max(DESCRIBE_DELAY, self._replace_at - time.monotonic()))
+    async def _replace_if_recreated(self) -> None:
+        """Ask Kafka for the ids of the topics whose records timed out. Replace the producers if for
+        one of these ids they were replaced fewer than `MAX_REPLACEMENTS` times."""
+        await asyncio.sleep(max(DESCRIBE_DELAY, self._next_replacement_at - time.monotonic()))
         timed_out, self._timed_out = self._timed_out, set()
-        with suppress(LogError):  # Kafka doesn't answer; if it goes on, more records will time out
+        # If Kafka doesn't answer, the next record that times out starts another attempt.
+        with suppress(LogError):
             ids = await asyncio.to_thread(ids_of_led_topics, self._connection, timed_out)
-            new_topics = [topic for topic, id_ in ids.items() if self._count(topic, id_)]
+            new_topics = [
+                topic
+                for topic, id_ in ids.items()
+                if self._count_replacement_if_allowed(topic, id_)
+            ]
             if new_topics:
                 log.warning(
                     "records of %s time out, as after their topic was deleted and created again: "
                     "the producers are replaced", ", ".join(sorted(new_topics)),
                 )  # fmt: skip
-                self._replace_at = time.monotonic() + REPLACEMENT_INTERVAL
+                self._next_replacement_at = time.monotonic() + REPLACEMENT_INTERVAL
                 try:
                     await self._replace()
                 except LogError:
@@ -81,7 +86,7 @@ class TimedOutTopics:
                         self._replacements[topic] = id_, count - 1  # it wasn't replaced
                     raise
 
-    def _count(self, topic: str, topic_id: str) -> bool:
+    def _count_replacement_if_allowed(self, topic: str, topic_id: str) -> bool:
         """Count a replacement for a topic; returns False if there were enough for its id."""
         known_id, count = self._replacements.get(topic, (topic_id, 0))
         count = count + 1 if known_id == topic_id else 1
