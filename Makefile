@@ -63,9 +63,8 @@ test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fift
 test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, and all Spark jobs (half an hour; some need Go)
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
-# In one process, with one session: the first job of each kind is the dearest of a Spark session.
 tests-of-jobs: $(VENV)/.dev
-	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" -n 1 $(SHOWN) $(ARGS)
+	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
 
 tests-of-processes: $(VENV)/.dev
 	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
