@@ -57,6 +57,9 @@ TRANSIENT: Final = frozenset(
         KafkaError.NOT_COORDINATOR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        # A broker may not know yet of a partition that has just been created or moved.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
 """Errors after which a request is repeated."""

@@ -1,0 +1,44 @@
+"""The jobs' requests to Kafka: which errors a moment mends (knafka_jobs.io.kafka)."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from knafka_jobs.io import kafka
+from knafka_jobs.job_errors import JobError
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        # Seen for a replay topic that had just been created: its events were left out.
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    ],
+)
+def test_a_request_is_repeated_while_a_leader_or_coordinator_moves(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "RETRY_INTERVAL", 0.0)
+    errors = [KafkaException(KafkaError(code))] * 2
+
+    def ask() -> dict[str, Future[int]]:
+        answer: Future[int] = Future()
+        if errors:
+            answer.set_exception(errors.pop())
+        else:
+            answer.set_result(7)
+        return {"orders": answer}
+
+    assert kafka._request_results(ask) == {"orders": 7}
+
+
+def test_a_request_that_kafka_refuses_fails_at_once() -> None:
+    answer: Future[int] = Future()
+    answer.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    with pytest.raises(JobError, match="Topic authorization failed"):
+        kafka._request_results(lambda: {"orders": answer})
