@@ -26,7 +26,8 @@ from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.event_edits import EventEdits
 from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.replay.replay_run import preview, replay

@@ -20,7 +20,7 @@ from knafka.clients.kafka.producers import kafka_producer, kafka_writer
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Draft
-from knafka_jobs.io.kafka import KafkaConnection
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.replay.send import ReplaySender
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer

@@ -18,7 +18,8 @@ from support.letters import DeadLetters, compacted
 from knafka.core import names
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.topic_offsets import BrokerName
 from knafka_local.kafka.kafka_distribution import KafkaDistribution

@@ -26,7 +26,8 @@ from knafka_jobs import command_options, commands
 from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.compact_run import compact, fold_all
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.purge_run import purge
 from knafka_jobs.replay.replay_run import replay

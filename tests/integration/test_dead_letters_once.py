@@ -18,7 +18,8 @@ from knafka_jobs.compact.checkpoints import Checkpoints
 from knafka_jobs.compact.compact_run import CompactResult, compact, fold_all
 from knafka_jobs.compact.reading import read_ranges
 from knafka_jobs.io.delta import Tables, explain_spark_errors
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.purge_run import purge
 from knafka_jobs.report.report_run import make_report

@@ -29,7 +29,8 @@ from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.contract import Kafka
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.kafka_secret import for_java
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 

@@ -14,7 +14,8 @@ from support.sensors import SensorWorld, process
 
 from knafka.core.sensor.contract import Conditions
 from knafka_jobs.backtest.backtest_run import BacktestResult, TimeSpan, backtest, records_of_topic
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 
 pytestmark = [

@@ -132,7 +132,8 @@ def dead(kafka: Kafka) -> Iterator[DeadLetters]:
 
 @pytest.fixture
 def client(kafka: Kafka) -> KafkaClient:
-    from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+    from knafka_jobs.io.kafka import KafkaClient
+    from knafka_jobs.io.kafka_connection import KafkaConnection
 
     return KafkaClient(KafkaConnection(kafka.bootstrap_servers))
 

@@ -10,7 +10,8 @@ import pytest
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
-from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaConnection
+from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.io.kafka_names import possible_groups
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.replay.replay_run import ensure_replay_topic

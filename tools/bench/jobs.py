@@ -41,7 +41,8 @@ from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.compact_run import compact
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.replay.replay_run import replay
 from knafka_jobs.report.report_run import make_report
 from knafka_jobs.report.spark_engine import SparkEngine

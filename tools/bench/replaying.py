@@ -42,7 +42,8 @@ from knafka.core import names
 from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.topic_offsets import OffsetSpan
 
 PARTITIONS: Final = 12

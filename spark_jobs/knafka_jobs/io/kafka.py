@@ -9,8 +9,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -28,10 +26,8 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
-from knafka.core.kafka_settings.kafka_secret import for_java, for_librdkafka
-from knafka.tokens import with_tokens
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import (
     BrokerName,
@@ -57,9 +53,8 @@ TRANSIENT: Final = frozenset(
         KafkaError.NOT_COORDINATOR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
-        # A broker may not know yet of a partition that has just been created or moved.
         KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,  # of a partition that has just been created or moved
     }
 )
 """Errors after which a request is repeated."""
@@ -68,44 +63,6 @@ MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaConnection:
-    """Addresses and credentials of Kafka, for librdkafka and for Spark's Kafka source."""
-
-    bootstrap_servers: str
-    secret: Mapping[str, str] | None = None
-    """The Secret's values by key; None: plaintext without authentication."""
-
-    @classmethod
-    def from_folder(cls, bootstrap_servers: str, secret: Path | None) -> KafkaConnection:
-        """Read the Secret that is mounted at the folder `secret`. Raises `InvalidDocument`."""
-        if secret is None:
-            return cls(bootstrap_servers)
-        try:
-            files = [file for file in secret.iterdir() if file.is_file()]
-            values = {file.name: file.read_text(errors="replace").strip() for file in files}
-        except OSError as error:
-            raise InvalidDocument("secret", f"the Secret can't be read: {error}") from error
-        return cls(bootstrap_servers, values)
-
-    def for_librdkafka(self) -> dict[str, Any]:
-        """Return the configuration of a client of librdkafka. Raises `InvalidDocument`."""
-        security = {} if self.secret is None else for_librdkafka(self.secret)
-        return with_tokens(
-            {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}
-        )
-
-    def for_spark(self) -> dict[str, str]:
-        """Return the options of Spark's Kafka source, which reads only committed records."""
-        security = {} if self.secret is None else for_java(self.secret)
-        configuration = {
-            "bootstrap.servers": self.bootstrap_servers,
-            "isolation.level": "read_committed",
-            **security,
-        }
-        return {f"kafka.{key}": value for key, value in configuration.items()}
 
 
 class KafkaClient:

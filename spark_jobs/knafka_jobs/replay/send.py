@@ -25,7 +25,8 @@ from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.times import moment
 from knafka_jobs.event_edits import NO_EDITS, CannotEdit, EventEdits, edited_record
 from knafka_jobs.failure_selection import TriggerName
-from knafka_jobs.io.kafka import KafkaClient, KafkaConnection
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState
