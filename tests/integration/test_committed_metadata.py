@@ -116,8 +116,8 @@ async def test_without_an_answer_nothing_is_read_and_every_read_says_so(
 async def test_a_commit_has_the_leader_epoch_of_what_was_read_and_the_next_reader_goes_on_there(
     kafka_distribution: KafkaDistribution, tmp_path: Path
 ) -> None:
-    """By it an offset is known that an unclean election took away, however long the log is since;
-    too low an epoch would take a new leader for one, and the topic would be read again."""
+    """By it a member that reads when a leader is elected learns that the log has lost that offset;
+    too low an epoch would take a new leader for that, and the topic would be read again."""
     server = KafkaServer(kafka_distribution, tmp_path / "kafka")
     await server.start()
     connection = {"bootstrap.servers": server.bootstrap_servers}
