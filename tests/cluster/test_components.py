@@ -12,12 +12,12 @@ from typing import Final
 import pytest
 from support.channels import channel
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import Installation
 from support.steady_load import RATE, Load, longest_pause
 
 pytestmark = pytest.mark.alone
 
-FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
 LONGEST_PAUSE: Final = 3.0
 AFTERWARDS: Final = 6.0
@@ -80,7 +80,7 @@ def test_admission_is_what_the_newest_operator_declares_when_a_component_is_swit
     assert _registered(cluster) == OF_BROKERS
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: a minute and more for each")
+@only_chaos  # a minute and more for each
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("brokers_go")
 def test_who_is_awake_notices_neither_a_switch_nor_another_operator(

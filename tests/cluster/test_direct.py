@@ -27,6 +27,7 @@ from confluent_kafka import Consumer, TopicPartition
 from support.channels import Channels
 from support.cluster import OPERATOR_NAMESPACE
 from support.functions import receiver
+from support.gate import only_chaos
 from support.installation import READY, ROOT, Installation, Subscriber
 from support.requests import ingress
 from support.steady_load import RATE, Load, longest_pause
@@ -201,7 +202,7 @@ def _all_arrive(installed: Installation, subscriber: Subscriber, load: Load) -> 
     print(f"{len(sent)} accepted, {len(load.failed)} not, 0 lost")
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: three minutes")
+@only_chaos  # three minutes
 @pytest.mark.usefixtures("channels_go")
 def test_a_channels_host_leads_past_the_proxy_and_back_and_no_send_fails(
     channels: Channels, direct_component: None, namespace: str
@@ -252,7 +253,7 @@ def test_a_channels_host_leads_past_the_proxy_and_back_and_no_send_fails(
     assert max(pauses.values()) < LONGEST_PAUSE
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: two minutes")
+@only_chaos  # two minutes
 def test_knative_scales_by_what_comes_past_its_proxy(
     installed: Installation, direct_component: None, namespace: str
 ) -> None:
@@ -292,7 +293,7 @@ class Sender:
         return found
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: it takes minutes")
+@only_chaos  # it takes minutes
 @pytest.mark.timeout(1800)
 def test_thousands_a_second_lose_nothing_whatever_becomes_of_the_receiver(
     installed: Installation, direct_component: None, namespace: str
@@ -379,7 +380,7 @@ def _in_the_log(installed: Installation, topic: str) -> tuple[set[int], float]:
     return ids, max(later - earlier for earlier, later in pairwise(sorted(times))) / 1000
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: it measures")
+@only_chaos  # it measures
 @pytest.mark.kafka
 async def test_what_an_event_costs_by_each_way(
     installed: Installation, direct_component: None, namespace: str, tmp_path: Path

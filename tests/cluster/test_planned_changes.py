@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
+from support.gate import only_chaos
 from support.installation import Installation, Subscriber
 from support.steady_load import RATE, Load, longest_pause
 
@@ -136,7 +137,7 @@ def test_a_change_is_a_short_pause_and_loses_nothing(
     assert max(pauses.values()) < LONGEST_PAUSE
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: a minute and more for each")
+@only_chaos  # a minute and more for each
 @pytest.mark.timeout(600)
 def test_a_namespace_with_ten_functions_that_run_is_gone_within_a_minute(
     installed: Installation, namespace: str

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 from support.channels import Channels
 from support.cluster import OPERATOR_NAMESPACE
+from support.gate import only_chaos
 from support.guarded import (
     FORWARD,
     POLICY,
@@ -37,7 +38,6 @@ from support.steady_load import Load
 from support.web_certificates import WebAuthority
 
 MIN_SCALE: Final = {"autoscaling.knative.dev/min-scale": "1"}
-FULL: Final = "KNAFKA_RATE" in os.environ
 OTHER: Final = "system:serviceaccount:default:default"
 """A sender of another namespace than the Broker's."""
 POLICIES: Final = "eventing.knative.dev/v1alpha1"
@@ -339,7 +339,7 @@ def test_events_come_in_by_tls_and_where_it_is_strict_by_nothing_else(
         cluster.kubectl("delete", "configmap", "corporate", "-n", OPERATOR_NAMESPACE)
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: two minutes")
+@only_chaos  # two minutes
 @pytest.mark.usefixtures("features", "brokers_go")
 def test_a_certificate_and_its_authority_are_rotated_under_load_without_a_failed_send(
     installed: Installation, namespace: str

@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 from support.cluster import OPERATOR_NAMESPACE
+from support.gate import only_chaos
 from support.installation import Installation
 from support.slow_api_server import SlowApiServer, slow_api_server
 from support.steady_load import RATE, Load, longest_pause
@@ -22,7 +23,6 @@ from testcluster import settings
 
 pytestmark = pytest.mark.alone
 
-FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
 LATENCY: Final = 2.0
 SLOW_FOR: Final = 60.0
@@ -76,7 +76,7 @@ def _leading(pods: Sequence[Mapping[str, Any]]) -> int:
     return count
 
 
-@pytest.mark.skipif(not FULL, reason="make chaos: three minutes")
+@only_chaos  # three minutes
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("brokers_go")
 def test_a_slow_api_server_restarts_no_operator_and_pauses_no_delivery(

@@ -18,7 +18,8 @@ from uvicorn.server import ServerState
 from knafka.observability import Histogram
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
-from knafka.receiver.ingest import IngestHandler, Limits
+from knafka.receiver.ingest import IngestHandler
+from knafka.receiver.limits import Limits
 from knafka.receiver.protocol import EncryptedReceiverProtocol, ReceiverProtocol
 
 LIMIT = 300_000

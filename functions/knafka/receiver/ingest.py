@@ -42,8 +42,7 @@ from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.batches import EventBatch
 from knafka.receiver.direct import LOAD_PATH, HeldRequests
 from knafka.receiver.event_types import EVENT_TYPES
-from knafka.receiver.limits import HEADER_OVERHEAD, RECEIVER_LIMITS
-from knafka.receiver.limits import Limits as Limits
+from knafka.receiver.limits import HEADER_OVERHEAD, RECEIVER_LIMITS, Limits
 from knafka.receiver.observing import (
     UNOBSERVED,
     ReceiverObservers,

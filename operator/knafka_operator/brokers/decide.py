@@ -218,7 +218,9 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
             receiver.contract_topic, entry.ingress
         )
     https = _apply_tls_service(observed, broker, steps)
-    if is_direct_way and not _is_direct_service_applied(observed, broker, steps):
+    if is_direct_way and not steps.is_direct_service_applied(
+        direct_service(broker), BROKER_DIRECT_REFUSAL, is_applied=observed.direct_served
+    ):
         return steps.decision(topic)
     _set_address(observed, entry, https, is_direct_way, settings, steps)
     return steps.decision(topic)
@@ -305,19 +307,6 @@ def _apply_tls_service(
     if isinstance(https, NotReady):
         steps.no_address = https
     return https
-
-
-def _is_direct_service_applied(
-    observed: ObservedBroker, broker: Broker, steps: AddressableSteps
-) -> bool:
-    """Apply the Service that leads past Knative's proxy; returns whether it was applied."""
-    with steps.conditions.step(DATA_PLANE_AVAILABLE):
-        if not observed.direct_served:
-            manifest = direct_service(broker)
-            steps.needed.run_first(
-                Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), BROKER_DIRECT_REFUSAL)
-            )
-    return observed.direct_served
 
 
 def _set_address(

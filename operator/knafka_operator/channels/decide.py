@@ -168,13 +168,27 @@ class _ChannelConfiguration:
 
 
 @dataclass(frozen=True, slots=True)
+class _SharedReceiver:
+    """The receiver that all channels with one Secret share."""
+
+    service: Identity
+    spec: Receiver
+    contract: Topic
+    """The topic of its contract."""
+
+    @property
+    def name(self) -> str:
+        """The name of its Service."""
+        return self.service.name
+
+
+@dataclass(frozen=True, slots=True)
 class _ChannelEntry:
     """A channel's entry in the contract of the receiver that it shares, and that receiver."""
 
     configuration: _ChannelConfiguration
     ingress: Ingress
-    receiver: str
-    """The receiver's name."""
+    receiver: _SharedReceiver
     hosts: Sequence[str]
     """The hosts of the channel."""
 
@@ -191,9 +205,8 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
         return steps.decision()
 
     connection = configuration.connection
-    receiver = receiver_services.channels_receiver_name(_secret_name(connection))
-    receiver_names = " ".join(_receivers_with_current(steps.annotations, connection))
-    recorded = {RECEIVERS: receiver_names}
+    receiver = _shared_receiver(connection, settings)
+    recorded = {RECEIVERS: " ".join(_receivers_with(receiver.name, steps.annotations))}
     topics = steps.ensure_topic(observed.topic, connection.defaults, settings.maxima, recorded)
     if topics is None:
         return steps.decision()
@@ -212,18 +225,22 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
         receiver,
         hosts,
     )
-    _write_entry(observed, entry, settings, steps)
+    _write_entry(observed, entry, recorded, steps)
     if not steps.conditions.holds(CONTRACT_UPDATED):
         return steps.decision(topic)
-    if is_direct_way and not _is_direct_service_applied(observed, receiver, settings, steps):
+    if is_direct_way and not steps.is_direct_service_applied(
+        channels_direct_service(receiver.name, settings),
+        CHANNEL_DIRECT_REFUSAL,
+        is_applied=observed.direct_served,
+    ):
         return steps.decision(topic)
     _set_address(observed, entry, is_direct_way, settings, steps)
     if steps.conditions.holds(PROBE_SUCCEEDED):
         with steps.conditions.step(CONTRACT_UPDATED):
             if other_receivers := tuple(
-                name for name in receivers_of(steps.annotations) if name != receiver
+                name for name in receivers_of(steps.annotations) if name != receiver.name
             ):
-                steps.needed.run_first(LeaveReceivers(other_receivers, receiver))
+                steps.needed.run_first(LeaveReceivers(other_receivers, receiver.name))
     return steps.decision(topic)
 
 
@@ -251,66 +268,50 @@ def _read_configuration(
 def _apply_receiver(
     observed: ObservedChannel,
     configuration: _ChannelConfiguration,
-    receiver: str,
+    receiver: _SharedReceiver,
     settings: Settings,
     steps: AddressableSteps,
 ) -> bool:
     """Decide `DataPlaneAvailable`: apply the Service of the shared receiver unless it was. Returns
     whether senders reach it past Knative's proxy."""
-    connection = configuration.connection
     direct = False
     with steps.conditions.step(DATA_PLANE_AVAILABLE):
         direct = is_direct_channel(configuration.channel, settings)
         if observed.revision is None:
-            contract_spec = receiver_contract(connection, settings)
             manifest = receiver_services.channels_receiver_service(
-                contract_spec,
-                connection.secret,
+                receiver.spec,
+                configuration.connection.secret,
                 settings,
                 oidc=configuration.rules.authentication.is_on,
                 event_types=observed.event_types,
             )
-            contract = receivers.contract_topic(contract_spec, connection.defaults)
-            service = Identity(settings.namespace, receiver)
-            steps.needed.run_first(ApplyReceiver(service, contract, manifest))
+            steps.needed.run_first(ApplyReceiver(receiver.service, receiver.contract, manifest))
     return direct
 
 
 def _write_entry(
-    observed: ObservedChannel, entry: _ChannelEntry, settings: Settings, steps: AddressableSteps
+    observed: ObservedChannel,
+    entry: _ChannelEntry,
+    recorded: Mapping[str, str],
+    steps: AddressableSteps,
 ) -> None:
-    """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry."""
-    connection, ingress = entry.configuration.connection, entry.ingress
-    contract_spec = receiver_contract(connection, settings)
-    contract = receivers.contract_topic(contract_spec, connection.defaults)
-    service = Identity(settings.namespace, entry.receiver)
-    await_receivers = AwaitReceivers(service, contract.name, ingress.path)
+    """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry.
+    `recorded` is the annotation that names the receiver."""
+    receiver, ingress = entry.receiver, entry.ingress
+    await_receivers = AwaitReceivers(receiver.service, receiver.contract.name, ingress.path)
     with steps.conditions.step(CONTRACT_UPDATED):
-        if entry.receiver not in receivers_of(steps.annotations):
-            receiver_names = " ".join(_receivers_with_current(steps.annotations, connection))
-            steps.needed.run_first(Annotate(Step.RECORD_RECEIVERS, {RECEIVERS: receiver_names}))
+        if receiver.name not in receivers_of(steps.annotations):
+            steps.needed.run_first(Annotate(Step.RECORD_RECEIVERS, recorded))
         if observed.ingress != ingress:
             steps.needed.run_first(
-                WriteIngress(service, contract, ingress.path, ingress), await_receivers
+                WriteIngress(receiver.service, receiver.contract, ingress.path, ingress),
+                await_receivers,
             )
         if not observed.accepted:
             steps.needed.run_first(await_receivers)
         steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
-            contract_spec.contract_topic, ingress
+            receiver.spec.contract_topic, ingress
         )
-
-
-def _is_direct_service_applied(
-    observed: ObservedChannel, receiver: str, settings: Settings, steps: AddressableSteps
-) -> bool:
-    """Apply the Service that leads past Knative's proxy; returns whether it was applied."""
-    with steps.conditions.step(DATA_PLANE_AVAILABLE):
-        if not observed.direct_served:
-            manifest = channels_direct_service(receiver, settings)
-            steps.needed.run_first(
-                Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), CHANNEL_DIRECT_REFUSAL)
-            )
-    return observed.direct_served
 
 
 def _set_address(
@@ -322,7 +323,7 @@ def _set_address(
 ) -> None:
     """Decide `ProbeSucceeded`: route the channel's own host to its receiver (KN-CHN-11), probe it,
     and set the addresses."""
-    broker, receiver, gateway = entry.configuration.broker, entry.receiver, observed.gateway
+    broker, receiver, gateway = entry.configuration.broker, entry.receiver.name, observed.gateway
     with steps.conditions.step(PROBE_SUCCEEDED):
         answered_addresses = steps.annotations.get(PROBED), observed.probed
         route_host = services.service_host(receiver, settings.namespace, settings)
@@ -355,12 +356,17 @@ def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(annotations.get(RECEIVERS, "").split())
 
 
-def _receivers_with_current(
-    annotations: Mapping[str, str], connection: ChannelConnection
-) -> tuple[str, ...]:
+def _receivers_with(name: str, annotations: Mapping[str, str]) -> tuple[str, ...]:
     """Return the receivers in the status, and the one that serves the channel now."""
-    name = receiver_services.channels_receiver_name(_secret_name(connection))
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
+
+
+def _shared_receiver(connection: ChannelConnection, settings: Settings) -> _SharedReceiver:
+    """Return the receiver that serves channels with this configuration."""
+    name = receiver_services.channels_receiver_name(_secret_name(connection))
+    spec = receiver_contract(connection, settings)
+    contract = receivers.contract_topic(spec, connection.defaults)
+    return _SharedReceiver(Identity(settings.namespace, name), spec, contract)
 
 
 def channel_topic(

@@ -16,10 +16,11 @@ from typing import Any, Final
 from knafka.core.contract import Ingress, Sink
 from knafka.core.errors import KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decisions.effects import Effect
+from knafka_operator.decisions.effects import Apply, Effect, Refusal
 from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
+    DATA_PLANE_AVAILABLE,
     DEAD_LETTER_SINK_RESOLVED,
     TOPIC_READY,
     ConditionSet,
@@ -27,6 +28,8 @@ from knafka_operator.decisions.status import (
     no_dead_letter_sink_condition,
     value_or_raise,
 )
+from knafka_operator.decisions.steps import Step
+from knafka_operator.functions.services import Manifest
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
 from knafka_operator.model.maxima import Maxima
@@ -136,6 +139,16 @@ class AddressableSteps:
             self.conditions.set(as_declared_condition(topic.desired, existing))
             return topic, existing
         return None
+
+    def is_direct_service_applied(
+        self, manifest: Manifest, refusal: Refusal, *, is_applied: bool
+    ) -> bool:
+        """Apply the Service that leads past Knative's proxy (`DataPlaneAvailable`) unless
+        `is_applied`; returns whether it was applied."""
+        with self.conditions.step(DATA_PLANE_AVAILABLE):
+            if not is_applied:
+                self.needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), refusal))
+        return is_applied
 
     def set_addresses(
         self,

@@ -416,8 +416,7 @@ class KafkaAdmin:
         """Return offset and leader epoch of each partition at `which`: `EARLIEST`, `LATEST` or a
         time; for a time, only of partitions with a later record. Raises `LogError` for a partition
         without a leader."""
-        with explain_denials(topic=("Describe", _any_of({each.topic for each in partitions}))):
-            results = await listed(self._calls, with_offset(partitions, which))
+        results = await self._listed(with_offset(partitions, which))
         for partition in partitions:
             # Without a record since a time, Kafka answers -1. See `_offsets_of_partitions`.
             if partition not in results or results[partition].offset < (-1 if which >= 0 else 0):
@@ -443,14 +442,19 @@ class KafkaAdmin:
 
         With `some`, partitions that can't be read now are left out; raises `LogError` if none can.
         """
-        with explain_denials(
-            topic=("Describe", _any_of({partition.topic for partition in partitions}))
-        ):
-            results = await listed(self._calls, partitions, some=some)
+        results = await self._listed(partitions, some=some)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset for partition, result in results.items() if result.offset >= 0
         }
+
+    async def _listed(
+        self, partitions: list[TopicPartition], *, some: bool = False
+    ) -> dict[TopicPartition, Any]:
+        """Return the result of `listed`; an error names the right that is missing."""
+        topics = _any_of({partition.topic for partition in partitions})
+        with explain_denials(topic=("Describe", topics)):
+            return await listed(self._calls, partitions, some=some)
 
     async def _request_unless_done(
         self, harmless: int, ask: Callable[[float], Future[Any]]
