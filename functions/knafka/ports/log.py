@@ -155,8 +155,8 @@ class Assignment(Protocol):
 
     def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget these partitions without a commit: they belong to another member already. Or their
-        log was replaced and has no such offset: then `on_assigned` follows, with nothing committed,
-        and they are read from their start."""
+        log was replaced or lost its end: then `on_assigned` follows, with nothing committed, and
+        they are read from where the log was cut, or from their start."""
         ...
 
 
@@ -234,7 +234,7 @@ class Lag:
     by_partition: Mapping[int, int]
     beyond_end: frozenset[int] = frozenset()
     """Partitions whose committed offset is beyond the log's end, because the topic was recreated or
-    lost its end. They are read from their start, which is their lag."""
+    lost its end. They may be read from their start, which is their lag."""
     ends: Positions = field(default_factory=dict, compare=False)
     """The offsets up to which the lags were counted, of partitions whose end is known."""
     metadata: Mapping[int, str] = field(default_factory=dict, compare=False)

@@ -27,7 +27,14 @@ class Position(NamedTuple):
     offset: int
     """`BEGINNING` if nothing was committed."""
     epoch: int = NO_EPOCH
-    """The leader epoch, by which Kafka notices that the log has lost its end."""
+    """The leader epoch, by which a reader notices that the log has lost its end."""
+
+
+class EpochStart(NamedTuple):
+    """The first record of a leader epoch."""
+
+    offset: int
+    epoch: int
 
 
 class Commit(NamedTuple):
@@ -97,12 +104,17 @@ class PositionedReader(Protocol):
     """Ends that the last read has reached, as `LogReader.ends`."""
     epochs: Mapping[int, int]
     """Leader epoch of the last record read, by partition."""
-    restarted: Collection[int]
+    new_epochs: Mapping[int, Sequence[EpochStart]]
+    """Leader epochs of the last read's records, by partition whose epoch has changed, or is the
+    first one known; in the records' order."""
+    restarted: Mapping[int, Position]
     """Partitions that the last read restarted from their beginning, as their log has no such
-    offset."""
+    offset; with the position up to which the log is the one that was read, `BEGINNING` if that
+    isn't known."""
 
     def begin(self, positions: Mapping[int, Position]) -> None:
-        """Start to read these partitions too."""
+        """Start to read these partitions too. If a position's leader epoch ends before its offset
+        in the log of now, the partition is `restarted`."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.clients.kafka.kafka_client import log_error_of, open_client
+from knafka.clients.kafka.kafka_commits import with_epochs
 from knafka.clients.kafka.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
@@ -119,9 +120,12 @@ class RangeReader:
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
-        """Set the group's offsets. Raises `GroupHasMembers` if the group has any member."""
+        """Set the group's offsets, with the leader epochs in which their logs end now, by which a
+        reader notices that a log has lost its end since. Raises `GroupHasMembers` if the group has
+        any member."""
         try:
-            for position in self.consumer.commit(offsets=list(positions), asynchronous=False) or ():
+            offsets = with_epochs(self.consumer, positions, KAFKA_ANSWER_TIMEOUT)
+            for position in self.consumer.commit(offsets=offsets, asynchronous=False) or ():
                 if position.error is not None:
                     raise KafkaException(position.error)
         except KafkaException as error:

@@ -268,6 +268,6 @@ def delivering_condition(scaled: ScalingStatus) -> Condition:
         return delivering_warning(
             "CommittedBeyondEnd",
             f"partitions {partitions} of the topic end before what was committed, as it was made "
-            "anew or has lost its end: they are read from the start of what is there",
+            "anew or has lost its end: they are read from where it was cut, or from their start",
         )
     return Condition(DELIVERING, Status.TRUE, severity=Severity.WARNING)

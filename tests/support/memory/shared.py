@@ -10,7 +10,7 @@ from support.memory.positions import MemoryPositions
 
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
-from knafka.ports.shared_log import Commit, GroupHasMembers, Position
+from knafka.ports.shared_log import BEGINNING, Commit, EpochStart, GroupHasMembers, Position
 
 
 class MemoryOffsets:
@@ -86,7 +86,8 @@ class MemoryPositionedReader(MemoryPositions):
     def __init__(self, memory: MemoryLog, topic: str) -> None:
         super().__init__(memory, topic)
         self.epochs: Mapping[int, int] = {}
-        self.restarted: Collection[int] = ()
+        self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
+        self.restarted: Mapping[int, Position] = {}
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         for number, each in positions.items():
@@ -99,11 +100,11 @@ class MemoryPositionedReader(MemoryPositions):
             self._paused.discard(number)
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        self.restarted = set()
+        self.restarted = {}
         return await super().read(limit, timeout)
 
     def _on_start_anew(self, number: int) -> None:
-        self.restarted = {*self.restarted, number}
+        self.restarted = {**self.restarted, number: Position(BEGINNING)}
 
     async def close(self, timeout: float) -> None:
         self._next.clear()

@@ -8,11 +8,11 @@ offsets are committed (`dispatcher.engine.drain`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.core.numbering import Numbering, partition_of
 from knafka.ports.log import Commits, OffsetAndMetadata
@@ -52,7 +52,8 @@ class OffsetCommits:
         """Begin without commits; `numbering` converts numbers to topics and partitions."""
         self._numbering = numbering
         self._last: dict[int, OffsetAndMetadata] = {}
-        """The last commit of each partition."""
+        """The last commit of each partition, by this reader or, before it has made one, by the
+        group."""
         self._again: dict[int, OffsetAndMetadata] = {}
         """Commits that failed in a rebalance, and are repeated."""
         self._repeat_at = 0.0
@@ -130,6 +131,16 @@ class OffsetCommits:
             else:
                 return
 
+    def begin(self, partition: int, committed: OffsetAndMetadata) -> None:
+        """Note the group's commit of a partition that was just assigned."""
+        self._last[partition] = committed
+
+    def last_offset(self, partition: int) -> int | None:
+        """Return the offset below which the reader's owner has settled everything, as far as it has
+        told by a commit; None: nothing was committed."""
+        last_commit = self._last.get(partition)
+        return None if last_commit is None else last_commit.offset
+
     def forget(self, partition: int) -> None:
         """Forget the commits of a partition that is no longer owned."""
         self._last.pop(partition, None)
@@ -155,6 +166,27 @@ class OffsetCommits:
             )
             for number, entry in commits.items()
         ]
+
+
+def with_epochs(
+    consumer: Consumer, offsets: Sequence[TopicPartition], timeout: float
+) -> list[TopicPartition]:
+    """Return these offsets, to be committed for a group that reads nothing now, with the leader
+    epochs in which their logs end now: later than those of the records before them, which is as
+    good. Blocks for `timeout` seconds at most. Raises `KafkaException`."""
+    places = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
+    ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(places, timeout)}
+    complete = []
+    for entry in offsets:
+        end = ends[entry.topic, entry.partition]
+        if end.error is not None:
+            raise KafkaException(end.error)
+        complete.append(
+            TopicPartition(
+                entry.topic, entry.partition, entry.offset, entry.metadata, epoch_of(end)
+            )
+        )
+    return complete
 
 
 def partition(numbering: Numbering, number: int) -> TopicPartition:

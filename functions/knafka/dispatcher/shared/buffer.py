@@ -22,6 +22,7 @@ from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Envelope
 from knafka.core.filter_index import FilterIndex
 from knafka.dispatcher.engine.selecting import Selective
+from knafka.dispatcher.shared.epochs import KnownEpochs
 from knafka.dispatcher.shared.record import SharedRecord, envelope_of
 from knafka.ports.shared_log import NO_EPOCH, Position
 
@@ -47,9 +48,9 @@ class CursorOwner(Protocol):
         """Return the position from which the cursor's group continues in another reader."""
         ...
 
-    def restart(self, cursor: Cursor) -> None:
-        """Start the cursor's partition anew: its offset is gone from the log, as the topic was
-        deleted and created again."""
+    def restart(self, cursor: Cursor, shared: Position) -> None:
+        """Start the cursor's partition anew: its offset is gone from the log, which up to `shared`
+        is the one that was read; `BEGINNING` if that isn't known."""
         ...
 
     def fail(self, error: LogError) -> None:
@@ -115,7 +116,7 @@ class PartitionBuffer:
     __slots__ = (
         "cursors",
         "end",
-        "epoch",
+        "epochs",
         "first_index",
         "index",
         "known_end",
@@ -126,19 +127,23 @@ class PartitionBuffer:
         "records",
         "size",
         "start",
+        "unproven",
         "wants_trace",
     )  # fmt: skip
 
-    def __init__(self, number: int, start: int) -> None:
-        """Begin empty: the first record to read has the offset `start`, or a higher one."""
+    def __init__(self, number: int, start: int, epoch: int = NO_EPOCH) -> None:
+        """Begin empty: the first record to read has the offset `start`, or a higher one; those
+        below it have the leader epoch `epoch`, or lower ones."""
         self.number = number
         self.start = start
         self.end = start
         """The next offset to read."""
         self.known_end = -1
         """The partition's end when it was last seen; -1: not yet."""
-        self.epoch = NO_EPOCH
-        """Leader epoch of the last record."""
+        self.epochs = KnownEpochs(start, epoch)
+        self.unproven: dict[Cursor, int] = {}
+        """Cursors further than `end`, with the leader epochs of their offsets: it isn't known yet
+        whether the log that they were read from is this one (`contradicted`)."""
         self.records: list[SharedRecord] = []
         self.first_index = 0
         """Index of the first record in the buffer: the number of forgotten records."""
@@ -178,14 +183,37 @@ class PartitionBuffer:
         plain = min((cursor.index for cursor in self.plain_cursors), default=self.end_index)
         return min([plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
-    def covers(self, offset: int) -> bool:
-        """Whether a group whose next offset this is can continue in this buffer."""
-        return self.start <= offset <= self.end
+    def covers(self, position: Position) -> bool:
+        """Whether a group whose next position this is can continue in this buffer."""
+        return self.start <= position.offset <= self.end and self.epochs.allow(position)
 
-    def join(self, cursor: Cursor) -> None:
+    def takes(self, position: Position, ahead: int) -> bool:
+        """Whether a cursor may continue here: in a record that is held, or will be read after
+        `ahead` others at most; `contradicted` looks at the latter."""
+        if position.offset > self.end:
+            return position.offset <= self.end + ahead and self.known_end != self.end
+        return self.start <= max(0, position.offset) and self.epochs.allow(position)
+
+    def contradicted(self) -> list[Cursor]:
+        """Return the cursors whose position isn't one of this log, as records of a later leader
+        epoch lie below it, or as the log ends before it."""
+        found: list[Cursor] = []
+        for cursor, epoch in list(self.unproven.items()):
+            if cursor.offset > self.end:
+                if self.known_end == self.end:
+                    found.append(cursor)
+            elif self.epochs.allow(Position(cursor.offset, epoch)):
+                del self.unproven[cursor]
+            else:
+                found.append(cursor)
+        return found
+
+    def join(self, cursor: Cursor, epoch: int = NO_EPOCH) -> None:
         """Add a cursor whose offset is in the buffer or read later, and notify its owner of records
-        or of the end."""
+        or of the end; `epoch` is the leader epoch of its offset."""
         cursor.buffer = self
+        if cursor.offset > self.end:
+            self.unproven[cursor] = epoch
         cursor.index = self.first_index + bisect_left(self.records, cursor.offset, key=_offset_of)
         self.cursors.add(cursor)
         self.plain_cursors.add(cursor)
@@ -207,6 +235,7 @@ class PartitionBuffer:
         else:
             _discard(self.plain_cursors, cursor)
         cursor.buffer = None
+        self.unproven.pop(cursor, None)
         self.cursors.discard(cursor)
 
     def append(self, records: Sequence[SharedRecord]) -> list[Cursor]:

@@ -62,8 +62,13 @@ class Placement(Protocol):
         """Move a cursor that lags behind from this fetcher to another one."""
         ...
 
-    def restart_unplaced(self, number: int) -> None:
-        """Restart the cursors of a partition that are in no buffer: its topic was created anew."""
+    def place(self, cursor: Cursor, position: Position) -> None:
+        """Make a cursor read from this position, in an existing or a new buffer."""
+        ...
+
+    def restart_unplaced(self, number: int, shared: Position) -> None:
+        """Restart the cursors of a partition that are in no buffer, as its log is another one from
+        `shared` on."""
         ...
 
     def merge(self, fetcher: Fetcher) -> None:
@@ -98,8 +103,7 @@ class Fetcher:
     def add(self, number: int, position: Position) -> PartitionBuffer:
         """Start to read a partition from this position; returns its buffer."""
         start = 0 if position.offset == BEGINNING else position.offset
-        buffer = self.buffers[number] = PartitionBuffer(number, start)
-        buffer.epoch = position.epoch
+        buffer = self.buffers[number] = PartitionBuffer(number, start, position.epoch)
         self._beginning[number] = position
         self.moved.set()
         return buffer
@@ -150,20 +154,24 @@ class Fetcher:
     ) -> list[Cursor]:
         """Append records to `reading`, the buffers that existed when the read began, and note the
         partitions' ends. Returns the cursors that the records are for."""
-        for number in self._source.restarted:
+        for number, shared in self._source.restarted.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
-                reading[number] = self._restart(buffer)
+                reading[number] = self._restart(buffer, shared)
         concerned: list[Cursor] = []
         by_partition: defaultdict[int, list[SharedRecord]] = defaultdict(list)
         for record in records:
             by_partition[record.partition()].append(SharedRecord(record))
         for number, partition_records in by_partition.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
-                buffer.epoch = self._source.epochs.get(number, buffer.epoch)
+                buffer.epochs.note(self._source.new_epochs.get(number, ()))
                 concerned += buffer.append(partition_records)
         for number, end in self._source.ends.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 buffer.reach_end(end)
+        for number in {*by_partition, *self._source.ends}:
+            buffer = self._unchanged_buffer(number, reading)
+            for cursor in buffer.contradicted() if buffer is not None else ():
+                self._placement.evict(cursor, self)
         return concerned
 
     async def _hand_out(self, cursors: Sequence[Cursor]) -> None:
@@ -187,15 +195,26 @@ class Fetcher:
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
-    def _restart(self, buffer: PartitionBuffer) -> PartitionBuffer:
-        """Replace the buffer of a partition that was created anew; its cursors start there, and
-        so do those that are in no buffer."""
-        new_buffer = self.buffers[buffer.number] = PartitionBuffer(buffer.number, 0)
+    def _restart(self, buffer: PartitionBuffer, shared: Position) -> PartitionBuffer:
+        """Replace the buffer of a partition whose log is another one from `shared` on; its cursors
+        start there, or earlier, and so do those that are in no buffer."""
+        number, start = buffer.number, max(0, shared.offset)
+        if start > 0:  # the source reads from the partition's beginning
+            self._source.drop({number})
+            self._beginning[number] = shared
+        new_buffer = self.buffers[number] = PartitionBuffer(number, start, shared.epoch)
         for cursor in list(buffer.cursors):
+            epoch, unproven = cursor.owner.position_of(cursor).epoch, cursor in buffer.unproven
             buffer.leave(cursor)
-            cursor.owner.restart(cursor)
-            new_buffer.join(cursor)
-        self._placement.restart_unplaced(buffer.number)
+            if start > 0 and (unproven or cursor.offset <= start):
+                self._placement.place(cursor, Position(cursor.offset, epoch))
+                continue
+            cursor.owner.restart(cursor, shared)
+            if cursor.offset >= start:
+                new_buffer.join(cursor)
+            else:
+                self._placement.place(cursor, cursor.owner.position_of(cursor))
+        self._placement.restart_unplaced(number, shared)
         return new_buffer
 
     # Demand

@@ -100,6 +100,8 @@ class GroupReader:
         self._failure: LogError | None = None
         self._epochs: dict[int, int] = {}
         """Leader epochs of the commits at the partitions' assignment, or of later records."""
+        self._settled: dict[int, int] = {}
+        """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
         self._committing: asyncio.Task[None] | None = None
         self._restarted: set[int] = set()
@@ -281,6 +283,7 @@ class GroupReader:
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             offset = 0 if commit is None else commit.offset
             self.cursors[number] = Cursor(number, offset, self)
+            self._settled[number] = BEGINNING if commit is None else commit.offset
             if commit is not None:
                 self.committed[number] = commit.offset
         self._assignment.on_assigned(
@@ -296,15 +299,19 @@ class GroupReader:
 
     def position_of(self, cursor: Cursor) -> Position:
         """Return the cursor's next offset with its leader epoch."""
-        return Position(cursor.offset, self._epochs.get(cursor.number, NO_EPOCH))
+        return Position(cursor.offset, self._epochs_of([cursor.number])[cursor.number])
 
-    def restart(self, cursor: Cursor) -> None:
-        """Start a partition anew whose topic was deleted and created again, and drop its old
-        commits."""
+    def restart(self, cursor: Cursor, shared: Position) -> None:
+        """Start a partition anew whose log is another one from `shared` on, and drop its old
+        commits; from there, or earlier if the drain hasn't settled all below it."""
         number = cursor.number
-        cursor.offset, cursor.reported, cursor.paused = 0, -1, False
+        start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
+        if start.offset < 0:
+            start = Position(BEGINNING)
+        cursor.offset, cursor.reported, cursor.paused = max(0, start.offset), -1, False
         self._to_commit.pop(number, None)
-        self._epochs.pop(number, None)
+        self._epochs[number] = start.epoch
+        self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
         self._assignment.on_lost([number])
@@ -366,6 +373,7 @@ class GroupReader:
         """Store commits until the topic makes them; commits whose metadata is too long are
         dropped."""
         for number, commit in commits.items():
+            self._settled[number] = commit.offset
             # Kafka would refuse a commit with longer metadata, and storing it here would replace an
             # earlier one that is valid.
             if number in self.cursors and len(commit.metadata) <= MAX_METADATA:
@@ -419,8 +427,9 @@ class GroupReader:
         for number in numbers:
             cursor = self.cursors.get(number)
             epoch = self._epochs.get(number, NO_EPOCH)
-            if cursor is not None and cursor.buffer is not None:
-                epoch = self._epochs[number] = max(epoch, cursor.buffer.epoch)
+            buffer = None if cursor is None else cursor.buffer
+            if buffer is not None and cursor not in buffer.unproven:
+                epoch = self._epochs[number] = max(epoch, buffer.epochs.last)
             epochs[number] = epoch
         return epochs
 

@@ -22,7 +22,6 @@ from knafka.dispatcher.shared.fetcher import Fetcher, FetchLimits
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 from knafka.ports.shared_log import (
-    BEGINNING,
     Commit,
     GroupMember,
     GroupOffsets,
@@ -189,7 +188,7 @@ class SharedTopic:
                 timeout=GROUP_COMMITS_TIMEOUT,
                 return_when=asyncio.ALL_COMPLETED,
             )
-            starts: list[tuple[int, int, GroupReader, Commit | None]] = []
+            starts: list[tuple[int, int, int, GroupReader, Commit | None]] = []
             for task in done:
                 reader = readers_by_task[task]
                 if reader not in self._readers or reader.is_closing:
@@ -208,8 +207,9 @@ class SharedTopic:
                 if committed:
                     reader.assign_partitions(committed)
                 for number, commit in committed.items():
-                    starts.append((number, -1 if commit is None else commit.offset, reader, commit))
-            for number, _, reader, commit in sorted(starts, key=lambda start: start[:2]):
+                    offset, _, epoch = Commit(-1) if commit is None else commit
+                    starts.append((number, offset, epoch, reader, commit))
+            for number, *_, reader, commit in sorted(starts, key=lambda start: start[:3]):
                 reader.begin(number, commit)
 
     # Placement of groups in fetchers
@@ -220,16 +220,16 @@ class SharedTopic:
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
         """Add a cursor to a buffer near its position, of any fetcher but `avoid`; else to a new
-        buffer, in a new fetcher if all others read this partition already."""
+        buffer, in a new fetcher if all others read this partition already. The consumer of a new
+        one asks Kafka whether the position is one of the present log."""
         number, other_fetchers = (
             cursor.number,
             [fetcher for fetcher in self.fetchers if fetcher is not avoid],
         )
-        offset = max(0, position.offset)
         for fetcher in other_fetchers:
             buffer = fetcher.buffers.get(number)
-            if buffer is not None and buffer.start <= offset <= buffer.end + self._limits.records:
-                buffer.join(cursor)
+            if buffer is not None and buffer.takes(position, self._limits.records):
+                buffer.join(cursor, position.epoch)
                 fetcher.moved.set()
                 return
         for fetcher in other_fetchers:
@@ -269,17 +269,18 @@ class SharedTopic:
         """Move a cursor that lags behind to another fetcher; a paused cursor is placed when it is
         resumed."""
         assert cursor.buffer is not None
+        epoch = cursor.owner.position_of(cursor).epoch
         cursor.buffer.leave(cursor)
-        log.info("%s lags behind in partition %d", cursor.owner.group, cursor.number)
+        log.info("%s goes on alone in partition %d", cursor.owner.group, cursor.number)
         if not cursor.paused:
-            self._place(cursor, cursor.owner.position_of(cursor), fetcher)
+            self._place(cursor, Position(cursor.offset, epoch), fetcher)
 
-    def restart_unplaced(self, number: int) -> None:
+    def restart_unplaced(self, number: int, shared: Position) -> None:
         """Restart the cursors of a partition that are in no buffer, such as evicted ones that are
         paused, and drop the commits of readers that are closing.
 
-        Its topic was created anew. These cursors would not notice it, and would skip the records
-        below their old offsets.
+        Its log is another one from `shared` on. These cursors would not notice it, and would skip
+        the records below their old offsets.
         """
         for reader in list(self._readers):
             cursor = reader.cursors.get(number)
@@ -288,8 +289,8 @@ class SharedTopic:
             if reader.is_closing:
                 reader.lose_partitions([number])
             else:
-                reader.restart(cursor)
-                self.place(cursor, Position(BEGINNING))
+                reader.restart(cursor, shared)
+                self.place(cursor, reader.position_of(cursor))
 
     def merge(self, fetcher: Fetcher) -> None:
         """Move this fetcher's cursors to fetchers that have read further and whose buffers cover
@@ -304,7 +305,11 @@ class SharedTopic:
                     covered = [
                         cursor
                         for cursor in buffer.cursors
-                        if other_buffer.covers(buffer.next_offset(cursor))
+                        if other_buffer.covers(
+                            Position(
+                                buffer.next_offset(cursor), cursor.owner.position_of(cursor).epoch
+                            )
+                        )
                     ]
                     for cursor in covered:
                         buffer.leave(cursor)

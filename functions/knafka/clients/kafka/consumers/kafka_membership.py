@@ -20,13 +20,14 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Final
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
 
+from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, restart_of
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
     COMMITTED_TIMEOUT,
     GroupConsumer,
@@ -98,21 +99,25 @@ class Membership(GroupConsumer):
 
     # While the consumer is a member
 
-    def restart_partition(self, number: int) -> None:
-        """Read a partition again from its start, since its log no longer has the offset to be read
-        next. Calls the `Assignment` for a lost partition, then for a new one."""
+    def restart_partition(self, number: int, message: Message) -> int | None:
+        """Read a partition again whose log no longer has the offset to be read next, as `message`
+        says, from where the log was cut, or from its start. Returns that offset, negative for the
+        start; None if the partition isn't owned. Calls the `Assignment` for a lost partition, then
+        for a new one."""
         if number not in self.owned:
-            return
-        topic_partition = partition(self._numbering, number)
-        self.consumer.incremental_unassign([topic_partition])
-        topic_partition.offset = OFFSET_BEGINNING
-        self.consumer.incremental_assign([topic_partition])
-        self.consumer.resume([topic_partition])
-        self._forget_owned([topic_partition])
-        self.stalled.begin([topic_partition])
-        self.owned[number] = NO_EPOCH
+            return None
+        restart = restart_of(message, self._commits.last_offset(number))
+        self.consumer.incremental_unassign([restart])
+        self.consumer.incremental_assign([restart])
+        self.consumer.resume([restart])
+        self._forget_owned([restart])
+        self.stalled.begin([restart])
+        self.owned[number] = epoch_of(restart)
+        if restart.offset >= 0:
+            self._commits.begin(number, OffsetAndMetadata(restart.offset))
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
+        return restart.offset
 
     def _begin_new_log(self, number: int, restarts: int) -> None:
         """Tell `Assignment`, on the event loop, that a partition was restarted."""
@@ -290,18 +295,22 @@ class Membership(GroupConsumer):
             assign_paused(consumer, partitions)
             return
         start_positions = [start_position_of(entry) for entry in committed]
-        consumer.incremental_assign(start_positions)
+        try:
+            assign_checked(consumer, start_positions)
+        except LogError as error:
+            self.refusal = error
+            consumer.pause(partitions)
+            return
         self.stalled.begin(start_positions)
-        # librdkafka keeps a pause beyond a revocation, but the next owner expects a partition that
-        # isn't paused.
-        consumer.resume(partitions)
         commits: dict[int, OffsetAndMetadata | None] = {}
         for entry in committed:
             number = self.number_of(entry)
             self.owned[number] = epoch_of(entry)
-            commits[number] = (
-                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
-            )
+            commits[number] = None
+            if entry.offset >= 0:
+                commit = OffsetAndMetadata(entry.offset, entry.metadata or "")
+                commits[number] = commit
+                self._commits.begin(number, commit)
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -23,6 +23,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.call_thread import CallThread
+from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, cut_of
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
@@ -33,11 +34,12 @@ from knafka.clients.kafka.kafka_client import (
     log_error_of,
     open_client,
 )
+from knafka.clients.kafka.kafka_commits import epoch_of
 from knafka.clients.kafka.kafka_liveness import Liveness
 from knafka.core.errors import LogError
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Positions, Record
-from knafka.ports.shared_log import NO_EPOCH, Position
+from knafka.ports.shared_log import BEGINNING, NO_EPOCH, EpochStart, Position
 
 log = logging.getLogger(__name__)
 _librdkafka = logging.getLogger("librdkafka.positioned")
@@ -58,7 +60,8 @@ class KafkaPositionedReader:
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
         self.epochs: Mapping[int, int] = {}
-        self.restarted: Collection[int] = ()
+        self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
+        self.restarted: Mapping[int, Position] = {}
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
@@ -90,11 +93,10 @@ class KafkaPositionedReader:
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
         `LogError`."""
-        records: list[Record]
-        records, self.ends, self.restarted, self.epochs = await self._thread.call(
-            partial(self._read, limit, timeout)
-        )
-        return records
+        answer: _Answer = await self._thread.call(partial(self._read, limit, timeout))
+        self.ends, self.restarted = answer.ends, answer.restarted
+        self.epochs, self.new_epochs = answer.epochs, answer.new_epochs
+        return answer.records
 
     async def close(self, timeout: float) -> None:
         """Close the consumer within `timeout` seconds."""
@@ -114,12 +116,10 @@ class KafkaPositionedReader:
             for number, position in positions.items()
         ]
         try:
-            self._consumer.incremental_assign(start_positions)
-            # librdkafka keeps a pause beyond the end of an assignment.
-            self._consumer.resume(self._partitions(positions))
+            assign_checked(self._consumer, start_positions)
             self._stalled.begin(start_positions)
-        except KafkaException as error:
-            self._failure = log_error_of(error.args[0])
+        except LogError as error:
+            self._failure = error
         self._begun.update(positions)
 
     def _drop(self, numbers: set[int]) -> None:
@@ -147,17 +147,15 @@ class KafkaPositionedReader:
         """Return confluent-kafka's objects of these partitions."""
         return [TopicPartition(self._topic, number) for number in numbers]
 
-    def _read(
-        self, limit: int, timeout: float
-    ) -> tuple[list[Record], dict[int, int], set[int], dict[int, int]]:
-        """Read on the consumer's thread; returns records, ends, restarted partitions and epochs."""
+    def _read(self, limit: int, timeout: float) -> _Answer:
+        """Read on the consumer's thread."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
         records: list[Record] = []
         last_messages: dict[int, Message] = {}
         ends: dict[int, int] = {}
-        restarted: set[int] = set()
+        restarted: dict[int, Position] = {}
         messages = self._poll_messages(limit, timeout, ends)
         for message in messages:
             error, number = message.error(), cast(int, message.partition())
@@ -168,8 +166,7 @@ class KafkaPositionedReader:
                 last_messages[number] = message
                 ends.pop(number, None)
             elif error.code() in LOST_OFFSET_ERRORS:
-                self._restart_partition(message, number)
-                restarted.add(number)
+                restarted[number] = self._restart_partition(message, number)
                 ends.pop(number, None)
                 last_messages.pop(number, None)
                 # Earlier records of this batch are from a log that is gone.
@@ -182,10 +179,13 @@ class KafkaPositionedReader:
         self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
         if len(messages) < limit:
             self._replace_if_stalled()
+        new_epochs: dict[int, Sequence[EpochStart]] = {}
         for number, message in last_messages.items():
-            epoch = message.leader_epoch()
-            self._epochs[number] = NO_EPOCH if epoch is None else epoch
-        return records, ends, restarted, dict(self._epochs)
+            epoch = _epoch_of(message)
+            if epoch != self._epochs.get(number):
+                new_epochs[number] = _epoch_starts(records, number, self._epochs.get(number))
+                self._epochs[number] = epoch
+        return _Answer(records, ends, restarted, dict(self._epochs), new_epochs)
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Poll up to `limit` messages, noting ends in `ends`."""
@@ -218,18 +218,22 @@ class KafkaPositionedReader:
         self._consumer.close()
         self._consumer = new_consumer
         try:
-            new_consumer.incremental_assign(positions)
+            assign_checked(new_consumer, positions)
             new_consumer.pause(paused)
+        except LogError as error:
+            self._failure = error
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
         self._stalled.begin(positions)
         self._stalled.pause(paused)
 
-    def _restart_partition(self, message: Message, number: int) -> None:
-        """Read a partition from its start, as its log has no such offset."""
+    def _restart_partition(self, message: Message, number: int) -> Position:
+        """Read a partition from its start, as its log has no such offset; returns the position up
+        to which the log is the one that was read."""
+        cut = cut_of(message)
         log.warning(
-            "partition %d of %s has no offset %s any more and is read from its start: %s",
-            number, self._topic, message.offset(), message.error(),
+            "partition %d of %s is another log than before, and is read again: %s",
+            number, self._topic, message.error(),
         )  # fmt: skip
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
@@ -238,6 +242,36 @@ class KafkaPositionedReader:
         self._consumer.resume([partition])
         self._stalled.begin([partition])
         self._epochs.pop(number, None)
+        return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
+
+
+class _Answer(NamedTuple):
+    """What one read has found; see `PositionedReader`."""
+
+    records: list[Record]
+    ends: dict[int, int]
+    restarted: dict[int, Position]
+    epochs: dict[int, int]
+    new_epochs: dict[int, Sequence[EpochStart]]
+
+
+def _epoch_of(message: Message) -> int:
+    """Return the leader epoch of a record; `NO_EPOCH` if it has none."""
+    epoch = message.leader_epoch()
+    return NO_EPOCH if epoch is None else epoch
+
+
+def _epoch_starts(
+    records: Sequence[Record], number: int, epoch: int | None
+) -> Sequence[EpochStart]:
+    """Return the leader epochs that begin in a partition's records, of which the one before has
+    `epoch`."""
+    starts: list[EpochStart] = []
+    for record in records:
+        if record.partition() == number and (found := _epoch_of(cast(Message, record))) != epoch:
+            starts.append(EpochStart(record.offset(), found))
+            epoch = found
+    return starts
 
 
 def _is_end(message: Message) -> bool:

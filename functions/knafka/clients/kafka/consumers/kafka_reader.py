@@ -142,13 +142,16 @@ class KafkaReader:
             self._failure = name_missing_right(log_error_of(error), topic=topic, group=group)
 
     def _restart_partition(self, message: Message) -> int:
-        """Read a partition from its start, as its log has no such offset; returns its number."""
+        """Read a partition from where its log was cut, or from its start, as it has no such offset;
+        returns its number."""
         number = self.number_of(cast(Record, message))
-        log.warning(
-            "partition %d of %s has no offset %s any more and is read from its start: %s",
-            message.partition(), message.topic(), message.offset(), message.error(),
-        )  # fmt: skip
-        self._membership.restart_partition(number)
+        offset = self._membership.restart_partition(number, message)
+        if offset is not None:
+            log.warning(
+                "partition %s of %s is another log than before, and is read from %s: %s",
+                message.partition(), message.topic(),
+                "its start" if offset < 0 else f"offset {offset}", message.error(),
+            )  # fmt: skip
         return number
 
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:

@@ -23,6 +23,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, restart_of
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
     HEARTBEAT_INTERVAL,
     GroupConsumer,
@@ -190,22 +191,25 @@ class TransactionalMember(GroupConsumer):
             self.fall_back_to_classic(error)
 
     def _start_anew(self, message: Message) -> None:
-        """Read a partition from its start, as its offset no longer exists; report it to `Claims` as
-        revoked and assigned anew."""
+        """Read a partition from where its log was cut, or from its start, as its offset no longer
+        exists; report it to `Claims` as revoked and assigned anew."""
         place = _place_of(message)
         if place not in self.owned:
             return
+        committed = self.owned[place]
+        restart = restart_of(message, None if committed is None else committed.offset)
         log.warning(
-            "partition %d of %s has no offset %s any more and is read from its start: %s",
-            place.number, place.topic, message.offset(), message.error(),
+            "partition %d of %s is another log than before, and is read from %s: %s",
+            place.number, place.topic,
+            "its start" if restart.offset < 0 else f"offset {restart.offset}", message.error(),
         )  # fmt: skip
-        partition = TopicPartition(place.topic, place.number)
-        self.consumer.incremental_unassign([partition])
-        partition.offset = OFFSET_BEGINNING
-        self.consumer.incremental_assign([partition])
+        self.consumer.incremental_unassign([restart])
+        self.consumer.incremental_assign([restart])
         self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
-        self._stalled.begin([partition])
-        self.owned[place] = None
+        self._stalled.begin([restart])
+        # `Claims` hears of no commit: that of the group is of records that are gone.
+        self.owned[place] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
+        self._epochs[place] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {place: None})
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
@@ -300,7 +304,12 @@ class TransactionalMember(GroupConsumer):
             assign_paused(consumer, partitions)
             return
         start_positions = [start_position_of(entry) for entry in committed]
-        consumer.incremental_assign(start_positions)
+        try:
+            assign_checked(consumer, start_positions)
+        except LogError as error:
+            self._refusal = error
+            consumer.pause(partitions)
+            return
         self._stalled.begin(start_positions)
         commits: dict[Partition, OffsetAndMetadata | None] = {}
         for entry in committed:

@@ -1,0 +1,99 @@
+"""Starts partitions only where their log is still the one that was read; finds where it was cut.
+
+    committed: 20, epoch 0      log: 0 ... 4 | 5 ... 99      epoch 0 ends at 5: read on from there
+                                     epoch 0 | epoch 1
+
+An unclean election may take a log's end away. New records get the offsets of lost ones, and a group
+that continues at its commit never reads those below it. A commit's leader epoch tells: Kafka
+says where that epoch ends (KIP-320). librdkafka (2.16.0) asks for it when a leader changes and
+after a seek, but not when a partition is assigned, so every partition is sought after its
+assignment. librdkafka reports a cut as an error, and has the place only in its text.
+
+Not here: what a reader does with the partition (`kafka_membership`, `kafka_positioned`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from knafka.clients.kafka.kafka_client import log_error_of
+from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
+
+SEEK_TIMEOUT: Final = 5.0
+"""Seconds until librdkafka must have started an assigned partition; it takes less than a
+millisecond, or until the same partition has stopped."""
+SEEK_INTERVAL: Final = 0.005
+"""Seconds between two tries to seek in a partition that isn't started yet."""
+
+_CUT: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
+"""The place in librdkafka's text where the committed epoch, or the last one before it, ends."""
+
+
+def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None:
+    """Assign partitions, not paused; those whose start has a leader epoch are read only once Kafka
+    has said that this epoch reaches up to the start. Else a poll returns an error of
+    `LOST_OFFSET_ERRORS`. Raises `LogError` if that can't be arranged."""
+    places = [TopicPartition(start.topic, start.partition) for start in starts]
+    checked = [start for start in starts if start.offset > 0 and epoch_of(start) != NO_EPOCH]
+    try:
+        if checked:
+            # Or else a fetch is sent before the seek, whose answer is thrown away and may take
+            # `fetch.wait.max.ms`.
+            consumer.pause([TopicPartition(start.topic, start.partition) for start in checked])
+        consumer.incremental_assign(list(starts))
+        for start in checked:
+            _seek(consumer, start)
+        # librdkafka keeps a pause beyond the end of an assignment.
+        consumer.resume(places)
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
+
+
+def _seek(consumer: Consumer, start: TopicPartition) -> None:
+    """Seek to the start of a partition that was just assigned. Raises `KafkaException` if it isn't
+    started within `SEEK_TIMEOUT` seconds."""
+    deadline = time.monotonic() + SEEK_TIMEOUT
+    while True:
+        try:
+            consumer.seek(start)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
+                raise
+            time.sleep(SEEK_INTERVAL)
+        else:
+            return
+
+
+def cut_of(message: Message) -> TopicPartition | None:
+    """Return up to where, and to which leader epoch, the log of a partition is still the one that
+    was read, from the message with an error of `LOST_OFFSET_ERRORS`; None: that isn't known, or the
+    log is another one."""
+    topic, number, error = message.topic(), message.partition(), message.error()
+    if topic is None or number is None or error is None:
+        return None
+    if (cut := _CUT.search(error.str())) is None:
+        return None
+    return TopicPartition(topic, number, int(cut[1]), "", int(cut[2]))
+
+
+def restart_of(message: Message, settled: int | None) -> TopicPartition:
+    """Return where to read a partition again that has lost its end, or was created anew: where it
+    was cut, or earlier if only what lies below `settled` needs no delivery any more; its start, if
+    one of them is unknown."""
+    cut = cut_of(message)
+    if cut is None or settled is None:
+        return TopicPartition(str(message.topic()), int(message.partition() or 0), OFFSET_BEGINNING)
+    cut.offset = min(cut.offset, settled)
+    return cut

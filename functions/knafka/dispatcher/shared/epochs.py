@@ -1,0 +1,39 @@
+"""The leader epochs of a buffer's records: which positions are of the same log.
+
+offset   0 1 2 3 4 | 5 6 7 ...      A position (20, epoch 0) is of a log that is gone: the
+epoch            0 | 2              records from 5 to 19 have replaced those that were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from knafka.ports.shared_log import NO_EPOCH, EpochStart, Position
+
+
+class KnownEpochs:
+    """Where leader epochs begin, from one offset of a partition on."""
+
+    def __init__(self, start: int, epoch: int) -> None:
+        """Begin at `start`, below which records have the leader epoch `epoch` or earlier ones."""
+        self._starts = [EpochStart(-1, epoch)]
+        self._begins_at_zero = start == 0
+
+    @property
+    def last(self) -> int:
+        """Leader epoch of the last record."""
+        return self._starts[-1].epoch
+
+    def note(self, starts: Iterable[EpochStart]) -> None:
+        """Note the leader epochs that begin in records that were read."""
+        self._starts += starts
+
+    def allow(self, position: Position) -> bool:
+        """Whether all records below a position, of which the last was read, have its leader epoch
+        or earlier ones. False if that isn't known; True if the position has no epoch."""
+        if position.epoch == NO_EPOCH or position.offset <= 0:
+            return True
+        epoch = next(
+            start.epoch for start in reversed(self._starts) if start.offset < position.offset
+        )
+        return epoch <= position.epoch and (epoch != NO_EPOCH or self._begins_at_zero)

@@ -1,0 +1,167 @@
+"""Logs that lost their ends while nobody read them, and grew again beyond their groups' commits.
+
+Each log had 20 records, which were delivered. An unclean election took all but the first 5, and new
+ones got the offsets from 5 on: they were acknowledged, so each of them must be delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from confluent_kafka import TopicPartition
+from support.cut_logs import RECORDS, CutLogs
+from support.logs import SOON, Owner, shared_kafka
+from support.transactions import Holder
+from support.waiting import until_settled
+
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
+from knafka.ports.log import LogReader, OffsetAndMetadata
+from knafka.ports.transactions import Partition
+from knafka_client.topics.ranges import RangeReader
+from knafka_local.kafka.kafka_distribution import KafkaDistribution
+from knafka_local.kafka.kafka_server import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
+
+KEPT = 5
+NEW = 95
+GROWN = [*(ONE_GROUP := ["consumer", "classic", "latest", "rewound"]), "shared", "sensor-consumer",
+         "sensor-classic"]  # fmt: skip
+"""Topics that grow again; each is read by groups of its own."""
+SHORT = ["short", "short-shared"]
+"""Topics that don't."""
+ALL_OLD = [b"old-%d" % number for number in range(RECORDS)]
+ALL_NEW = [b"new-%d" % number for number in range(NEW)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def logs(
+    kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[CutLogs]:
+    server = KafkaServer(kafka_distribution, tmp_path_factory.mktemp("kafka"))
+    await server.start()
+    logs = CutLogs(server)
+    logs.make([*GROWN, *SHORT])
+    admin = KafkaAdmin(logs.connection)
+    await admin.ensure_committed("latest", "latest", "latest")
+    await admin.close()
+    with RangeReader(logs.connection, "rewound") as rewinding:
+        rewinding.commit([TopicPartition("rewound", 0, RECORDS // 2)])
+    await deliver_old(logs, "shared", "slow", 3)
+    for topic in [*GROWN, *SHORT]:
+        if topic not in ("latest", "rewound"):
+            await deliver_old(logs, topic, topic, RECORDS)
+    await logs.cut(dict.fromkeys([*GROWN, *SHORT], KEPT))
+    for topic in GROWN:
+        logs.append(topic, NEW)
+    yield logs
+    await server.stop()
+
+
+async def deliver_old(logs: CutLogs, topic: str, group: str, count: int) -> None:
+    """Read a log before it is cut, and commit behind so many records."""
+    reader = KafkaReader(logs.connection, group, topic, Owner(), GroupProtocol.CLASSIC)
+    assert await values_of(reader, RECORDS) == ALL_OLD
+    await reader.commit_now({0: OffsetAndMetadata(count)})
+    await reader.close(SOON)
+
+
+async def values_of(reader: LogReader, count: int) -> list[bytes | None]:
+    """Read so many records."""
+    values: list[bytes | None] = []
+    async with asyncio.timeout(SOON):
+        while len(values) < count:
+            values += [record.value() for record in await reader.read(500, 1.0)]
+    return values
+
+
+@pytest.mark.parametrize("group", ONE_GROUP)
+async def test_a_group_reads_on_where_its_log_was_cut(logs: CutLogs, group: str) -> None:
+    """Also one that was to begin at the log's end, or was rewound, and has read nothing since."""
+    protocol = GroupProtocol.CLASSIC if group == "classic" else GroupProtocol.CONSUMER
+    owner = Owner()
+    reader = KafkaReader(logs.connection, group, group, owner, protocol)
+    assert await values_of(reader, NEW) == ALL_NEW
+    assert (owner.losses, owner.committed, owner.owned) == ([[0]], {0: None}, {0})
+    reader.commit({0: OffsetAndMetadata(50)})
+    await reader.close(SOON)
+
+    reader = KafkaReader(logs.connection, group, group, owner, protocol)
+    assert await values_of(reader, 50) == ALL_NEW[-50:]
+    assert owner.losses == [[0]]
+    await reader.close(SOON)
+
+
+async def test_each_group_of_a_shared_dispatcher_reads_on_where_its_log_was_cut(
+    logs: CutLogs,
+) -> None:
+    """Groups before the cut go on undisturbed, though all are read together."""
+    offsets = KafkaOffsets(logs.connection)
+    shared = shared_kafka(logs.connection, "shard", "shared", offsets)
+    owners = {group: Owner() for group in ("slow", "shared", "beginning")}
+    readers = {group: shared.open_reader(group, owner) for group, owner in owners.items()}
+    counts = {"slow": NEW + KEPT - 3, "shared": NEW, "beginning": NEW + KEPT}
+    read = await asyncio.gather(
+        *(values_of(reader, counts[group]) for group, reader in readers.items())
+    )
+    for values, count in zip(read, counts.values(), strict=True):
+        assert values == [*ALL_OLD[:KEPT], *ALL_NEW][-count:]
+    assert owners["slow"].losses == owners["beginning"].losses == []
+    assert owners["shared"].losses == [[0]]
+    await asyncio.gather(*(reader.close(SOON) for reader in readers.values()))
+    await shared.close()
+    await offsets.close()
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+async def test_a_log_that_is_shorter_than_its_commit_is_settled_at_its_end(
+    logs: CutLogs, kind: str
+) -> None:
+    """Or its dispatcher would be kept awake for ever."""
+    topic = "short" if kind == "own" else "short-shared"
+    offsets, admin = KafkaOffsets(logs.connection), KafkaAdmin(logs.connection)
+    shared = shared_kafka(logs.connection, "short-shard", topic, offsets)
+    reader: LogReader
+    if kind == "own":
+        reader = KafkaReader(logs.connection, topic, topic, Owner())
+    else:
+        reader = shared.open_reader(topic, Owner())
+    async with asyncio.timeout(SOON):
+        while not reader.ends:
+            assert list(await reader.read(500, 1.0)) == []
+    assert reader.ends == {0: KEPT}
+    reader.commit({0: OffsetAndMetadata(KEPT)})
+    await until_settled(admin, topic, topic, SOON)
+    assert (await admin.lags([topic], topic))[topic].beyond_end == frozenset()
+    await reader.close(SOON)
+    await shared.close()
+    await offsets.close()
+    await admin.close()
+
+
+@pytest.mark.parametrize("protocol", GroupProtocol)
+async def test_a_sensor_reads_on_where_its_log_was_cut(
+    logs: CutLogs, protocol: GroupProtocol
+) -> None:
+    topic, holder = f"sensor-{protocol}", Holder()
+    assert await asyncio.to_thread(read_as_sensor, logs, topic, holder, protocol) == ALL_NEW
+    assert holder.committed == {Partition(topic, 0): None}
+
+
+def read_as_sensor(
+    logs: CutLogs, topic: str, holder: Holder, protocol: GroupProtocol
+) -> list[bytes | None]:
+    """Read the new records in transactions."""
+    log = KafkaTransactions(logs.connection, topic, [topic], holder, topic, protocol=protocol)
+    values: list[bytes | None] = []
+    while len(values) < NEW:
+        values += [record.value() for record in log.read(500, 1.0)]
+    log.close(SOON)
+    return values
