@@ -7,18 +7,21 @@ ones got the offsets from 5 on: they were acknowledged, so each of them must be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from support.cut_logs import RECORDS, CutLogs
 from support.logs import SOON, Owner, shared_kafka
 from support.transactions import Holder
-from support.waiting import until_settled
+from support.waiting import until_frozen, until_settled
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka.consumers import kafka_cut_logs, kafka_membership
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
@@ -33,7 +36,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 KEPT = 5
 NEW = 95
 GROWN = [*(ONE_GROUP := ["consumer", "classic", "latest", "rewound"]), "shared", "sensor-consumer",
-         "sensor-classic"]  # fmt: skip
+         "sensor-classic", "frozen"]  # fmt: skip
 """Topics that grow again; each is read by groups of its own."""
 SHORT = ["short", "short-shared"]
 """Topics that don't."""
@@ -96,6 +99,33 @@ async def test_a_group_reads_on_where_its_log_was_cut(logs: CutLogs, group: str)
     reader = KafkaReader(logs.connection, group, group, owner, protocol)
     assert await values_of(reader, 50) == ALL_NEW[-50:]
     assert owner.losses == [[0]]
+    await reader.close(SOON)
+
+
+async def test_a_kafka_that_does_not_say_where_an_epoch_ends_holds_up_nothing_but_its_records(
+    logs: CutLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = asyncio.Event()
+    loop, pid = asyncio.get_running_loop(), logs.server.pid
+    assert pid is not None
+
+    def assign_frozen(consumer: Consumer, starts: Sequence[TopicPartition]) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        asyncio.run_coroutine_threadsafe(until_frozen(pid), loop).result()
+        kafka_cut_logs.assign_checked(consumer, starts)
+        loop.call_soon_threadsafe(frozen.set)
+
+    monkeypatch.setattr(kafka_membership, "assign_checked", assign_frozen)
+    reader = KafkaReader(logs.connection, "frozen", "frozen", Owner())
+    try:
+        async with asyncio.timeout(SOON):
+            while not frozen.is_set():
+                assert list(await reader.read(500, 0.1)) == []
+            for _ in range(5):
+                assert list(await reader.read(500, 0.2)) == []
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert await values_of(reader, NEW) == ALL_NEW
     await reader.close(SOON)
 
 

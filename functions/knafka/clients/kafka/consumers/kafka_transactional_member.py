@@ -85,7 +85,7 @@ class TransactionalMember(GroupConsumer):
         self.reached: dict[Partition, int] = {}
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
-        """Leader epoch of each offset that was committed at the assignment."""
+        """Leader epoch of each offset that was committed at the assignment, or of later records."""
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
@@ -228,6 +228,7 @@ class TransactionalMember(GroupConsumer):
                 watch([TopicPartition(place.topic, place.number)])
                 if not paused:
                     # librdkafka was seen not to resume at the position where it had paused.
+                    self._note_epochs([place])
                     (position,) = self.consumer.position(
                         [TopicPartition(place.topic, place.number)]
                     )
@@ -250,21 +251,25 @@ class TransactionalMember(GroupConsumer):
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
         """Return these offsets as confluent-kafka's objects, with leader epochs as in
         `kafka_commits`."""
-        topic_partitions = [TopicPartition(*place) for place in offsets]
-        epochs = {
-            (position.topic, position.partition): epoch_of(position)
-            for position in self.consumer.position(topic_partitions)
-        }
+        self._note_epochs(offsets)
         return [
             TopicPartition(
                 place.topic,
                 place.number,
                 entry.offset,
                 entry.metadata,
-                max(epochs.get(place, NO_EPOCH), self._epochs.get(place, NO_EPOCH)),
+                self._epochs.get(place, NO_EPOCH),
             )
             for place, entry in offsets.items()
         ]
+
+    def _note_epochs(self, places: Collection[Partition]) -> None:
+        """Note the leader epochs of the records that were read last. librdkafka forgets them at a
+        seek, and a commit with too early an epoch looks like one of a log that was cut."""
+        for position in self.consumer.position([TopicPartition(*place) for place in places]):
+            place = Partition(position.topic, position.partition)
+            if (epoch := epoch_of(position)) > self._epochs.get(place, NO_EPOCH):
+                self._epochs[place] = epoch
 
     def go_back(self) -> None:
         """Read the records again that were returned since the last commit."""
@@ -279,6 +284,7 @@ class TransactionalMember(GroupConsumer):
             committed = self.owned[place]
             offset = OFFSET_BEGINNING if committed is None else committed.offset
             try:
+                self._note_epochs([place])
                 self.consumer.seek(TopicPartition(place.topic, place.number, offset))
             except KafkaException as error:
                 # The consumer doesn't read the partition now. It stays in `_to_reread`, so its
