@@ -125,9 +125,17 @@ class Handlers:
 
     # Of the trigger topic
 
-    def collect(self, record: Record, ordered: InOrder[Collected], batch: Batch, now: int) -> bool:
+    def collect(
+        self,
+        record: Record,
+        ordered: InOrder[Collected],
+        batch: Batch,
+        now: int,
+        known: int | None = None,
+    ) -> bool:
         """Take in an event of the trigger topic; returns whether it was handled at once, as the
-        next in order. Raises `NewerSensor`."""
+        next in order. `known`: the time before which every event had been read, as was believed.
+        Raises `NewerSensor`."""
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
@@ -148,6 +156,8 @@ class Handlers:
         event, time = trigger_record.event, written_at(trigger_record.event.at, now)
         if time != event.at:
             trigger_record = trigger_record._replace(event=event._replace(at=time))
+        if known is not None and time < known:
+            batch.behind_known.add((record.partition(), trigger_record.key))
         collected, place = (
             Collected(record, trigger_record, headers, None),
             Place(time, *event.origin),
