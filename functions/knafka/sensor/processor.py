@@ -50,6 +50,9 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 GATHERING_SECONDS: Final = 0.02
 """Seconds in which a transaction gathers up to `MAX_BATCH_RECORDS` (BUS-23, BUS-S9)."""
 
+MAX_STEP_BACK: Final = 1_000
+"""Most milliseconds by which our clock may be set back while a process runs."""
+
 
 class MissingTopics(LogError):
     """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
@@ -121,6 +124,9 @@ class Processor:
         since the Unix epoch). Returns how much was done, 0 if the drain may count as idle: records,
         and keys whose timers ran out if more of them wait. Raises `LogError` if the log can't be
         used any more."""
+        if now < self._now - MAX_STEP_BACK:
+            # Times up to which everything was read would be believed until it is that late again.
+            raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
         began = time.monotonic()
         new_records, reached = self._read(self._first_record_timeout(now, patience))
