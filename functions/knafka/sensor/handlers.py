@@ -18,7 +18,7 @@ from knafka.core.events import json_format
 from knafka.core.events.kafka_binding import RecordHeaders, read
 from knafka.core.sensor import duplicates, letters, records, rules
 from knafka.core.sensor.contract import SensorContract
-from knafka.core.sensor.held import Firing, HeldEvent
+from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place
 from knafka.core.sensor.records import TriggerTopicRecord
 from knafka.core.sensor.routing import Router
@@ -186,6 +186,7 @@ class Handlers:
             if self._dedupe is not None and self._check_duplicate(number, rule.name, event, batch):
                 batch.counts.duplicates += 1
                 return
+            event = _with_own_offset(event, batch.held(number, key))
             try:
                 rule_step = rules.step(rule, batch.held(number, key), event)
             except Exception as failure:
@@ -208,6 +209,15 @@ class Handlers:
             return True
         batch.keep(number, mark, (duplicates.mark_of(event),))
         return False
+
+
+def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
+    """Return the event with an offset that no other event held at its key has. Another one has it
+    if the trigger topic was deleted and created again; the changelog would keep only one of
+    them."""
+    if not any(other.offset == event.offset and not other.is_same_as(event) for other in held):
+        return event
+    return event._replace(offset=min(-1, min(other.offset for other in held) - 1))
 
 
 def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:
