@@ -9,12 +9,15 @@ nobody has read yet, so its key waits for ends that were asked for after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from itertools import islice
 from typing import Final, TypeAlias
 
 from knafka.core.sensor import records, rules
 from knafka.core.sensor.contract import SensorContract
-from knafka.core.sensor.rules import Rule
+from knafka.core.sensor.held import Held
+from knafka.core.sensor.rules import Rule, RuleStep
 from knafka.ports.transactions import Partition
 from knafka.sensor.batch import MAX_BATCH_RECORDS, Batch
 from knafka.sensor.giving_up import dead_letter_held
@@ -99,13 +102,22 @@ class Expiry:
             if (number, key) in self._late_since:
                 late.append((number, key))
                 continue
-            self._expire(number, key, until, batch)
+            expire = partial(rules.expire, until=until)
+            if self._apply(number, key, expire, batch):
+                self._ordering.note_expired(number, until)
             changed += 1
             if changed == MAX_BATCH_RECORDS:
                 break
         for number, key in late:
             self._state.set_timers(number, key)
         return changed
+
+    def fire_fulfilled(self, batch: Batch) -> None:
+        """Fire conditions that held events fulfil since the Sensor was changed, of up to
+        `MAX_BATCH_RECORDS` keys."""
+        for number, key in islice(self._state.fulfilled, MAX_BATCH_RECORDS):
+            self._apply(number, key, rules.apply_edited, batch)
+            batch.fulfilled_keys += 1
 
     def _update(self, first: int, now: int) -> None:
         """Update the time before which every event was read, if the timer at `first` needs it."""
@@ -123,16 +135,18 @@ class Expiry:
         waiting, until = self._ordering.first_collected, self._all_read_until
         return until if waiting is None or until is None else min(waiting, until)
 
-    def _expire(self, number: int, key: str, until: int, batch: Batch) -> None:
-        """Handle the passing of time up to `until` for one key."""
+    def _apply(
+        self, number: int, key: str, change: Callable[[Rule, Held], RuleStep], batch: Batch
+    ) -> bool:
+        """Change what one key holds by its rule; returns False if that raised, and the events are
+        dead-lettered."""
         partition = Partition(self._topic, number)
         batch.begin((partition, key))
+        batch.positions.setdefault(partition, self._ordering.position(partition))
         try:
-            rule = self._rules[records.trigger_of(key)]
-            rule_step = rules.expire(rule, batch.held(number, key), until)
+            rule_step = change(self._rules[records.trigger_of(key)], batch.held(number, key))
         except Exception as error:
             dead_letter_held(number, key, error, batch)
-        else:
-            follow(number, key, rule_step, batch)
-            self._ordering.note_expired(number, until)
-        batch.positions.setdefault(partition, self._ordering.position(partition))
+            return False
+        follow(number, key, rule_step, batch)
+        return True

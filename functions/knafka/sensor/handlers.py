@@ -29,6 +29,7 @@ from knafka.sensor.batch import Batch
 from knafka.sensor.bus import BusPartitions
 from knafka.sensor.giving_up import dead_letter_held, fire_or_dead_letter, give_up
 from knafka.sensor.queues import Arrival
+from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
 
 
@@ -179,8 +180,8 @@ class Handlers:
             give_up(record, headers, error, batch)
             return
         rule = self._rules.get(records.trigger_of(trigger_record.key))
-        if rule is None:
-            return  # the trigger was removed
+        if rule is None or not can_hold(rule, trigger_record.key):
+            return  # the trigger was removed, or got or lost its correlation
         number, key, event = record.partition(), trigger_record.key, trigger_record.event
         try:
             if self._dedupe is not None and self._check_duplicate(number, rule.name, event, batch):

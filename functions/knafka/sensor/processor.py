@@ -133,6 +133,7 @@ class Processor:
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
+        self._expiry.fire_fulfilled(batch)
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry
@@ -154,13 +155,15 @@ class Processor:
             + (expired if expired == MAX_BATCH_RECORDS else 0)
             + batch.removed_stale
             + batch.dropped_keys
+            + batch.fulfilled_keys
         )
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
         """Return the seconds to wait for a first record, at most `patience`."""
         if self._expiry.is_next(first := self._expiry.due(now)) or self._ordering.has_next:
             return 0
-        if next(self._state.stale, None) is not None or self._state.is_full:
+        edited = next(self._state.stale, next(self._state.fulfilled, None))
+        if edited is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
         elif (timer := self._state.first_timer) is not None:
             until_timer = max(WATERMARK_CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now)
@@ -321,6 +324,7 @@ class Processor:
         self._ordering.note_batch_committed(batch)
         self._refused.clear()
         self._state.forget_stale(batch.removed_stale)
+        self._state.forget_fulfilled(batch.fulfilled_keys)
         for number, key, held in batch.changed:
             self._state.keep(number, key, held)
         if self._tracing is not None:
