@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import merge
 from itertools import islice
 from typing import Final
 
@@ -187,18 +188,23 @@ class State:
         self.set_timers(number, key)
 
     def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of marks, up to `limit`, that are more than `dedupe` milliseconds
-        older than the newest of their partition, or beyond `max_keys`."""
+        """Yield partition and key of marks, up to `limit`: those more than `dedupe` milliseconds
+        older than the newest of their partition, then the oldest of all beyond `max_keys`."""
+        excess = sum(len(partition.marks) for partition in self._partitions.values())
+        excess -= self._max_keys
+        remaining_marks: list[Iterator[tuple[int, int, str]]] = []
         for number, partition in self._partitions.items():
             if not partition.marks:
                 continue
-            newest = next(reversed(partition.marks.values()))[0].at
-            excess = len(partition.marks) - self._max_keys
-            for key, (mark, *_) in islice(partition.marks.items(), limit):
-                if mark.at + dedupe >= newest and excess <= 0:
+            newest, old = next(reversed(partition.marks.values()))[0].at, 0
+            for at, _, key in _marks_from(number, partition, 0):
+                if at + dedupe >= newest or limit <= 0:
                     break
-                excess, limit = excess - 1, limit - 1
+                old, excess, limit = old + 1, excess - 1, limit - 1
                 yield number, key
+            remaining_marks.append(_marks_from(number, partition, old))
+        for _, number, key in islice(merge(*remaining_marks), max(0, min(excess, limit))):
+            yield number, key
 
     @property
     def stale(self) -> Iterator[tuple[int, bytes]]:
@@ -284,6 +290,12 @@ class State:
 def can_hold(rule: Rule, key: str) -> bool:
     """Whether the trigger's events have such keys: with a correlation, or without."""
     return rule.is_correlated == (records.correlation_of(key) is not None)
+
+
+def _marks_from(number: int, partition: _Partition, first: int) -> Iterator[tuple[int, int, str]]:
+    """Yield time, partition and key of a partition's marks from the index `first` on."""
+    for key, (mark, *_) in islice(partition.marks.items(), first, None):
+        yield mark.at, number, key
 
 
 def _bytes_of(held: Iterable[HeldEvent]) -> int:
