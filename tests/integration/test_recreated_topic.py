@@ -38,7 +38,7 @@ from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 
-TOPIC = "events"
+TOPIC, BUSY_TOPIC = "events", "busy"
 LOOKS = 5
 """Looks at a consumer's positions after which a stalled one has been replaced."""
 
@@ -83,7 +83,8 @@ class Reading:
 
 
 class TransactionalReading:
-    """What a Sensor's log returns, which is opened anew after each error, as drains do it."""
+    """What a Sensor's log returns of the topic, beside another one's records; it is opened anew
+    after each error, as drains do it."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.values: list[bytes] = []
@@ -94,7 +95,9 @@ class TransactionalReading:
 
     def _read(self) -> None:
         while not self._ends.is_set():
-            log = KafkaTransactions(self._connection, "sensor", [TOPIC], Holder(), "sensor-0")
+            log = KafkaTransactions(
+                self._connection, "sensor", [TOPIC, BUSY_TOPIC], Holder(), "sensor-0"
+            )
             try:
                 while not self._ends.is_set():
                     self._read_once(log)
@@ -105,10 +108,13 @@ class TransactionalReading:
 
     def _read_once(self, log: KafkaTransactions) -> None:
         records = log.read(100, 0.2)
-        self.values += [record.value() or b"" for record in records]
+        self.values += [record.value() or b"" for record in records if record.topic() == TOPIC]
         if records:
-            position = OffsetAndMetadata(records[-1].offset() + 1)
-            log.commit([], {Partition(TOPIC, 0): position})
+            positions = {
+                Partition(record.topic(), 0): OffsetAndMetadata(record.offset() + 1)
+                for record in records
+            }
+            log.commit([], positions)
 
     async def close(self) -> None:
         self._ends.set()
@@ -127,6 +133,15 @@ def produce(bootstrap_servers: str, values: Sequence[bytes]) -> None:
     assert producer.flush(30) == 0
 
 
+def keep_busy(bootstrap_servers: str, ends: threading.Event) -> None:
+    """Produce to the other topic without a pause in which a read would return nothing."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    while not ends.wait(0.02):
+        producer.produce(BUSY_TOPIC, b"busy")
+        producer.poll(0)
+    producer.flush(30)
+
+
 # A Sensor's producer is closed while its request to a Kafka that restarts is under way.
 @pytest.mark.filterwarnings("ignore:Producer abort_transaction failed during close")
 async def test_consumers_read_a_new_topic_whose_leader_epoch_is_lower_than_the_old_ones(
@@ -134,7 +149,10 @@ async def test_consumers_read_a_new_topic_whose_leader_epoch_is_lower_than_the_o
 ) -> None:
     servers = own_kafka.bootstrap_servers
     connection = {"bootstrap.servers": servers}
-    await KafkaAdmin(connection).ensure_topic(TOPIC, 1, 1, {})
+    for topic in (TOPIC, BUSY_TOPIC):
+        await KafkaAdmin(connection).ensure_topic(topic, 1, 1, {})
+    ends = threading.Event()
+    busy = asyncio.create_task(asyncio.to_thread(keep_busy, servers, ends))
 
     def open_positioned() -> KafkaPositionedReader:
         reader = KafkaPositionedReader(connection, TOPIC)
@@ -168,7 +186,8 @@ async def test_consumers_read_a_new_topic_whose_leader_epoch_is_lower_than_the_o
             await until(partial(has_read, reading, old_values + new_values))
         assert any("a new one goes on" in error for error in sensor.errors)
     finally:
-        await asyncio.gather(*(reading.close() for reading in readings))
+        ends.set()
+        await asyncio.gather(busy, *(reading.close() for reading in readings))
 
 
 async def test_a_consumer_that_waits_for_an_open_transaction_is_not_replaced(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Event
 from typing import cast
 
 import pytest
@@ -114,6 +116,34 @@ def test_what_does_not_come_fires_after_its_time(
     rest([processor])
     assert world.actions() == ["late: a2"]
     assert processor.held() == {}
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_what_does_not_come_fires_while_other_events_never_stop_coming(
+    kafka: Kafka,
+    topic: MakeTopic,
+    started: Callable[[Processor], Processor],
+    partitions: int,
+) -> None:
+    world = SensorWorld(kafka, topic, partitions)
+    trigger = {"name": "late", "conditions": "a && !b", "within": "PT1S", "correlation": "order"}
+    processors = [started(world.processor(world.sensor([trigger]))) for _ in range(partitions)]
+    fired, quiet = Event(), Event()
+
+    def publish() -> None:
+        number = 0
+        while not fired.is_set():
+            number += 1
+            world.publish(f"a{number}", f"d{number}", order=str(number))
+            quiet.wait(0.005)
+
+    with ThreadPoolExecutor() as pool:
+        publishing = pool.submit(publish)
+        try:
+            process(processors, lambda: "late: a1" in world.actions())
+        finally:
+            fired.set()
+        publishing.result()
 
 
 def test_one_record_of_an_impossible_time_or_size_stops_no_sensor(

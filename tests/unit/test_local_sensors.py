@@ -95,6 +95,21 @@ async def test_another_start_goes_on_with_what_a_sensor_has() -> None:
     assert {each.offset for each in log.group(egress.group).committed.values()} == {7}
 
 
+async def test_another_start_has_no_earlier_generation_of_an_edited_sensor() -> None:
+    """Else it would refuse the records that its processes have left in the trigger topic."""
+    log, names = MemoryLog(), KeptNames()
+    generations = []
+    for declared in (["ship"], ["ship", "send"]), (["ship"],), (["send"],):
+        async with running_locally(log, names) as world:
+            for triggers in declared:
+                await world.apply(broker(), sensor(*triggers))
+                await is_ready(world)
+                stored = world.cluster.find_reconciled(SENSOR, "default", "paid")
+                assert stored is not None
+                generations.append(stored["metadata"]["generation"])
+    assert generations == sorted(set(generations))
+
+
 def on_channel(*triggers: str) -> dict[str, Any]:
     """The same Sensor on the KafkaChannel `orders`, whose triggers send replies elsewhere."""
     found = sensor(*triggers)

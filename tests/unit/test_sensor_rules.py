@@ -232,6 +232,41 @@ def test_a_reset_is_at_its_time_zones_hour_summer_and_winter() -> None:
     assert reset.last(ms(2026, 12, 2, 7, 59) - 1) == ms(2026, 12, 1, 7, 59)
 
 
+@pytest.mark.conformance("BUS-S5")
+@pytest.mark.parametrize(
+    ("cron", "zone", "resets"),
+    [
+        pytest.param(
+            "30 1 * * *",
+            "America/New_York",
+            [ms(2024, 11, 2, 5, 30), ms(2024, 11, 3, 5, 30), ms(2024, 11, 4, 6, 30)],
+            id="an hour twice",
+        ),
+        pytest.param(
+            "30 2 * * *",
+            "Europe/Berlin",
+            [ms(2024, 3, 30, 1, 30), ms(2024, 3, 31, 1), ms(2024, 4, 1, 0, 30)],
+            id="an hour left out",
+        ),
+        pytest.param(
+            "45 1 * * *",
+            "Australia/Lord_Howe",
+            [ms(2024, 4, 5, 14, 45), ms(2024, 4, 6, 14, 45), ms(2024, 4, 7, 15, 15)],
+            id="half an hour twice",
+        ),
+    ],
+)
+def test_every_moment_of_a_day_with_a_clock_change_has_the_same_resets(
+    cron: str, zone: str, resets: list[int]
+) -> None:
+    """Also the moments of the hour that the clock repeats."""
+    last_before, last, following = resets
+    for moment in range(last_before, following, 5 * 60_000):
+        reset, passed = Reset(cron, zone), moment >= last
+        assert reset.last(moment) == (last if passed else last_before), moment
+        assert reset.next(moment + 1) == (following if passed else last), moment
+
+
 def test_the_last_of_several_resets_counts() -> None:
     of = rule("a && b", None, Reset("0 0 * * *"), Reset("0 12 * * *"))
     assert held_since(of, ms(2026, 11, 1, 11), ms(2026, 11, 1, 13))[1] == []

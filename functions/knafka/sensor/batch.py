@@ -57,6 +57,11 @@ class Batch:
         """Number of its dead letters."""
         self.dropped_keys = 0
         """Number of keys that it drops because too much was held."""
+        self.fulfilled_keys = 0
+        """Number of keys that fire because the Sensor was changed."""
+        self.behind_known: set[tuple[int, str]] = set()
+        """Partitions and keys of events that are earlier than the time up to which all were
+        believed to be read."""
         self._causes: list[Record | tuple[Partition, str]] = []
         """The causes that were begun: records, and keys of the trigger topic."""
         self._starts: list[int] = []

@@ -18,7 +18,7 @@ from knafka.core.events import json_format
 from knafka.core.events.kafka_binding import RecordHeaders, read
 from knafka.core.sensor import duplicates, letters, records, rules
 from knafka.core.sensor.contract import SensorContract
-from knafka.core.sensor.held import Firing, HeldEvent
+from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place
 from knafka.core.sensor.records import TriggerTopicRecord
 from knafka.core.sensor.routing import Router
@@ -29,6 +29,7 @@ from knafka.sensor.batch import Batch
 from knafka.sensor.bus import BusPartitions
 from knafka.sensor.giving_up import dead_letter_held, fire_or_dead_letter, give_up
 from knafka.sensor.queues import Arrival
+from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
 
 
@@ -125,9 +126,17 @@ class Handlers:
 
     # Of the trigger topic
 
-    def collect(self, record: Record, ordered: InOrder[Collected], batch: Batch, now: int) -> bool:
+    def collect(
+        self,
+        record: Record,
+        ordered: InOrder[Collected],
+        batch: Batch,
+        now: int,
+        known: int | None = None,
+    ) -> bool:
         """Take in an event of the trigger topic; returns whether it was handled at once, as the
-        next in order. Raises `NewerSensor`."""
+        next in order. `known`: the time before which every event had been read, as was believed.
+        Raises `NewerSensor`."""
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
@@ -148,6 +157,8 @@ class Handlers:
         event, time = trigger_record.event, written_at(trigger_record.event.at, now)
         if time != event.at:
             trigger_record = trigger_record._replace(event=event._replace(at=time))
+        if known is not None and time < known:
+            batch.behind_known.add((record.partition(), trigger_record.key))
         collected, place = (
             Collected(record, trigger_record, headers, None),
             Place(time, *event.origin),
@@ -169,13 +180,14 @@ class Handlers:
             give_up(record, headers, error, batch)
             return
         rule = self._rules.get(records.trigger_of(trigger_record.key))
-        if rule is None:
-            return  # the trigger was removed
+        if rule is None or not can_hold(rule, trigger_record.key):
+            return  # the trigger was removed, or got or lost its correlation
         number, key, event = record.partition(), trigger_record.key, trigger_record.event
         try:
             if self._dedupe is not None and self._check_duplicate(number, rule.name, event, batch):
                 batch.counts.duplicates += 1
                 return
+            event = _with_own_offset(event, batch.held(number, key))
             try:
                 rule_step = rules.step(rule, batch.held(number, key), event)
             except Exception as failure:
@@ -198,6 +210,15 @@ class Handlers:
             return True
         batch.keep(number, mark, (duplicates.mark_of(event),))
         return False
+
+
+def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
+    """Return the event with an offset that no other event held at its key has. Another one has it
+    if the trigger topic was deleted and created again; the changelog would keep only one of
+    them."""
+    if not any(other.offset == event.offset and not other.is_same_as(event) for other in held):
+        return event
+    return event._replace(offset=min(-1, min(other.offset for other in held) - 1))
 
 
 def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:

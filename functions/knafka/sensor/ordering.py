@@ -116,6 +116,12 @@ class Ordering:
         return min((time for time in times if time is not None), default=None)
 
     @property
+    def first_collected(self) -> int | None:
+        """The time of the earliest record of the trigger topic that waits; None if none waits."""
+        times = (order.first for order in self._ordered.values())
+        return min((time for time in times if time is not None), default=None)
+
+    @property
     def has_next(self) -> bool:
         """Whether a record is next in order, and waits only for its transaction."""
         return self._bus.has_next or any(order.has_next for order in self._ordered.values())
@@ -157,7 +163,7 @@ class Ordering:
     ) -> int:
         """Take in records that were read by `now`, the first at `first_at`, and the ends of
         partitions that were reached. Returns how many events were next in order and so handled."""
-        bus, count = self._sensor.topic, 0
+        bus, count, known = self._sensor.topic, 0, self._watermark.known
         for record in new_records:
             if record is not new_records[0]:
                 first_at = now
@@ -166,7 +172,7 @@ class Ordering:
             else:
                 number = record.partition()
                 self._read_to[number] = record.offset() + 1
-                if self._handlers.collect(record, self._ordered[number], batch, now):
+                if self._handlers.collect(record, self._ordered[number], batch, now, known):
                     batch.taken.setdefault(number, None)
                     count += 1
         for (topic, number), end in reached.items():

@@ -15,14 +15,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 from knafka.core.cesql import ErrorKind
 from knafka.core.delivery import Reason
 from knafka.core.drain import Holding
 from knafka.core.errors import LogError
-from knafka.core.sensor import duplicates, records, rules
+from knafka.core.sensor import duplicates, records
 from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Held
 from knafka.core.sensor.routing import Router
@@ -38,8 +37,7 @@ from knafka.ports.transactions import (
 )
 from knafka.sensor.batch import MAX_BATCH_RECORDS, Batch, Refused
 from knafka.sensor.counts import SensorCounts
-from knafka.sensor.giving_up import dead_letter_held
-from knafka.sensor.handlers import follow
+from knafka.sensor.expiry import Expiry
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
@@ -51,6 +49,9 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 
 GATHERING_SECONDS: Final = 0.02
 """Seconds in which a transaction gathers up to `MAX_BATCH_RECORDS` (BUS-23, BUS-S9)."""
+
+MAX_STEP_BACK: Final = 1_000
+"""Most milliseconds by which our clock may be set back while a process runs."""
 
 
 class MissingTopics(LogError):
@@ -97,11 +98,7 @@ class Processor:
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
         self._first_read_at = 0
         """The time (ms) at which the first record of the last read arrived."""
-        self._last_found_at = 0
-        """The time (ms) of the last read that returned records or handled events."""
-        self._all_read_until: int | None = None
-        """The time (ms) before which every event was read, while no record has come since; None: it
-        has to be asked for."""
+        self._expiry = Expiry(sensor, self._rules, self._state, self._ordering)
 
     def check_topics(self) -> None:
         """Raise `MissingTopics`, which names all missing topics, as Kafka doesn't report them to a
@@ -127,26 +124,30 @@ class Processor:
         since the Unix epoch). Returns how much was done, 0 if the drain may count as idle: records,
         and keys whose timers ran out if more of them wait. Raises `LogError` if the log can't be
         used any more."""
+        if now < self._now - MAX_STEP_BACK:
+            # Times up to which everything was read would be believed until it is that late again.
+            raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
         began = time.monotonic()
         new_records, reached = self._read(self._first_record_timeout(now, patience))
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
+        self._expiry.fire_fulfilled(batch)
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
-        ordering.refresh(self._now, self._due(now), self._last_found_at)
+        expiry = self._expiry
+        expiry.note_read(batch.behind_known, self._now, is_any=bool(new_records))
+        ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
         handled += ordering.route(batch) + ordering.reduce(batch)
-        if new_records or handled:
-            self._all_read_until, self._last_found_at = None, self._now
-        expired = 0 if new_records or handled else self._fire_expired(now, batch)
+        expired = expiry.fire(now, batch)
         self._drop_old_marks(batch)
         ordering.set_positions(batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
             self._now = now + round((time.monotonic() - began) * 1000)
-            ordering.refresh(self._now, self._due(now), self._last_found_at)
+            ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
         ordering.balance()
         handled = max(len(new_records), handled)
         return (
@@ -154,13 +155,15 @@ class Processor:
             + (expired if expired == MAX_BATCH_RECORDS else 0)
             + batch.removed_stale
             + batch.dropped_keys
+            + batch.fulfilled_keys
         )
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
         """Return the seconds to wait for a first record, at most `patience`."""
-        if self._is_known(first := self._due(now)) or self._ordering.has_next:
+        if self._expiry.is_next(first := self._expiry.due(now)) or self._ordering.has_next:
             return 0
-        if next(self._state.stale, None) is not None or self._state.is_full:
+        edited = next(self._state.stale, next(self._state.fulfilled, None))
+        if edited is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
         elif (timer := self._state.first_timer) is not None:
             until_timer = max(WATERMARK_CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now)
@@ -243,7 +246,7 @@ class Processor:
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         """Take over partitions; for those of the trigger topic, restore the held events from the
         changelog."""
-        self._all_read_until = None
+        self._expiry.forget(self._now)
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
         for partition, committed in partitions.items():
@@ -262,53 +265,7 @@ class Processor:
             if partition.topic == self._sensor.trigger_topic:
                 self._state.forget(partition.number)
 
-    # Time
-
-    @property
-    def _lateness(self) -> int:
-        """How long (ms) after an event's time it may still be read."""
-        return max(MIN_ABSENCE_DELAY, self._ordering.grace)
-
-    def _due(self, now: int) -> int | None:
-        """Return the time (ms) of the first timer that is due; None if none is."""
-        first = self._state.first_timer
-        return None if first is None or first > now - self._lateness else first
-
-    def _is_known(self, time: int | None) -> bool:
-        """Whether every event before this time was certainly read."""
-        return (
-            time is not None and self._all_read_until is not None and time <= self._all_read_until
-        )
-
-    def _fire_expired(self, now: int, batch: Batch) -> int:
-        """Handle the due timers of up to `MAX_BATCH_RECORDS` keys, when idle; returns how many."""
-        if (first := self._due(now)) is None:
-            return 0
-        topic = self._sensor.trigger_topic
-        known_until = self._ordering.known
-        if (
-            not self._is_known(first)
-            and known_until is not None
-            and self._ordering.asked_at >= self._last_found_at
-        ):
-            self._all_read_until = min(known_until, now - self._lateness)
-        if (until := self._all_read_until) is None or until < first:
-            return 0
-        changed = 0
-        for number, key in islice(self._state.changed_until(until), MAX_BATCH_RECORDS):
-            rule = self._rules[records.trigger_of(key)]
-            batch.begin((Partition(topic, number), key))
-            try:
-                rule_step = rules.expire(rule, batch.held(number, key), until)
-            except Exception as error:
-                dead_letter_held(number, key, error, batch)
-            else:
-                follow(number, key, rule_step, batch)
-                self._ordering.note_expired(number, until)
-            partition = Partition(topic, number)
-            batch.positions.setdefault(partition, self._ordering.position(partition))
-            changed += 1
-        return changed
+    # What is let go of
 
     def _make_room(self, batch: Batch) -> None:
         """Drop the oldest held events, into dead letters, if more is held than allowed."""
@@ -358,7 +315,7 @@ class Processor:
                 self._refuse(error, batch)
             self._has_letters = self._has_letters and not error.unknown_topic
             self.counts.aborted += 1
-            self._all_read_until = None
+            self._expiry.forget(self._now)
             self._ordering.go_back()
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
@@ -367,6 +324,7 @@ class Processor:
         self._ordering.note_batch_committed(batch)
         self._refused.clear()
         self._state.forget_stale(batch.removed_stale)
+        self._state.forget_fulfilled(batch.fulfilled_keys)
         for number, key, held in batch.changed:
             self._state.keep(number, key, held)
         if self._tracing is not None:

@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from heapq import merge
 from itertools import islice
 from typing import Final
 
@@ -33,6 +34,8 @@ class _Partition:
     """Held events by key (`records.key_of`)."""
     stale: list[bytes] = field(default_factory=list)
     """Changelog keys of events that aren't held any more, because the Sensor was changed."""
+    fulfilled: list[str] = field(default_factory=list)
+    """Keys whose events fulfil their trigger's condition, because the Sensor was changed."""
     timers: Timers = field(default_factory=Timers)
     """Times at which the held events of a key change without a further event."""
     due: Timers = field(default_factory=Timers)
@@ -62,7 +65,9 @@ class State:
         partition = _Partition()
         for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
-            names = frozenset() if rule is None else rule.condition.names
+            names = frozenset[str]()
+            if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
+                names = rule.condition.names
             counting_events = [event for event in events if event.dependency in names]
             dropped = (event for event in events if event.dependency not in names)
             partition.stale += [records.changelog_key(key, event.offset) for event in dropped]
@@ -74,8 +79,13 @@ class State:
         by_age = sorted(partition.marks.items(), key=lambda mark: mark[1][0].at)
         partition.marks = OrderedDict(by_age)
         self._partitions[number] = partition
-        for key in partition.held:
+        for key, held in partition.held.items():
             self.set_timers(number, key)
+            condition = self._rules[records.trigger_of(key)].condition
+            if not condition.unwanted and condition.holds(
+                Counter(event.dependency for event in held)
+            ):
+                partition.fulfilled.append(key)
 
     def forget(self, number: int) -> None:
         """Forget a partition, which belongs to another process (BUS-S10)."""
@@ -178,18 +188,23 @@ class State:
         self.set_timers(number, key)
 
     def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of marks, up to `limit`, that are more than `dedupe` milliseconds
-        older than the newest of their partition, or beyond `max_keys`."""
+        """Yield partition and key of marks, up to `limit`: those more than `dedupe` milliseconds
+        older than the newest of their partition, then the oldest of all beyond `max_keys`."""
+        excess = sum(len(partition.marks) for partition in self._partitions.values())
+        excess -= self._max_keys
+        remaining_marks: list[Iterator[tuple[int, int, str]]] = []
         for number, partition in self._partitions.items():
             if not partition.marks:
                 continue
-            newest = next(reversed(partition.marks.values()))[0].at
-            excess = len(partition.marks) - self._max_keys
-            for key, (mark, *_) in islice(partition.marks.items(), limit):
-                if mark.at + dedupe >= newest and excess <= 0:
+            newest, old = next(reversed(partition.marks.values()))[0].at, 0
+            for at, _, key in _marks_from(number, partition, 0):
+                if at + dedupe >= newest or limit <= 0:
                     break
-                excess, limit = excess - 1, limit - 1
+                old, excess, limit = old + 1, excess - 1, limit - 1
                 yield number, key
+            remaining_marks.append(_marks_from(number, partition, old))
+        for _, number, key in islice(merge(*remaining_marks), max(0, min(excess, limit))):
+            yield number, key
 
     @property
     def stale(self) -> Iterator[tuple[int, bytes]]:
@@ -204,6 +219,21 @@ class State:
             deleted = min(count, len(partition.stale))
             del partition.stale[len(partition.stale) - deleted :]
             count -= deleted
+
+    @property
+    def fulfilled(self) -> Iterator[tuple[int, str]]:
+        """Yield partition and key of events that fulfil their trigger's condition since the Sensor
+        was changed."""
+        for number, partition in self._partitions.items():
+            for key in reversed(partition.fulfilled):
+                yield number, key
+
+    def forget_fulfilled(self, count: int) -> None:
+        """Forget the first `count` fulfilled keys, as they have fired."""
+        for partition in self._partitions.values():
+            fired = min(count, len(partition.fulfilled))
+            del partition.fulfilled[len(partition.fulfilled) - fired :]
+            count -= fired
 
     # Time
 
@@ -255,6 +285,17 @@ class State:
         for key, due_time in previous_times.items():
             due.set(key, due_time)
         return first
+
+
+def can_hold(rule: Rule, key: str) -> bool:
+    """Whether the trigger's events have such keys: with a correlation, or without."""
+    return rule.is_correlated == (records.correlation_of(key) is not None)
+
+
+def _marks_from(number: int, partition: _Partition, first: int) -> Iterator[tuple[int, int, str]]:
+    """Yield time, partition and key of a partition's marks from the index `first` on."""
+    for key, (mark, *_) in islice(partition.marks.items(), first, None):
+        yield mark.at, number, key
 
 
 def _bytes_of(held: Iterable[HeldEvent]) -> int:

@@ -25,8 +25,12 @@ SENSOR_ANNOTATIONS: Final = (
 )
 """Status annotations of Sensors, repeated here since importing `sensors.decide` would take longer
 than Kafka's start."""
+GENERATION_KEY: Final = "knafka.dev/local-generation"
+"""Key beside a Sensor's kept annotations: the generation that its status describes. Records of its
+trigger topic have it, and a Sensor of an earlier one doesn't read them."""
 KEPT_ANNOTATIONS: Final = frozenset(
     {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT_TOPIC_KEY, DISPATCHER_KEY, *SENSOR_ANNOTATIONS}
+    | {GENERATION_KEY}
 )
 """Keys of `status.annotations` that are kept; the operator determines the others anew."""
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from knafka_local.cluster import localize
-from knafka_local.cluster.kept_names import KeptNames
+from knafka_local.cluster.kept_names import GENERATION_KEY, KeptNames
 from knafka_operator.functions import services
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
 from knafka_operator.model.cluster import Document
@@ -153,7 +153,12 @@ class LocalCluster(MemoryCluster):
         return stored
 
     def _stored(self, document: dict[str, Any]) -> None:
-        """Set the status of a Service that only runs while it drains."""
+        """Set the status of a Service that only runs while it drains, and keep a Sensor's
+        generation with its names."""
+        if document["kind"] == SENSOR:
+            kept_annotations = self._names.annotations_of(name_of(document))
+            if kept_annotations is not None:
+                self._names.put(name_of(document), _with_generation(document, kept_annotations))
         # Before any watch sees the Service: nothing has to be started, so it serves at once.
         if role_of(document) in _DRAINING_ROLES:
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
@@ -186,6 +191,8 @@ class LocalCluster(MemoryCluster):
                 previous = (stored.get("status") or {}).get("annotations") or {}
                 annotations = {**previous, **status["annotations"]}
                 kept = {key: value for key, value in annotations.items() if value is not None}
+                if document["kind"] == SENSOR:
+                    kept = _with_generation(stored, kept)
                 self._names.put(name_of(document), kept)
         await super().write_status(document, status)
 
@@ -257,10 +264,19 @@ def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, An
 
 def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]) -> None:
     """Give a new object the status annotations that were kept for its name; a Subscription also
-    gets the UID that it had then, or a new one."""
-    new["status"] = {"annotations": dict(kept_annotations)}
+    gets the UID that it had then, or a new one, and a Sensor a later generation than it had."""
+    annotations = dict(kept_annotations)
+    if (generation := annotations.pop(GENERATION_KEY, None)) is not None:
+        # It may have been edited meanwhile.
+        new["metadata"]["generation"] = int(generation) + 1
+    new["status"] = {"annotations": annotations}
     if new["kind"] == CHANNELS.trigger:
         new["metadata"]["uid"] = _subscription_uid(kept_annotations.get(GROUP_STATUS))
+
+
+def _with_generation(sensor: Document, kept_annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return a Sensor's kept annotations with its generation."""
+    return {**kept_annotations, GENERATION_KEY: str(sensor["metadata"]["generation"])}
 
 
 def _subscription_uid(group: str | None) -> str:

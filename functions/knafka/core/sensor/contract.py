@@ -111,6 +111,7 @@ class SensorTrigger(Model):
             tuple(
                 Reset(reset.by_time.cron, reset.by_time.timezone) for reset in self.conditions_reset
             ),
+            self.correlation is not None,
         )
 
     def condition(self, dependencies: Iterable[str]) -> TriggerCondition:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -12,6 +14,8 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.times import moment
 
 _SECOND = timedelta(seconds=1)
+_CLOCK_CHANGE = timedelta(hours=3)
+"""More than any clock is set back by."""
 _QUESTION_MARK = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
 """A `?`, which to Argo's parser is a `*` in every field."""
 
@@ -60,22 +64,31 @@ class Reset:
     def _last_before(self, time: int) -> int | None:
         """Return the last reset at or before this time (ms); None: there is none."""
         # CronSim searches strictly before the second that it starts from.
-        reset = self._first_reset(_whole_second(time) + _SECOND, reverse=True)
-        return None if reset is None or reset > time else reset
+        start = _whole_second(time) + _SECOND
+        resets = self._resets_from(start + self._margin(start), reverse=True)
+        return next((reset for reset in resets if reset <= time), None)
 
     def _next_after(self, time: int) -> int | None:
         """Return the first reset at or after this time (ms); None: there is none."""
-        reset = self._first_reset(_whole_second(time), reverse=False)
-        return None if reset is None or reset < time else reset
+        start = _whole_second(time)
+        resets = self._resets_from(start - self._margin(start), reverse=False)
+        return next((reset for reset in resets if reset >= time), None)
 
-    def _first_reset(self, start: datetime, *, reverse: bool) -> int | None:
-        """Return the first reset from this moment on, or backwards; None: there is none."""
+    def _margin(self, start: datetime) -> timedelta:
+        """Return by how much earlier or later than `start` a search has to begin. Within an hour
+        that a clock repeats, CronSim can't tell the first from the second."""
+        offsets = {
+            (start + margin).astimezone(self._zone).utcoffset()
+            for margin in (-_CLOCK_CHANGE, _CLOCK_CHANGE)
+        }
+        return _CLOCK_CHANGE if len(offsets) > 1 else timedelta()
+
+    def _resets_from(self, start: datetime, *, reverse: bool) -> Iterator[int]:
+        """Yield the resets from this moment on, or backwards."""
         moments = CronSim(self._cron, start.astimezone(self._zone), reverse=reverse)
-        try:
-            reset_time = next(moments, None)
-        except OverflowError:  # it searches beyond the last year
-            return None
-        return None if reset_time is None else round(reset_time.timestamp() * 1000)
+        with suppress(OverflowError):  # it searches beyond the last year
+            for reset_time in moments:
+                yield round(reset_time.timestamp() * 1000)
 
 
 def _whole_second(time: int) -> datetime:

@@ -32,6 +32,8 @@ class Rule:
     """Most milliseconds between the first and the last event of a firing; None: no limit. With an
     unwanted event, also how long to wait for it."""
     resets: tuple[Reset, ...] = ()
+    is_correlated: bool = False
+    """Whether its events are held by correlation key."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a condition with an unwanted dependency and no time within which it
@@ -61,6 +63,11 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
     if rule.condition.holds(Counter(event.dependency for event in events)):
         return RuleStep((), (Firing(sort_by_time(events)),))
     return RuleStep(tuple(events))
+
+
+def apply_edited(rule: Rule, held: Held) -> RuleStep:
+    """Apply an edited rule to events that an earlier one holds: they fire if they fulfil it."""
+    return RuleStep(held) if rule.condition.unwanted or not held else step(rule, held, held[-1])
 
 
 def expire(rule: Rule, held: Held, until: int) -> RuleStep:

@@ -132,7 +132,7 @@ class TransactionalMember(GroupConsumer):
             self.go_back()
             raise failure
         self.check(heard=bool(records or self.reached))
-        if not records:
+        if len(records) < limit:  # no other partition's records wait in the consumer's queue
             self._check_stalled()
         return records
 
