@@ -85,6 +85,25 @@ def test_a_dead_letter_tells_its_whole_story() -> None:
     assert "status 500 after 3 attempts at http://127.0.0.1:1/" in found.text()
 
 
+def test_an_event_is_named_in_full_and_shown_fit_for_a_terminal() -> None:
+    """It is chosen by its id and source: a name that is cut off names another one, or none."""
+    id_, source = "é\u200b" + "x" * 300, "/shop/" + "y" * 300
+    draft = to_record(Event({**EVENT.attributes, "id": id_, "source": source}, b"{}"))
+    failure = replace(FAILURE, destination="http://mail/" + "z" * 300)
+    origin = replace(ORIGIN, topic="t" * 249)
+    found = parse_dead_letter(
+        FakeRecord(*dead_letter_of(draft.headers, draft.value, failure, origin))
+    )
+    assert (found.id, found.source, found.destination) == (id_, source, failure.destination)
+    assert found.position == f"{'t' * 249}/2/42"
+    read = json.loads(found.json())
+    assert (read["id"], read["source"]) == (id_, source)
+    assert found.json().isprintable()
+    assert all(line.isprintable() for line in found.text().splitlines())
+    assert "é x" in found.text()
+    assert "x" * 300 not in found.text()
+
+
 def test_what_is_no_event_at_all_is_shown_too() -> None:
     """CE-K8: an undecodable record becomes a dead letter as it is."""
     found = parse_dead_letter(FakeRecord(None, b"\xff\x00raw"))
@@ -248,6 +267,20 @@ async def test_only_what_was_asked_for_is_sent() -> None:
     assert await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "other"}) == []
     (found,) = await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "order", "code": "500"})
     assert found.description == "mail: order 1 from /shop (status 500)"
+
+
+async def test_events_whose_sources_begin_alike_are_two() -> None:
+    memory, alike = MemoryLog(), "/shop/" + "s" * 300
+    memory.create("dead")
+    for source in (f"{alike}/1", f"{alike}/2"):
+        draft = to_record(Event({**EVENT.attributes, "source": source}, b"{}"))
+        headers, value = dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN)
+        memory.store("dead", None, value, headers)
+    admin = MemoryAdmin(memory)
+    found = await choose_dead_letters(admin, [EGRESS], ["1"], {})
+    assert [each.letter.source for each in found] == [f"{alike}/1", f"{alike}/2"]
+    (one,) = await choose_dead_letters(admin, [EGRESS], ["1"], {"source": f"{alike}/2"})
+    assert one.letter.source == f"{alike}/2"
 
 
 async def test_a_letter_that_kafka_does_not_take_is_told() -> None:

@@ -52,9 +52,8 @@ class ReplayChoice:
     @property
     def description(self) -> str:
         """One line of text about the dead letter."""
-        event, trigger = self.letter, self.egress.trigger
-        reason = f"{event.reason} {event.code}".strip()
-        return f"{trigger}: {event.type} {event.id} from {event.source} ({reason})"
+        reason = f"{self.letter.reason} {self.letter.code}".strip()
+        return f"{self.egress.trigger}: {self.letter.event_text} ({reason})"
 
 
 async def choose_dead_letters(
@@ -73,12 +72,11 @@ async def choose_dead_letters(
         records = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
         newest = {}
         for record in records:
-            id_ = (dict(record.headers() or ()).get("ce_id") or b"").decode(errors="replace")
             dead_letter = parse_dead_letter(record)
-            if id_ in ids and all(
+            if dead_letter.id in ids and all(
                 getattr(dead_letter, name) == expected for name, expected in fields.items()
             ):
-                newest[id_, dead_letter.source] = record, dead_letter
+                newest[dead_letter.id, dead_letter.source] = record, dead_letter
         sent = await read_replay_times(admin, egress) if newest else {}
         for record, dead_letter in newest.values():
             obstacle = _replay_obstacle(record, dead_letter)
