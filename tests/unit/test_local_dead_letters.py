@@ -29,7 +29,12 @@ from knafka_client.topics.dead_letters import (
     read_dead_letters,
     read_overview,
 )
-from knafka_client.topics.replaying import ReplayNotSent, choose_dead_letters, send_again
+from knafka_client.topics.replaying import (
+    ReplayNotSent,
+    choose_dead_letters,
+    select_egresses,
+    send_again,
+)
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -267,6 +272,18 @@ async def test_only_what_was_asked_for_is_sent() -> None:
     assert await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "other"}) == []
     (found,) = await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "order", "code": "500"})
     assert found.description == "mail: order 1 from /shop (status 500)"
+
+
+def test_a_broker_is_not_the_channel_of_its_name() -> None:
+    """An event that is replayed goes to the Trigger that failed it, and to no Subscription."""
+    subscription = EGRESS.model_copy(update={"kind": "Subscription"})
+    other = EGRESS.model_copy(update={"trigger": "print"})
+    every = [EGRESS, subscription, other]
+    assert select_egresses(every, "shop/main", None) == [EGRESS, other]
+    assert select_egresses(every, "shop/main", "mail") == [EGRESS]
+    assert select_egresses(every, "shop/KafkaChannel-main", None) == [subscription]
+    assert select_egresses(every, None, "print") == [other]
+    assert select_egresses(every, None, None) == every
 
 
 async def test_events_whose_sources_begin_alike_are_two() -> None:
