@@ -18,6 +18,7 @@ from knafka_jobs import pod
 from knafka_operator.archives.model import ARCHIVE
 from knafka_operator.archives.operation_decide import MAX_ATTEMPTS, ObservedOperation, decide
 from knafka_operator.archives.operation_model import MAX_IDS, PURGE, REPLAY, parse_operation
+from knafka_operator.archives.runs import run_report
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
@@ -538,3 +539,25 @@ def test_the_pods_message_always_fits_and_can_be_read() -> None:
     assert told["would_send"] == 5
     assert len(pod.termination_message(found)) <= pod.MAX_MESSAGE_CHARACTERS
     assert told["triggers"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        # Of a thousand Triggers that were deleted; each problem has a sentence of its own.
+        {"sent": 5, "left_out": 1000, "problems": [f"shop/main/t: {'x' * 200}"] * 99},
+        {"error": "\U0001f4b8" * 1700},
+    ],
+    ids=["problems", "error"],
+)
+def test_the_operator_reads_the_counts_and_the_error_however_long_the_rest_is(
+    answer: Mapping[str, Any],
+) -> None:
+    message = pod.termination_message(answer)
+    assert len(message) <= pod.MAX_MESSAGE_CHARACTERS
+    report = run_report(message)
+    for name in ("sent", "left_out"):
+        assert report.get(name) == answer.get(name)
+    assert bool(report.get("problems")) == ("problems" in answer)
+    assert answer.get("error", "").startswith(report.get("error", ""))
+    assert bool(report.get("error")) == ("error" in answer)
