@@ -22,7 +22,7 @@ from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.cluster_console import ClusterConsole, FiguresSource
 from knafka_console.sources.cluster_kafka import ClusterKafka
-from knafka_console.sources.metrics import DirectMetrics, SharedFigures
+from knafka_console.sources.metrics import METRICS_PORT, DirectMetrics, SharedFigures
 from knafka_console.sources.reports import ConsoleScope, ReportTopics
 from knafka_console.web.server import ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
@@ -111,9 +111,14 @@ def own_client() -> kubernetes.client.ApiClient:
     return kubernetes.client.ApiClient(configuration)
 
 
+def metrics_of(settings: ConsoleSettings, port: int = METRICS_PORT) -> DirectMetrics:
+    """Return the reader of the operator's metrics, which shows the token that they want."""
+    return DirectMetrics(settings.metrics, port, token=settings.metrics_token)
+
+
 async def serve(settings: ConsoleSettings, system: kubernetes.client.ApiClient) -> None:
     """Serve the console until SIGTERM."""
-    viewers = ViewerSources(system, SharedFigures(DirectMetrics(settings.metrics)), settings)
+    viewers = ViewerSources(system, SharedFigures(metrics_of(settings)), settings)
     sign_in = SignIn(viewers.source_for, plain_http=settings.plain_http)
     stop = asyncio.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):

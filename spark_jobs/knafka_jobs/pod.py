@@ -300,14 +300,18 @@ def _write_termination_message(answer: Mapping[str, Any]) -> None:
 
 
 def termination_message(answer: Mapping[str, Any]) -> str:
-    """Return the answer as JSON that fits a termination message: a dry run's lists are
-    shortened."""
+    """Return the answer as JSON that fits a termination message: lists and a long error are
+    shortened, never the counts."""
     shortened = dict(answer)
     while len(message := json.dumps(shortened)) > MAX_MESSAGE_CHARACTERS:
         if events := shortened.get("events"):
             shortened["events"] = events[:-1]
         elif triggers := shortened.get("triggers"):
             shortened["triggers"] = dict(list(triggers.items())[: len(triggers) // 2])
+        elif problems := shortened.get("problems"):
+            shortened["problems"] = problems[:-1]
+        elif error := shortened.get("error"):
+            shortened["error"] = error[: len(error) * 3 // 4]
         else:
             return message[: MAX_MESSAGE_CHARACTERS + 100]
     return message

@@ -98,6 +98,25 @@ def test_parquet_has_a_row_for_each_failure_with_its_dead_letter(
     assert ("ce_kneretry", b"1") in [(each["key"], each["value"]) for each in rows[0]["headers"]]
 
 
+@pytest.mark.parametrize(
+    "name", ["failed [1].parquet", "what?*.parquet", "it's 100%20.parquet", f"{'x' * 240}.parquet"]
+)
+def test_the_file_may_have_any_name(tables: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "a [b]"
+    folder.mkdir()
+    code, out, _ = run(tables, "export", GROUP, "-o", str(folder / name))
+    assert (code, out) == (0, f"7 events written to {folder / name}\n")
+    assert [each.name for each in folder.iterdir()] == [name]
+
+
+def test_a_folder_is_no_file_to_write(tables: Path, tmp_path: Path) -> None:
+    for file_format in ExportFormat:
+        for folder in (tmp_path, Path("/"), Path()):
+            with pytest.raises(JobError, match="can't be written"):
+                export_failures(TableFiles(str(tables)), "true", folder, file_format)
+    assert [each.name for each in tmp_path.iterdir()] == ["tables"]
+
+
 def test_unresolved_events_can_be_exported_alone(tables: Path, tmp_path: Path) -> None:
     _, out, _ = run(tables, "export", GROUP, "-o", str(tmp_path / "a.parquet"), "--unresolved")
     assert out.startswith("6 events")

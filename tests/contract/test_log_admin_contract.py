@@ -106,6 +106,27 @@ async def test_many_topics_tell_together_which_have_grown(log: Log) -> None:
     assert await log.admin.end_offsets_of_all([]) == {}
 
 
+async def test_the_last_record_of_a_key_is_found_wherever_it_is(log: Log) -> None:
+    """Also behind offsets that have no record, as compaction and aborted transactions leave."""
+    topic = await log.topic(partitions=2)
+    assert await log.admin.last_with_key(topic, b"rare") is None
+    for value in (b"first", b"last"):
+        await log.append(topic, value, key=b"rare")
+    await log.transact(topic, *[b"noise"] * 20)
+    await log.transact(topic, *[b"noise"] * 40, commit=False)
+    for _ in range(3):
+        await log.append(topic, b"often", key=b"often")
+    await log.transact(topic, *[b"noise"] * 20, commit=False)
+    for key, value in ((b"rare", b"last"), (b"often", b"often")):
+        record = await log.admin.last_with_key(topic, key)
+        assert record is not None
+        assert (record.key(), record.value()) == (key, value)
+    assert await log.admin.last_with_key(topic, b"never") is None
+    with pytest.raises(LogError) as caught:
+        await log.admin.last_with_key("contract-nowhere", b"rare")
+    assert caught.value.unknown_topic
+
+
 @pytest.mark.conformance("KN-TRG-06")
 async def test_partitions_that_come_later_are_read_from_their_start(log: Log, group: str) -> None:
     """KN-TRG-06: the Trigger was Ready when they came, so whatever is in them is its."""

@@ -23,6 +23,7 @@ from knafka_jobs.lookup.cancel import cancel_replay
 from knafka_jobs.replay import replay_run as replaying
 from knafka_jobs.replay import spark_lanes
 from knafka_jobs.replay.replay_run import replay
+from knafka_jobs.replay.runs import begin_replay
 from knafka_jobs.replay.send import events_sent_by
 from knafka_jobs.report.replay_list import list_replays
 
@@ -85,6 +86,27 @@ def test_a_cancelled_replay_ends_and_what_it_has_not_sent_another_one_sends(
     assert len({each.failure_id for sent in there for each in sent}) == EVENTS
     with pytest.raises(JobError, match="finished and sent"):
         cancel_replay(TableFiles(tables.root), "r1", "ann", datetime.now(UTC))
+
+
+def test_a_replay_that_was_killed_and_then_cancelled_is_ended_by_the_next_which_sends_all(
+    dead: DeadLetters, client: KafkaClient, tables: Tables
+) -> None:
+    """Its process can't look for the cancellation any more, and the next one is a new wish."""
+    for number in range(3):
+        dead.add("mail", number)
+    dead.flush()
+    compacted(tables, client, dead)
+    lines: list[str] = []
+    everything = FailureSelection()
+    killed = begin_replay(tables, client, str(everything), None, "me", lines.append, is_alone=True)[
+        "replay_id"
+    ]
+    cancel_replay(TableFiles(tables.root), killed, "ann", datetime.now(UTC))
+    done = replay(tables, client, everything, None, "me", None, lines.append)
+    assert (done.sent, done.cancelled_by) == (3, None)
+    newest, first = list_replays(TableFiles(tables.root), 9, datetime.now(UTC))
+    assert (newest.id, newest.state) == (done.replay_id, "finished")
+    assert (first.id, first.state, first.sent) == (killed, "cancelled", 0)
 
 
 def test_a_replay_that_nobody_began_cannot_be_cancelled(

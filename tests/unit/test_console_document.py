@@ -236,6 +236,19 @@ async def test_pausing_writes_the_annotation_into_the_file_and_nothing_else(
     assert 'knafka.dev/paused: "false"' in file.read_text()
 
 
+async def test_what_a_page_names_is_sent_again_however_long_its_name(
+    local: InstallationConsole, memory: MemoryLog
+) -> None:
+    for ending in ("a", "b"):
+        fail(memory, "1" * 300 + ending, "/shop/\u200b" + "s" * 300)
+    shown = (await local.failures(MAIL)).last[0]
+    chosen = EventName(id=shown.id, source=shown.source)
+    done = await local.replay(MAIL, [chosen], dry_run=False)
+    assert [each.obstacle for each in done.chosen] == [""]
+    left = [each.id for each in (await local.failures(MAIL)).last if not each.replayed]
+    assert left == ["1" * 300 + "a"]
+
+
 async def test_a_local_trigger_says_where_it_is_declared(
     local: InstallationConsole, tmp_path: Path
 ) -> None:

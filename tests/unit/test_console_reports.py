@@ -124,7 +124,7 @@ async def test_the_last_report_of_an_archive_is_found_among_those_of_its_broker(
 ) -> None:
     for number in range(3):
         report_in(memory, KEPT, sample_report().model_copy(update={"id": f"r{number}"}))
-    for _ in range(20):
+    for _ in range(400):  # one archive may report each minute, and another each month
         report_in(memory, ArchiveName("shop", "other"), sample_report())
     found = await reports_of(cluster[1], memory, "ada").json(KEPT)
     assert Report.model_validate_json(found).id == "r2"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,30 @@ def test_what_can_not_be_changed_alone_is_left_as_it_is(tmp_path: Path, text: st
         annotate(file, WHO, KEY, "true")
     assert file.read_text() == text
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_who_annotate_objects_of_one_file_at_once_both_succeed(tmp_path: Path) -> None:
+    file, whos = tmp_path / "shop.yaml", [WHO._replace(name=f"t{number}") for number in range(30)]
+    file.write_text("---\n".join(TRIGGER.replace("orders", who.name) for who in whos))
+    with ThreadPoolExecutor(len(whos)) as pool:
+        list(pool.map(partial(annotate, file, key=KEY, value="true"), whos))
+    assert file.read_text().count(f'{KEY}: "true"') == len(whos)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_keeps_its_line_breaks(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_bytes(TRIGGER.replace("\n", "\r\n").encode())
+    annotate(file, WHO, KEY, "true")
+    assert file.read_bytes().count(b"\n") == TRIGGER.count("\n") + 2
+    assert file.read_bytes().count(b"\r\n") == TRIGGER.count("\n") + 2
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "shop.yaml").write_bytes(TRIGGER.replace("only", "\xe9").encode("latin-1"))
+    for file, reason in (("shop.yaml", "it is not UTF-8"), ("gone.yaml", "No such file")):
+        with pytest.raises(NotAnnotated, match=rf"{file} can't be .*{reason}"):
+            annotate(tmp_path / file, WHO, KEY, "true")
 
 
 def knafka(*words: str | Path) -> tuple[int, str]:

@@ -29,7 +29,12 @@ from knafka_client.topics.dead_letters import (
     read_dead_letters,
     read_overview,
 )
-from knafka_client.topics.replaying import ReplayNotSent, choose_dead_letters, send_again
+from knafka_client.topics.replaying import (
+    ReplayNotSent,
+    choose_dead_letters,
+    select_egresses,
+    send_again,
+)
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -83,6 +88,25 @@ def test_a_dead_letter_tells_its_whole_story() -> None:
     assert found.error == "no [2J bank"
     assert json.loads(found.json())["error"] == "no [2J bank"
     assert "status 500 after 3 attempts at http://127.0.0.1:1/" in found.text()
+
+
+def test_an_event_is_named_in_full_and_shown_fit_for_a_terminal() -> None:
+    """It is chosen by its id and source: a name that is cut off names another one, or none."""
+    id_, source = "é\u200b" + "x" * 300, "/shop/" + "y" * 300
+    draft = to_record(Event({**EVENT.attributes, "id": id_, "source": source}, b"{}"))
+    failure = replace(FAILURE, destination="http://mail/" + "z" * 300)
+    origin = replace(ORIGIN, topic="t" * 249)
+    found = parse_dead_letter(
+        FakeRecord(*dead_letter_of(draft.headers, draft.value, failure, origin))
+    )
+    assert (found.id, found.source, found.destination) == (id_, source, failure.destination)
+    assert found.position == f"{'t' * 249}/2/42"
+    read = json.loads(found.json())
+    assert (read["id"], read["source"]) == (id_, source)
+    assert found.json().isprintable()
+    assert all(line.isprintable() for line in found.text().splitlines())
+    assert "é x" in found.text()
+    assert "x" * 300 not in found.text()
 
 
 def test_what_is_no_event_at_all_is_shown_too() -> None:
@@ -248,6 +272,32 @@ async def test_only_what_was_asked_for_is_sent() -> None:
     assert await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "other"}) == []
     (found,) = await choose_dead_letters(admin, [EGRESS], ["1"], {"type": "order", "code": "500"})
     assert found.description == "mail: order 1 from /shop (status 500)"
+
+
+def test_a_broker_is_not_the_channel_of_its_name() -> None:
+    """An event that is replayed goes to the Trigger that failed it, and to no Subscription."""
+    subscription = EGRESS.model_copy(update={"kind": "Subscription"})
+    other = EGRESS.model_copy(update={"trigger": "print"})
+    every = [EGRESS, subscription, other]
+    assert select_egresses(every, "shop/main", None) == [EGRESS, other]
+    assert select_egresses(every, "shop/main", "mail") == [EGRESS]
+    assert select_egresses(every, "shop/KafkaChannel-main", None) == [subscription]
+    assert select_egresses(every, None, "print") == [other]
+    assert select_egresses(every, None, None) == every
+
+
+async def test_events_whose_sources_begin_alike_are_two() -> None:
+    memory, alike = MemoryLog(), "/shop/" + "s" * 300
+    memory.create("dead")
+    for source in (f"{alike}/1", f"{alike}/2"):
+        draft = to_record(Event({**EVENT.attributes, "source": source}, b"{}"))
+        headers, value = dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN)
+        memory.store("dead", None, value, headers)
+    admin = MemoryAdmin(memory)
+    found = await choose_dead_letters(admin, [EGRESS], ["1"], {})
+    assert [each.letter.source for each in found] == [f"{alike}/1", f"{alike}/2"]
+    (one,) = await choose_dead_letters(admin, [EGRESS], ["1"], {"source": f"{alike}/2"})
+    assert one.letter.source == f"{alike}/2"
 
 
 async def test_a_letter_that_kafka_does_not_take_is_told() -> None:

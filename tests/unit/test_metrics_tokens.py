@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import METRICS_PATH, IngestHandler
 from knafka.receiver.observing import ReceiverObservers
 from knafka_client.sockets import free_port
+from knafka_console.function import metrics_of
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.metrics import DirectMetrics, MetricsUnavailable
 from knafka_operator.functions import services
@@ -116,6 +118,26 @@ def test_the_console_shows_the_first_of_them() -> None:
     with pytest.raises(MetricsUnavailable) as caught:
         DirectMetrics("127.0.0.1", 1, token=NEW).read()
     assert NEW not in str(caught.value)
+
+
+async def test_the_console_of_a_cluster_reads_the_operators_closed_metrics() -> None:
+    port = free_port()
+    environment = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_CONSOLE_METRICS": "127.0.0.1"}
+    async with running_operator() as world:
+        server = await MetricsServer.start(
+            world.operator, lambda: True, lambda: True, [port], Callers.of((NEW, OLD))
+        )
+        try:
+            for tokens, is_read in ((f"{NEW},{OLD}", True), ("", False)):
+                settings = ConsoleSettings.from_environment({**environment, METRICS_TOKENS: tokens})
+                reading = asyncio.to_thread(metrics_of(settings, port).read)
+                if is_read:
+                    assert len(await reading) == 1
+                else:
+                    with pytest.raises(MetricsUnavailable, match="status 401"):
+                        await reading
+        finally:
+            await server.close()
 
 
 def test_a_token_that_is_none_is_refused_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from knafka_jobs import pod
 from knafka_operator.archives.model import ARCHIVE
 from knafka_operator.archives.operation_decide import MAX_ATTEMPTS, ObservedOperation, decide
 from knafka_operator.archives.operation_model import MAX_IDS, PURGE, REPLAY, parse_operation
+from knafka_operator.archives.runs import run_report
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
@@ -368,7 +369,10 @@ async def test_a_job_that_somebody_deletes_is_made_again(world: ArchivesWorld) -
         ({"select": {"since": "yesterday"}}, "want a time such as 2026-01-31T12:00:00Z"),
         ({"select": {"since": "0001-01-01T00:00:00+14:00"}}, "want a time such as 2026-01-31"),
         ({"select": {"ids": ["x"] * (MAX_IDS + 1)}}, "spec.select.ids"),
-        ({"select": {"ids": ["x" * 60_000]}}, "is longer than 50000 characters"),
+        ({"select": {"ids": ["x" * 100_000]}}, "has more than 100000 bytes as JSON"),
+        # A process gets no argument of more than 128 KiB, and each of these is 6 or 12 bytes there.
+        ({"select": {"ids": ["$" * 20_000]}}, "has more than 100000 bytes as JSON"),
+        ({"select": {"summary": "\U0001f4b8" * 10_000}}, "has more than 100000 bytes as JSON"),
         ({"rate": 0}, "spec.rate"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -440,6 +444,18 @@ async def test_one_that_has_ended_stays_unless_it_says_for_how_long(world: Archi
     assert (KNAFKA, REPLAY, "shop", "goes") not in world.cluster.objects
     await world.rounds(after=1_000_000)
     assert world.told(REPLAY, "stays")["phase"] == "Succeeded"
+
+
+async def test_one_that_is_to_stay_longer_than_there_are_years_ends_and_holds_up_no_other(
+    world: ArchivesWorld,
+) -> None:
+    world.ask(REPLAY, "stays", ttlSecondsAfterFinished=10**13)
+    await world.rounds()
+    world.ask(REPLAY, "next")
+    world.end(records=0, sent=1)
+    await world.rounds(3)
+    assert world.told(REPLAY, "stays")["phase"] == "Succeeded"
+    assert world.told(REPLAY, "next")["phase"] == "Running"
 
 
 def test_one_that_stays_for_a_time_is_looked_at_again_when_that_is_over() -> None:
@@ -523,3 +539,25 @@ def test_the_pods_message_always_fits_and_can_be_read() -> None:
     assert told["would_send"] == 5
     assert len(pod.termination_message(found)) <= pod.MAX_MESSAGE_CHARACTERS
     assert told["triggers"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        # Of a thousand Triggers that were deleted; each problem has a sentence of its own.
+        {"sent": 5, "left_out": 1000, "problems": [f"shop/main/t: {'x' * 200}"] * 99},
+        {"error": "\U0001f4b8" * 1700},
+    ],
+    ids=["problems", "error"],
+)
+def test_the_operator_reads_the_counts_and_the_error_however_long_the_rest_is(
+    answer: Mapping[str, Any],
+) -> None:
+    message = pod.termination_message(answer)
+    assert len(message) <= pod.MAX_MESSAGE_CHARACTERS
+    report = run_report(message)
+    for name in ("sent", "left_out"):
+        assert report.get(name) == answer.get(name)
+    assert bool(report.get("problems")) == ("problems" in answer)
+    assert answer.get("error", "").startswith(report.get("error", ""))
+    assert bool(report.get("error")) == ("error" in answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -186,6 +187,24 @@ def test_a_broker_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(announce, "FIRST_RETRY_PAUSE", 0.01)
     with pytest.raises(JobError, match="did not take the event"):
         announce.send_event("http://127.0.0.1:1/shop/main", EVENT)
+
+
+def test_an_answer_that_is_not_http_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is made and served by then: the Job must not fail."""
+    monkeypatch.setattr(announce, "ANNOUNCE_ATTEMPTS", 1)
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(b"-ERR unknown command\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=answer, args=(listener,))
+        thread.start()
+        with pytest.raises(JobError, match="did not take the event: -ERR unknown command"):
+            announce.send_event(f"http://127.0.0.1:{listener.getsockname()[1]}/", EVENT)
+        thread.join()
 
 
 def test_the_moment_is_the_reports() -> None:

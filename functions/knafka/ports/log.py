@@ -415,7 +415,16 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         ...
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        """Return the last `limit` records of a topic, oldest first, without joining a group."""
+        """Return the last `limit` records of a topic, oldest first, without joining a group.
+
+        They are fewer than the topic has where offsets are missing between them, as after
+        compaction.
+        """
+        ...
+
+    async def last_with_key(self, topic: str, key: bytes) -> Record | None:
+        """Return the last record of a topic that has this key; None if there is none. Raises
+        `LogError`."""
         ...
 
     async def close(self) -> None:

@@ -248,12 +248,7 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
     """Send events again straight from their dead-letter topics, without Spark."""
     running = Installation(data_dir).read_state()
     dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
-    egresses = [
-        egress
-        for egress in running.egresses
-        if broker in (None, f"{egress.namespace}/{egress.broker}")
-        and trigger in (None, egress.trigger)
-    ]
+    egresses = replaying.select_egresses(running.egresses, broker, trigger)
     fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
 
     async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:

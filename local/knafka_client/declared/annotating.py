@@ -1,12 +1,18 @@
 """Annotating: writes an annotation into the YAML or JSON file that declares an object.
 
-Only that annotation's text changes, so comments and layout stay; the parser's marks say where.
+Only that annotation's text changes, so comments, layout and line breaks stay; the parser's marks
+say where. Two who annotate objects of one file at once both succeed.
+
 Not here: reading what files declare (`manifests`), and what an annotation means.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -26,17 +32,46 @@ class NotAnnotated(KnafkaError):
 def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
     """Write an annotation into the object in this file. Raises `NotAnnotated`."""
     file = file.resolve()
-    text = file.read_text()
     try:
-        changed = with_annotation(text, identity, key, value)
+        with _folder_locked(file.parent):
+            _annotate_alone(file, identity, key, value)
     except yaml.YAMLError as error:
         raise NotAnnotated(f"{file} can't be read: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise NotAnnotated(f"{file} can't be read: it is not UTF-8") from None
+    except OSError as error:
+        raise NotAnnotated(f"{file} can't be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _folder_locked(folder: Path) -> Iterator[None]:
+    """Exclude other annotating threads and processes inside, where the file system has locks.
+
+    The folder is locked, as the file itself is replaced.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _annotate_alone(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
+    """Write an annotation, while nobody else does. Raises `NotAnnotated`, `OSError`,
+    `yaml.YAMLError` and `UnicodeDecodeError`."""
+    # As bytes: text files get other line breaks.
+    changed = with_annotation(file.read_bytes().decode(), identity, key, value)
     if changed is None:
         raise NotAnnotated(f"{file}: annotate {identity} by hand, with {key}: {json.dumps(value)}")
-    unfinished = file.with_name(f".{file.name}.new")
-    unfinished.write_text(changed)
-    unfinished.chmod(file.stat().st_mode)
-    unfinished.replace(file)
+    unfinished = file.with_name(f".{file.name}.{secrets.token_hex(4)}.new")
+    try:
+        unfinished.write_bytes(changed.encode())
+        unfinished.chmod(file.stat().st_mode)
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -> str | None:
@@ -64,7 +99,10 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
         if metadata.flow_style:
             return _insert_entry(text, metadata, f'"{ANNOTATIONS_KEY}": {{"{key}": {value}}}')
         indent = " " * metadata.start_mark.column
-        return _insert_entry(text, metadata, f"{ANNOTATIONS_KEY}:\n{indent}  {key}: {value}")
+        line_break = _line_break(text)
+        return _insert_entry(
+            text, metadata, f"{ANNOTATIONS_KEY}:{line_break}{indent}  {key}: {value}"
+        )
     if not isinstance(annotations, yaml.MappingNode):  # nothing behind the colon
         return _replace_node(text, annotations, f' {{"{key}": {value}}}')
     if (previous_value := _value_of(annotations, key)) is not None:
@@ -78,8 +116,13 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
 def _insert_entry(text: str, mapping: yaml.MappingNode, entry: str) -> str:
     """Return the text with one more entry before the first one of a mapping."""
     first = mapping.value[0][0].start_mark
-    separator = ", " if mapping.flow_style else "\n" + " " * first.column
+    separator = ", " if mapping.flow_style else _line_break(text) + " " * first.column
     return text[: first.index] + entry + separator + text[first.index :]
+
+
+def _line_break(text: str) -> str:
+    """Return how lines of the text end."""
+    return "\r\n" if "\r\n" in text else "\n"
 
 
 def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:

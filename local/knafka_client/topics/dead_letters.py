@@ -42,7 +42,11 @@ ACKNOWLEDGED_COLUMN: Final = "ACKNOWLEDGED"
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """One event that could not be delivered, and how it failed; an unknown field is empty."""
+    """One event that could not be delivered, and how it failed; an unknown field is empty.
+
+    `id`, `type`, `source` and `destination` are as the record has them, since events are chosen by
+    them; all other texts are fit for a terminal (`printable`).
+    """
 
     id: str
     type: str
@@ -67,16 +71,25 @@ class StoredDeadLetter:
     of_broker: bool = False
     """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
 
+    @property
+    def event_text(self) -> str:
+        """Type, id and source of the event, as text."""
+        return f"{printable(self.type)} {printable(self.id)} from {printable(self.source)}"
+
     def json(self) -> str:
         """Return the dead letter as one line of JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        text = json.dumps(asdict(self), ensure_ascii=False)
+        return "".join(
+            character if character.isprintable() else json.dumps(character)[1:-1]
+            for character in text
+        )
 
     def text(self) -> str:
         """Return the dead letter as lines of text."""
         reason = f"{self.reason} {self.code}".strip()
         lines = [
-            f"{self.type} {self.id} from {self.source}",
-            f"  {reason} after {self.attempts} attempts at {self.destination}",
+            self.event_text,
+            f"  {reason} after {self.attempts} attempts at {printable(self.destination)}",
             f"  first {self.first_time}, last {self.last_time}, was {self.position}",
         ]
         if self.of_broker:  # nobody has tried to deliver it
@@ -295,7 +308,8 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
     """
     attributes = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
-        for name, value in record.headers() or ()
+        # Those of the event come last: of two with one name they count.
+        for name, value in sorted(record.headers() or (), key=_is_of_event)
     }
     written = timestamp(record.timestamp()[1] / 1000)
     position = [
@@ -308,19 +322,19 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
         return printable(attributes.get(name, otherwise))
 
     return StoredDeadLetter(
-        id=text("id"),
-        type=text("type"),
-        source=text("source"),
+        id=attributes.get("id", ""),
+        type=attributes.get("type", ""),
+        source=attributes.get("source", ""),
         reason=text(f"{ATTRIBUTE_PREFIX}reason"),
         code=text("knativeerrorcode"),
         attempts=text(f"{ATTRIBUTE_PREFIX}attempts"),
         first_time=text(f"{ATTRIBUTE_PREFIX}firsttime"),
         last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written),
-        destination=text("knativeerrordest"),
+        destination=attributes.get("knativeerrordest", ""),
         error=printable(_from_base64(attributes.get("knativeerrordata", ""))),
         data=printable((record.value() or b"")[: 4 * LONGEST_PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
-        position=printable("/".join(position)),
+        position=_without_controls("/".join(position)),
         attempt_log=[
             (printable(time), printable(result))
             for time, result in logged_attempts(attributes.get(ATTEMPT_LOG, ""))
@@ -329,6 +343,11 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
         of_broker=f"{ATTRIBUTE_PREFIX}broker" in attributes
         and not text(f"{ATTRIBUTE_PREFIX}trigger"),
     )
+
+
+def _is_of_event(header: tuple[str, bytes | None]) -> bool:
+    """Whether a header is an attribute of the event."""
+    return header[0].startswith("ce_")
 
 
 def _from_base64(text: str) -> str:
@@ -342,5 +361,10 @@ def _from_base64(text: str) -> str:
 def printable(text: str) -> str:
     """Return the text made fit for a terminal: on one line, without control characters, and not too
     long."""
-    flat = "".join(character if character.isprintable() else " " for character in text).strip()
+    flat = _without_controls(text)
     return flat if len(flat) <= LONGEST_PREVIEW else flat[: LONGEST_PREVIEW - 1] + "…"
+
+
+def _without_controls(text: str) -> str:
+    """Return the text on one line, without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text).strip()

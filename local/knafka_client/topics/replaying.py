@@ -8,7 +8,7 @@ replay without Spark isn't in the tables, so later reports still count the event
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -23,6 +23,7 @@ from knafka.ports.log import LogAdmin, LogWriter, Record
 from knafka_client.topics.dead_letters import (
     MOST_RECORDS_READ,
     StoredDeadLetter,
+    dead_letter_key,
     parse_dead_letter,
     read_replay_times,
     read_topic,
@@ -52,9 +53,21 @@ class ReplayChoice:
     @property
     def description(self) -> str:
         """One line of text about the dead letter."""
-        event, trigger = self.letter, self.egress.trigger
-        reason = f"{event.reason} {event.code}".strip()
-        return f"{trigger}: {event.type} {event.id} from {event.source} ({reason})"
+        reason = f"{self.letter.reason} {self.letter.code}".strip()
+        return f"{self.egress.trigger}: {self.letter.event_text} ({reason})"
+
+
+def select_egresses(
+    egresses: Iterable[Egress], broker: str | None, trigger: str | None
+) -> list[Egress]:
+    """Return the Egresses of a Broker (`NAMESPACE/NAME`), of a Trigger, or of all, as the tables
+    select dead letters: a KafkaChannel's name there is no Broker's."""
+    selected = []
+    for egress in egresses:
+        namespace, own_broker, own_trigger = dead_letter_key(egress)
+        if broker in (None, f"{namespace}/{own_broker}") and trigger in (None, own_trigger):
+            selected.append(egress)
+    return selected
 
 
 async def choose_dead_letters(
@@ -73,12 +86,11 @@ async def choose_dead_letters(
         records = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
         newest = {}
         for record in records:
-            id_ = (dict(record.headers() or ()).get("ce_id") or b"").decode(errors="replace")
             dead_letter = parse_dead_letter(record)
-            if id_ in ids and all(
+            if dead_letter.id in ids and all(
                 getattr(dead_letter, name) == expected for name, expected in fields.items()
             ):
-                newest[id_, dead_letter.source] = record, dead_letter
+                newest[dead_letter.id, dead_letter.source] = record, dead_letter
         sent = await read_replay_times(admin, egress) if newest else {}
         for record, dead_letter in newest.values():
             obstacle = _replay_obstacle(record, dead_letter)

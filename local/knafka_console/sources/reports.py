@@ -43,9 +43,6 @@ REPORT_SUBRESOURCE: Final = "report"
 """Subresource of archives that exists only as a right, to read reports."""
 REPORT_GROUP_LABEL: Final = "knafka.dev/report-group"
 """Label of a DeadLetterReplay with the group of the report that it was created from."""
-RECORDS_READ: Final = (1, 16, 256)
-"""Numbers of records that are read from the topic's end, until the archive's report is among them:
-all archives of a Broker share a topic."""
 ARCHIVE_CRD_MISSING: Final = (
     "this cluster has no DeadLetterArchives: their CRD is not installed (docs/how-to/"
     "archive-dead-letters.md)"
@@ -71,19 +68,15 @@ class ReportTopics:
         key = names.report_key(*archive)
         admin = self.connect(kafka)
         try:
-            for window in RECORDS_READ:
-                records = await admin.read_all(topic, window)
-                for record in reversed(records):
-                    if record.key() == key:
-                        return record.value()
-                if len(records) < window:
-                    return None
+            # All archives of a Broker share a topic, and some report far more often than others.
+            record = await admin.last_with_key(topic, key)
+            return None if record is None else record.value()
         except LogError as error:
             if not error.unknown_topic:
                 raise
+            return None
         finally:
             await admin.close()
-        return None
 
 
 class BrokerKafkaFinder(Protocol):

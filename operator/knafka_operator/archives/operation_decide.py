@@ -264,9 +264,11 @@ def _decision_after_end(
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
-    seconds_left = (parse_timestamp(ended) + timedelta(seconds=seconds) - now).total_seconds()
+    # Not as a time: its year may be later than any.
+    seconds_left = seconds - (now - parse_timestamp(ended)).total_seconds()
     operation_name = ObjectName(
         KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"]
     )
     deleting = (Delete(Step.DELETE_OPERATION, (operation_name,)),)
-    return OperationDecision({}, max(1.0, seconds_left), () if seconds_left > 0 else deleting)
+    requeue_after = min(max(1.0, seconds_left), FINISHED_RECHECK_SECONDS)
+    return OperationDecision({}, requeue_after, () if seconds_left > 0 else deleting)

@@ -11,6 +11,7 @@ as fit `EXPORT_BATCH_BYTES`. The file appears when it is complete.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ def export_failures(
         if file_format is ExportFormat.PARQUET:
             row_group = _rows_within(EXPORT_ROW_GROUP_BYTES, row_bytes)
             files.set_option("execution.parquet.max_row_group_size", row_group)
-            (copied,) = files.query(groups_plan.copy_to_parquet(query, str(unfinished)), *tables)
+            # A path with `*`, `?` or `[` would be a pattern; in a URL they are escaped.
+            copying = groups_plan.copy_to_parquet(query, unfinished.absolute().as_uri())
+            (copied,) = files.query(copying, *tables)
             written = int(copied["count"])
         else:
             with unfinished.open("wb") as lines:
@@ -144,7 +147,7 @@ def _rows_within(size: int, row_bytes: int) -> int:
 @contextmanager
 def _complete_file(path: Path) -> Iterator[Path]:
     """Yield a file beside `path` that takes its name in the end; raises `JobError`."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished.parquet")
+    unfinished = path.parent / f".{secrets.token_hex(6)}.unfinished.parquet"
     try:
         yield unfinished
         with unfinished.open("rb") as file:

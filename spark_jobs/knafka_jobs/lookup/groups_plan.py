@@ -145,6 +145,6 @@ def letters_of(fits: str, first: object, last: object, failures: str = "failures
     )
 
 
-def copy_to_parquet(query: str, path: str) -> str:
+def copy_to_parquet(query: str, url: str) -> str:
     """Statement: write the rows of a query to one Parquet file; returns their `count`."""
-    return f"COPY ({query}) TO {sql_literal(path)} STORED AS PARQUET"
+    return f"COPY ({query}) TO {sql_literal(url)} STORED AS PARQUET"

@@ -72,7 +72,7 @@ def begin_replay(
             run["replay_id"]
             for run in unfinished
             if run["selection"] == selection
-            and (not is_alone or run["started"].astimezone(UTC) > since)
+            and (not is_alone or _is_continuable(tables, run, since))
         ]
         replay_id = continuable_ids[-1] if continuable_ids else _new_replay_id()
     run = _replay_row(tables, replay_id)
@@ -98,6 +98,14 @@ def begin_replay(
     run = _replay_row(tables, replay_id)
     assert run is not None
     return run
+
+
+def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
+    """Whether the same selection continues an interrupted replay: it began after `since`, and
+    nobody has cancelled it meanwhile."""
+    if run["started"].astimezone(UTC) <= since:
+        return False
+    return cancelled_by(tables, run["replay_id"]) is None
 
 
 def _end_interrupted(

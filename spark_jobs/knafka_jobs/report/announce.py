@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -93,6 +94,6 @@ def send_event(broker: str, event: dict[str, Any]) -> None:
                 problem = f"status {error.code}"
                 if error.code < 500 and error.code not in (404, 429):
                     break
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             problem = str(error)
     raise JobError(f"{broker} did not take the event: {problem}")

@@ -142,6 +142,10 @@ class MemoryAdmin:
         records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
         return records[-limit:]
 
+    async def last_with_key(self, topic: str, key: bytes) -> Record | None:
+        with_key = [each for each in await self.read_all(topic, MAX) if each.key() == key]
+        return with_key[-1] if with_key else None
+
     async def close(self) -> None: ...
 
     def _partitions(self, topic: str) -> list[list[MemoryRecord]]:

@@ -29,7 +29,11 @@ from knafka.clients.kafka.admin.kafka_ranges import (
     listed,
     with_offset,
 )
-from knafka.clients.kafka.consumers.kafka_whole_topic import UNUSED_GROUP, read_whole
+from knafka.clients.kafka.consumers.kafka_whole_topic import (
+    UNUSED_GROUP,
+    read_last_with_key,
+    read_whole,
+)
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import Connection
 from knafka.clients.kafka.kafka_commits import NO_EPOCH
@@ -368,6 +372,13 @@ class KafkaAdmin:
         """Return the last `limit` records of a topic, oldest first."""
         await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
+        with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
+            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+
+    async def last_with_key(self, topic: str, key: bytes) -> Record | None:
+        """Return the last record of a topic that has this key; None if there is none."""
+        await self._describe_existing(topic)
+        read = partial(read_last_with_key, self._connection, topic, key)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
             return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 

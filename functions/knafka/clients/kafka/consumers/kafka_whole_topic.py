@@ -1,10 +1,11 @@
-"""Reads the last records of a topic, or all of them, once.
+"""Reads the last records of a topic, all of them, or the last one of a key, once.
 
 Not here: following a topic (`kafka_reader`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -19,6 +20,9 @@ RECORD_BYTES: Final = 500
 ODD_RECORD_BYTES: Final = 1_000_000
 """Bytes of memory assumed for a record whose headers can't be read."""
 
+BLOCK_GROWTH: Final = 16
+"""How much larger each further block is in which a key is looked for."""
+
 UNUSED_GROUP: Final = "knafka-unused"
 """Group id of this consumer, which never joins a group: librdkafka requires one."""
 
@@ -32,26 +36,13 @@ def read_whole(
     Raises `LogError`, also if the records take more than `max_bytes` of memory. With `max_bytes`,
     the caller must not read the records' headers, which confluent-kafka returns only once.
     """
-    consumer = open_client(
-        Consumer,
-        {
-            **connection,
-            **ASKING,
-            "group.id": UNUSED_GROUP,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-        },
-    )
+    consumer = _open_consumer(connection)
     records: list[Record] = []
     size = 0
     try:
-        metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
-        if metadata.error is not None:
-            raise log_error_of(metadata.error)
         unfinished = set()
         assigned = []
-        bounds = read_watermarks(consumer, topic, metadata.partitions, timeout)
+        bounds = _read_bounds(consumer, topic, timeout)
         for number, (low, high) in bounds.items():
             if low < high:
                 unfinished.add(number)
@@ -77,6 +68,86 @@ def read_whole(
         consumer.close()
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     return records[-limit:]
+
+
+def read_last_with_key(
+    connection: Connection, topic: str, key: bytes, *, timeout: float
+) -> Record | None:
+    """Return the last record of a topic that has this key, None if there is none; blocks, `timeout`
+    seconds for each request.
+
+    Each partition is read in blocks from its end on, until one has the key, so that memory holds
+    one record. A block is one of offsets: compaction and transactions leave some without a record.
+    Raises `LogError`.
+    """
+    consumer = _open_consumer(connection)
+    newest: Message | None = None
+    try:
+        for number, (low, high) in _read_bounds(consumer, topic, timeout).items():
+            end, size = high, 1
+            found = None
+            while end > low and found is None:
+                start = max(low, end - size)
+                block = TopicPartition(topic, number, start)
+                found = _last_in_block(consumer, block, end, key, timeout)
+                end, size = start, size * BLOCK_GROWTH
+            if found is not None and (newest is None or _time_of(newest) <= _time_of(found)):
+                newest = found
+    finally:
+        consumer.close()
+    return cast("Record | None", newest)
+
+
+def _last_in_block(
+    consumer: Consumer, start: TopicPartition, end: int, key: bytes, timeout: float
+) -> Message | None:
+    """Return the last record with this key from an offset on and before another. Raises
+    `LogError`."""
+    consumer.assign([start])
+    found = None
+    while True:
+        message = consumer.poll(timeout)
+        if message is None:
+            raise LogError(f"Kafka did not answer within {timeout:g} s")
+        error = message.error()
+        if error is None:
+            offset = cast(int, message.offset())
+            if offset < end and message.key() == key:
+                found = message
+            if offset >= end - 1:
+                return found
+        elif error.code() == KafkaError._PARTITION_EOF:
+            return found
+        elif not error.retriable():
+            raise log_error_of(error)
+
+
+def _time_of(record: Message) -> int:
+    """Return when a record was written, in milliseconds."""
+    return record.timestamp()[1]
+
+
+def _open_consumer(connection: Connection) -> Consumer:
+    """Open a consumer that joins no group."""
+    return open_client(
+        Consumer,
+        {
+            **connection,
+            **ASKING,
+            "group.id": UNUSED_GROUP,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        },
+    )
+
+
+def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int, tuple[int, int]]:
+    """Return the first offset of each partition, and the next one. Raises `LogError`."""
+    metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
+    if metadata.error is not None:
+        raise log_error_of(metadata.error)
+    return read_watermarks(consumer, topic, metadata.partitions, timeout)
 
 
 def _size_of(record: Message) -> int:
