@@ -115,7 +115,9 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_planned_changes.py \
 		tests/cluster/test_scale_to_zero.py tests/cluster/test_rolls.py tests/cluster/test_components.py \
-		tests/cluster/test_slow_api_server.py \
+		tests/cluster/test_slow_api_server.py tests/cluster/test_many_triggers.py \
+		tests/cluster/test_operator.py tests/cluster/test_cluster.py \
+		tests/behaviour/test_conditions_in_every_world.py \
 		tests/cluster/test_direct.py tests/cluster/test_senders.py \
 		tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
@@ -124,8 +126,9 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
 		tests/integration/test_cut_dead_letter_log.py tests/integration/test_executors_on_s3.py \
 		tests/integration/test_edited_replay.py tests/integration/test_cancelled_replay.py \
-		tests/cluster/test_names_collide.py \
-		tests/unit/test_jobs_purge.py \
+		tests/cluster/test_names_collide.py tests/contract/test_report_engine_contract.py \
+		tests/unit/test_jobs_purge.py tests/unit/test_congestion.py \
+		tests/e2e/test_new_failures_in_browser.py \
 		-s $(ARGS)
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
 		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)
