@@ -31,7 +31,9 @@ TAG ?= latest
 PURE := tests/unit tests/property tests/behaviour
 # What `make test` leaves to `make test-integration`: real processes in failures and disturbances,
 # what needs a program that Go compiles, and all of Spark but a slice.
-INTEGRATION := (integration or chaos or go or spark) and not slice
+INTEGRATION = (integration or chaos or go or spark) $(SLICE)
+# The gate, which runs both, has the slice with the rest of Spark, in their session: `SLICE=`.
+SLICE ?= and not slice
 # Coverage doubles the CPU of a pure test: the gate measures it, or `make test COVERAGE=1`.
 MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
@@ -64,7 +66,7 @@ test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, 
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
 tests-of-jobs: $(VENV)/.dev
-	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
+	$(RUN_TESTS) jobs -m "spark $(SLICE) and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
 
 tests-of-processes: $(VENV)/.dev
 	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
