@@ -31,7 +31,9 @@ TAG ?= latest
 PURE := tests/unit tests/property tests/behaviour
 # What `make test` leaves to `make test-integration`: real processes in failures and disturbances,
 # what needs a program that Go compiles, and all of Spark but a slice.
-INTEGRATION := (integration or chaos or go or spark) and not slice
+INTEGRATION = (integration or chaos or go or spark) $(SLICE)
+# The gate, which runs both, has the slice with the rest of Spark, in their session: `SLICE=`.
+SLICE ?= and not slice
 # Coverage doubles the CPU of a pure test: the gate measures it, or `make test COVERAGE=1`.
 MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
@@ -64,7 +66,7 @@ test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, 
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
 tests-of-jobs: $(VENV)/.dev
-	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
+	$(RUN_TESTS) jobs -m "spark $(SLICE) and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
 
 tests-of-processes: $(VENV)/.dev
 	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
@@ -115,7 +117,9 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_planned_changes.py \
 		tests/cluster/test_scale_to_zero.py tests/cluster/test_rolls.py tests/cluster/test_components.py \
-		tests/cluster/test_slow_api_server.py \
+		tests/cluster/test_slow_api_server.py tests/cluster/test_many_triggers.py \
+		tests/cluster/test_operator.py tests/cluster/test_cluster.py \
+		tests/behaviour/test_conditions_in_every_world.py \
 		tests/cluster/test_direct.py tests/cluster/test_senders.py \
 		tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
@@ -124,8 +128,9 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
 		tests/integration/test_cut_dead_letter_log.py tests/integration/test_executors_on_s3.py \
 		tests/integration/test_edited_replay.py tests/integration/test_cancelled_replay.py \
-		tests/cluster/test_names_collide.py \
-		tests/unit/test_jobs_purge.py \
+		tests/cluster/test_names_collide.py tests/contract/test_report_engine_contract.py \
+		tests/unit/test_jobs_purge.py tests/unit/test_congestion.py \
+		tests/e2e/test_new_failures_in_browser.py \
 		-s $(ARGS)
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
 		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)

@@ -19,6 +19,7 @@ from support.behaviour import (
     trigger,
     until_arrived,
 )
+from support.gate import only_chaos
 
 from knafka_operator.model.resources import BROKER_CLASS, CORE, PAUSED_ANNOTATION
 
@@ -52,6 +53,7 @@ def test_a_trigger_waits_for_its_broker_and_both_become_ready(world: World) -> N
     until_arrived(world, "mail", "first")
 
 
+@only_in("memory", "local", cluster=only_chaos)
 def test_a_broker_whose_config_map_is_missing_says_so_until_it_is_there(world: World) -> None:
     config = {"apiVersion": CORE, "kind": "ConfigMap", "name": "own"}
     world.apply(broker(config=config))
@@ -67,6 +69,7 @@ def test_a_broker_whose_config_map_is_missing_says_so_until_it_is_there(world: W
     expect(world, "Broker", "shop", BROKER)
 
 
+@only_in("memory", "local", cluster=only_chaos)
 @pytest.mark.conformance("KN-TRG-03", "KN-DST-04")
 def test_what_a_trigger_refers_to_and_is_not_there_is_named_by_its_condition(world: World) -> None:
     """Subscriber, dead letter sink and dependency: each says what it misses, and delivers once it
@@ -121,7 +124,7 @@ def test_what_a_trigger_refers_to_and_is_not_there_is_named_by_its_condition(wor
     )
 
 
-@only_in("memory", "cluster")
+@only_in("memory", cluster=only_chaos)
 def test_kafka_that_is_away_is_a_condition_until_it_is_back(world: World) -> None:
     """On one machine no Broker has a Kafka of its own: see tests/unit/test_local_cluster."""
     config = {"apiVersion": CORE, "kind": "ConfigMap", "name": "own"}

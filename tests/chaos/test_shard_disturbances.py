@@ -24,7 +24,7 @@ from knafka_local.kafka.kafka_server import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
-BURST = int(os.environ.get("KNAFKA_BURST", "10000")) // 2
+BURST = int(os.environ.get("KNAFKA_BURST", "4000")) // 2
 """Events, which both Egresses get."""
 AWAY = [float(each) for each in os.environ.get("KNAFKA_AWAY", "5").split(",")]
 A_SECOND = IN_FLIGHT / TAKES

@@ -24,8 +24,8 @@ from support.cluster import OPERATOR_NAMESPACE, Cluster
 
 from testcluster import settings
 
-CHANNELS: Final = int(os.environ.get("KNAFKA_CHANNEL_COUNT", "20"))
-SUBSCRIPTIONS: Final = int(os.environ.get("KNAFKA_SUBSCRIPTIONS", "20"))
+CHANNELS: Final = int(os.environ.get("KNAFKA_CHANNEL_COUNT", "8"))
+SUBSCRIPTIONS: Final = int(os.environ.get("KNAFKA_SUBSCRIPTIONS", "8"))
 WITHIN: Final = 300.0
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 

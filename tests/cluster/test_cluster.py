@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.cluster import Cluster
+from support.gate import only_chaos
 from support.secure_kafka import KafkaAccess
 
 EVENT = {"ce-specversion": "1.0", "ce-source": "/tests", "ce-type": "made", "ce-subject": "k"}
@@ -69,6 +70,7 @@ def test_a_request_starts_a_service_that_was_at_zero_and_it_returns_to_zero(
     cluster.wait_for(lambda: not cluster.pods(namespace), 60, "the subscriber is at zero again")
 
 
+@only_chaos
 def test_a_request_that_is_held_keeps_its_pod_and_the_ingress_keeps_the_request(
     cluster: Cluster, namespace: str, subscriber: str
 ) -> None:
@@ -97,6 +99,7 @@ def test_pods_reach_kafka_at_the_address_that_tests_use(
     cluster.run_once(namespace, "probe", "knafka-test", "python3", "-c", probe)
 
 
+@only_chaos
 def test_a_route_splits_its_traffic_and_a_tag_has_a_host_of_its_own(
     cluster: Cluster, namespace: str
 ) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import EVENTING, Installation
 
 TRIGGERS: Final = int(os.environ.get("KNAFKA_TRIGGERS", "10"))
@@ -122,6 +123,7 @@ def test_a_trigger_whose_function_has_never_run_is_ready_and_delivers(
     subscriber.wait_for(1)
 
 
+@only_chaos
 @pytest.mark.usefixtures("brokers_go", "initial_scale", "counted")
 def test_many_triggers_made_at_once_are_all_ready(installed: Installation, namespace: str) -> None:
     cluster = installed.cluster

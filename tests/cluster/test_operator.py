@@ -10,6 +10,7 @@ import httpx
 import pytest
 from confluent_kafka.admin import AdminClient
 from support.cluster import OPERATOR_NAMESPACE
+from support.gate import only_chaos
 from support.installation import READY, Installation
 from support.mortal_kafka import MortalKafka
 
@@ -26,6 +27,7 @@ def _events(installed: Installation, namespace: str) -> dict[str, str]:
     }
 
 
+@only_chaos
 @pytest.mark.usefixtures("mortal_kafka", "brokers_go")
 def test_a_kafka_that_is_gone_never_blocks_a_deletion_for_ever(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka

@@ -100,6 +100,7 @@ CHANGES: Final[dict[str, Callable[[Changed], None]]] = {
 }
 
 
+@only_chaos
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("brokers_go")
 def test_a_change_is_a_short_pause_and_loses_nothing(

@@ -19,7 +19,7 @@ from support.cluster import Cluster
 from support.installation import Installation
 from support.numbered import sending
 
-TRIGGERS: Final = int(os.environ.get("KNAFKA_TRIGGERS", "30"))
+TRIGGERS: Final = int(os.environ.get("KNAFKA_TRIGGERS", "10"))
 INITIAL_SCALE: Final = os.environ.get("KNAFKA_INITIAL_SCALE", "")
 ISOLATION: Final = "knafka.dev/isolation"
 SHARED: Final = {ISOLATION: "shared"}

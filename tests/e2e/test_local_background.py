@@ -22,6 +22,8 @@ pytestmark = [
 KNAFKA = Path(sys.executable).with_name("knafka")
 WITHIN = 60.0
 """Seconds for anything to happen on a busy machine."""
+PAUSE = 1.0
+"""Seconds between two commands that ask the same: each takes as much CPU."""
 MANIFESTS = """\
 apiVersion: eventing.knative.dev/v1
 kind: Broker
@@ -58,6 +60,7 @@ class Installation:
         deadline = time.monotonic() + WITHIN
         while text not in (answer := self.knafka(*words).stdout):
             assert time.monotonic() < deadline, answer
+            time.sleep(PAUSE)
         return answer
 
 
@@ -99,6 +102,7 @@ def test_what_runs_in_the_background_is_looked_at_and_mended_from_outside(
     deadline = time.monotonic() + WITHIN
     while installation.knafka(*letters).stdout.splitlines()[1].split()[1:3] != ["1", "1"]:
         assert time.monotonic() < deadline, installation.knafka(*letters).stdout
+        time.sleep(PAUSE)
 
     assert "up |" in installation.knafka("logs").stdout
     stopped = installation.knafka("down")

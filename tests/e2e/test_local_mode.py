@@ -128,7 +128,7 @@ def test_the_quickstart_shows_events_arrive_and_its_data_outlive_it(
         running.wait_for(rf"orders \| order order-{number} of ")
     running.wait_for(r"large-orders \| a large order, order-4: 2500")
     running.wait_for(r"payments \| payment payment-2: the bank does not answer")
-    running.until(lambda: _dead_lettered(running) == 2, "two dead letters")
+    running.until(lambda: _dead_lettered(running) == 2, "two dead letters", every=1)
     shown = running.knafka("dead-letters", "show", "payments", "--json").stdout
     assert shown.count('"reason": "status", "code": "500", "attempts": "3"') == 2
     assert "9 of 9 accepted" in running.output

@@ -210,10 +210,10 @@ def test_on_a_channel_it_fires_and_what_is_answered_goes_where_its_trigger_says(
         up.wait_for(rf"receipts \| order {fired % 'note'} of 2")
         up.wait_for(rf"mail \| receipt-of-{fired % 'ship'} to 2")
         settled = f"{namespace}/fulfilment: 0 events unread, 2 firings\n"
-        up.until(lambda: up.knafka("sensor", "status").stdout == settled, settled)
+        up.until(lambda: up.knafka("sensor", "status").stdout == settled, settled, every=1)
         (folder / "sensor.yaml").write_text(within.replace("kind: Sensor", "kind: NoSensor"))
         gone = rf"Subscription {namespace}/fulfilment-ship"
-        up.until(lambda: gone not in up.knafka("status").stdout, f"{gone} to go")
+        up.until(lambda: gone not in up.knafka("status").stdout, f"{gone} to go", every=1)
         assert "receipt-of-" in up.output
         assert re.search(rf"receipt-of-{fired % 'note'}", up.output) is None, "it is discarded"
     finally:

@@ -8,12 +8,14 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import Select
 from support.browser import every, one, script
+from support.gate import only_chaos
 from support.report_browser import Open, column, names
 from support.reports import MADE, sample_group, sample_groups, sample_report
 
 from knafka_jobs.report.report_document import Group, GroupAge, Report
 
 PAGE = 50
+COUNTS = pytest.mark.parametrize("count", [2, 300, pytest.param(5000, marks=only_chaos)])
 
 
 def aged(group: Group, age: GroupAge) -> Group:
@@ -38,7 +40,7 @@ def shown_ids(chromium: Chrome) -> list[str]:
     return [str(each.get_attribute("id")) for each in every(chromium, ".group")]
 
 
-@pytest.mark.parametrize("count", [2, 300, 5000])
+@COUNTS
 def test_what_is_new_comes_first_in_the_reports_own_order(open_page: Open, count: int) -> None:
     report = report_of(count)
     chromium = open_page(report)
@@ -50,7 +52,7 @@ def test_what_is_new_comes_first_in_the_reports_own_order(open_page: Open, count
     assert script(chromium, "document.documentElement.scrollWidth") == 1280
 
 
-@pytest.mark.parametrize("count", [2, 300, 5000])
+@COUNTS
 def test_the_rate_and_the_last_hour_stand_beside_the_trend(open_page: Open, count: int) -> None:
     report = report_of(count)
     fast = report.groups[-1].model_copy(update={"last_hour": 12_345, "rate": 1_234.5})

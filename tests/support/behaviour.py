@@ -211,23 +211,24 @@ def _document(
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **rest}
 
 
-def only_in(*worlds: str) -> pytest.MarkDecorator:
-    """Have a test run in these worlds and no others."""
-    wanted = [each for name in worlds for each in _with_shared(name)]
-    return pytest.mark.parametrize("world", [*map(_parameter, wanted)], indirect=True)
+def only_in(*worlds: str, **marked: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """Have a test run in these worlds and no others; in those that are `marked` with that mark."""
+    wanted = [_parameter(each) for name in worlds for each in _with_shared(name)]
+    wanted += [_parameter(name, mark) for name, mark in marked.items()]
+    return pytest.mark.parametrize("world", wanted, indirect=True)
 
 
 def _with_shared(name: str) -> tuple[str, ...]:
     return (name, name + SHARED) if name == "memory" else (name,)
 
 
-def _parameter(name: str) -> Any:
+def _parameter(name: str, *more: pytest.MarkDecorator) -> Any:
     marks = {
         "memory": [],
         "local": [pytest.mark.kafka, pytest.mark.slow],
         "cluster": [pytest.mark.slow],
     }
-    return pytest.param(name, marks=marks[name.removesuffix(SHARED)])
+    return pytest.param(name, marks=[*marks[name.removesuffix(SHARED)], *more])
 
 
 def _share(world: World) -> None:

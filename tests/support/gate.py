@@ -6,6 +6,8 @@ from typing import Final
 import pytest
 
 IN_CI: Final = os.environ.get("CI", "").lower() in ("true", "1")
+IN_GATE: Final = "KNAFKA_BURST" not in os.environ
+"""Whether `make chaos` doesn't run, whose bursts are larger."""
 only_chaos: Final = pytest.mark.skipif(
-    "KNAFKA_BURST" not in os.environ, reason="the gate shows it elsewhere: `make chaos` runs it"
+    IN_GATE, reason="the gate shows it elsewhere: `make chaos` runs it"
 )

@@ -39,13 +39,15 @@ class Up:
     def wait_for(self, pattern: str) -> None:
         self.until(lambda: re.search(pattern, self.output) is not None, pattern)
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str, *, every: float = 0.05) -> None:
+        """Look `every` so many seconds until `condition` holds: seldom where it runs a command,
+        which takes a second of CPU."""
         deadline = time.monotonic() + WITHIN
         while not condition():
             ended = self.process.poll()
             assert ended is None, f"ended with {ended} before {what}:\n{self.output}"
             assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.output}"
-            time.sleep(0.05)
+            time.sleep(every)
 
     def arrived(self) -> set[str]:
         """The ids of all events that reached the subscriber `worker`."""

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from support.drains import DEAD, Request, World, id_of, response, until
+from support.gate import only_chaos
 
 from knafka.core.contract import Delivery
 from knafka.core.delivery import Outcome, Reason
@@ -58,7 +59,9 @@ class Away:
         pytest.param(Delivery(retry=3, backoff_delay=600), 5, 160, 600.0, id="3 x PT10M"),
     ],
 )
-@pytest.mark.parametrize("status", [0, 503], ids=["refused", "503"])
+@pytest.mark.parametrize(
+    "status", [pytest.param(0, id="refused", marks=only_chaos), pytest.param(503, id="503")]
+)
 async def test_an_hour_without_a_subscriber_costs_some_events_and_not_the_backlog(
     delivery: Delivery, dead: int, attempts: int, noticed: float, status: int
 ) -> None:
