@@ -20,6 +20,7 @@ from support.memory.tail import memory_dead_letters
 from knafka.core.dead_letter import origin_of
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.drain import Drain
 from knafka.ports.log import Commits
 
@@ -85,14 +86,14 @@ class Process:
 
         drain = Drain(
             world.egress.model_copy(update={"group": group}),
-            lambda assignment: Reader(world.log, group, TOPIC, assignment),
-            writer,
-            ScriptedSubscriber(accept),
-            asyncio.get_running_loop().time,
-            world.topics,
-            broker_dead_letters=memory_dead_letters(
-                world.egress, world.log, writer, world.topics, broker.turn
+            Clients(
+                lambda assignment: Reader(world.log, group, TOPIC, assignment),
+                writer,
+                ScriptedSubscriber(accept),
+                world.topics,
+                memory_dead_letters(world.egress, world.log, writer, world.topics, broker.turn),
             ),
+            asyncio.get_running_loop().time,
         )
         drain.idle = 5.0
         self.running = asyncio.create_task(drain.run())

@@ -21,7 +21,7 @@ from knafka.core.contract import AttributesFilter, Egress, Filter, Order
 from knafka.core.documents import Model, parse
 from knafka.core.drain import Ended
 from knafka.core.filters import compile_trigger
-from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.ports.subscriber import Response
 

@@ -30,9 +30,9 @@ from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
-from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.drain import Drain
+from knafka.dispatcher.engine.sending.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.dispatcher.shared.topic import SharedTopic
@@ -79,12 +79,14 @@ class MemoryDrains(NoSensors):
         writer, topics = MemoryWriter(self._log), MemoryAdmin(self._log)
         drain = Drain(
             egress,
-            lambda assignment: MemoryReader(self._log, egress.group, egress.topic, assignment),
-            writer,
-            self._subscriber,
+            Clients(
+                lambda assignment: MemoryReader(self._log, egress.group, egress.topic, assignment),
+                writer,
+                self._subscriber,
+                topics,
+                memory_dead_letters(egress, self._log, writer, topics),
+            ),
             asyncio.get_running_loop().time,
-            topics,
-            broker_dead_letters=memory_dead_letters(egress, self._log, writer, topics),
         )
         drain.idle = request.idle
         stopping = asyncio.create_task(stop.wait())

@@ -14,7 +14,7 @@ from support.memory.log import MemoryWriter
 from knafka.core.contract import Egress
 from knafka.core.documents import digest, dump
 from knafka.core.drain import DrainProgress
-from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.function import Dispatcher
 from knafka.ports.log import Assignment, LogReader
 from knafka.settings import EGRESS

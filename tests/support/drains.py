@@ -19,9 +19,9 @@ from knafka.core.errors import DeliveryError, LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.engine.at_most_once import AtMostOnceDrain
-from knafka.dispatcher.engine.drain import Drain, OpenReader
+from knafka.dispatcher.engine.clients import Clients, OpenReader
+from knafka.dispatcher.engine.drain import Drain
 from knafka.dispatcher.engine.tracing import EgressTracing
-from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.ports.log import TopicMaker
 from knafka.ports.subscriber import Response, Target
 from knafka.tracing.spans import Tracer
@@ -233,23 +233,25 @@ class World:
         self.open_reader = lambda assignment: Mortal(self.log, GROUP, TOPIC, assignment)
 
     def drain(
-        self, subscriber: ScriptedSubscriber | None = None, *, pace: TurnLimit | None = None
+        self, subscriber: ScriptedSubscriber | None = None, *, attempts_per_turn: int | None = None
     ) -> Drain:
-        """A drain that has not begun, with this world's subscriber or one of its own; with a `pace`
-        as one that has neighbours."""
+        """A drain that has not begun, with this world's subscriber or one of its own; with
+        `attempts_per_turn` as one that has neighbours."""
         loop = asyncio.get_running_loop()
-        make: Callable[..., Drain] = AtMostOnceDrain if self.egress.at_most_once else Drain
+        make = AtMostOnceDrain if self.egress.at_most_once else Drain
         writer = MemoryWriter(self.log)
         return make(
             self.egress,
-            self.open_reader,
-            writer,
-            subscriber or self.subscriber,
+            Clients(
+                self.open_reader,
+                writer,
+                subscriber or self.subscriber,
+                self.topics,
+                memory_dead_letters(self.egress, self.log, writer, self.topics),
+                attempts_per_turn=attempts_per_turn,
+            ),
             loop.time,
-            self.topics,
-            pace=pace,
-            tracing=None if self.tracer is None else EgressTracing(self.tracer, self.egress),
-            broker_dead_letters=memory_dead_letters(self.egress, self.log, writer, self.topics),
+            None if self.tracer is None else EgressTracing(self.tracer, self.egress),
         )
 
     async def run(self, *, idle: float = 2.0, stop_after: float = FAR) -> DrainProgress:

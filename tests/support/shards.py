@@ -21,8 +21,8 @@ from knafka.core.contract import Egress, Kafka
 from knafka.core.contract import Shard as Contract
 from knafka.core.documents import dump
 from knafka.core.drain import ShardProgress
-from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.clients import Clients
+from knafka.dispatcher.engine.sending.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.function import Dispatcher
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.topic import SharedTopic

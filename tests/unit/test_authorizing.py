@@ -13,8 +13,8 @@ from support.memory.account_tokens import MemoryTokens
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.errors import DeliveryError
 from knafka.core.tokens.sink_tokens import EXPIRATION, Account
-from knafka.dispatcher.engine import authorizing
-from knafka.dispatcher.engine.authorizing import AuthorizedSubscriber, SinkTokens, authorize
+from knafka.dispatcher.engine.sending import authorizing
+from knafka.dispatcher.engine.sending.authorizing import AuthorizedSubscriber, SinkTokens, authorize
 from knafka.ports.subscriber import Response, Target
 
 pytestmark = pytest.mark.looptime

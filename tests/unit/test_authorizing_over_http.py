@@ -15,7 +15,7 @@ from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.sink_tokens import Account
 from knafka.dispatcher import connecting
-from knafka.dispatcher.engine.authorizing import AuthorizedSubscriber, SinkTokens
+from knafka.dispatcher.engine.sending.authorizing import AuthorizedSubscriber, SinkTokens
 from knafka.dispatcher.function import make_sink_tokens
 from knafka.ports.subscriber import Target
 
@@ -68,7 +68,7 @@ def test_a_dispatcher_that_shows_no_tokens_imports_nothing_for_it() -> None:
         "from pathlib import Path\n"
         "folder = Path('/var/run')\n"
         "assert function.make_sink_tokens(None, folder) is None\n"
-        "wanted = {'knafka.dispatcher.engine.authorizing',"
+        "wanted = {'knafka.dispatcher.engine.sending.authorizing',"
         " 'knafka.clients.kubernetes.api_server', 'jwt'}\n"
         "assert not wanted & sys.modules.keys()\n"
         "assert function.make_sink_tokens('https://kubernetes.default.svc', folder) is not None\n"

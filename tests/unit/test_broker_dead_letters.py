@@ -29,14 +29,15 @@ from knafka.core.delivery import Done, Reason, Retry
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Draft
-from knafka.dispatcher.engine import broker_letters
-from knafka.dispatcher.engine.appending import DeadLetterTopic, append
-from knafka.dispatcher.engine.broker_letters import (
+from knafka.dispatcher.engine.clients import Clients
+from knafka.dispatcher.engine.drain import Drain
+from knafka.dispatcher.engine.sending import broker_letters
+from knafka.dispatcher.engine.sending.appending import DeadLetterTopic, append
+from knafka.dispatcher.engine.sending.broker_letters import (
     DELAY_AFTER_OTHERS,
     TURN_WINDOW,
     BrokerDeadLetters,
 )
-from knafka.dispatcher.engine.drain import Drain
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.looptime
@@ -63,12 +64,14 @@ class Trigger:
         egress, log = self.egress, self.world.log
         self.drain = Drain(
             egress,
-            lambda assignment: MemoryReader(log, egress.group, egress.topic, assignment),
-            self.writer,
-            self.subscriber,
+            Clients(
+                lambda assignment: MemoryReader(log, egress.group, egress.topic, assignment),
+                self.writer,
+                self.subscriber,
+                self.world.topics,
+                self.letters,
+            ),
             asyncio.get_running_loop().time,
-            self.world.topics,
-            broker_dead_letters=self.letters,
         )
         self.drain.idle = idle
         return asyncio.create_task(self.drain.run())

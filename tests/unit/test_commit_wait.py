@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from knafka.dispatcher.engine.commit_wait import CommitWait
+from knafka.dispatcher.engine.committing import CommitWait
 
 pytestmark = pytest.mark.looptime(start=100.0)
 

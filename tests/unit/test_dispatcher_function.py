@@ -15,7 +15,7 @@ from support.memory.log import MemoryReader
 from knafka.core.contract import CESQL, Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.function import Dispatcher
 from knafka.ports.subscriber import Response
 from knafka.settings import EGRESS

@@ -20,7 +20,7 @@ from support.drains import (
 from support.spans import Recorded
 
 from knafka.core.contract import AttributesFilter, Delivery
-from knafka.dispatcher.engine import sender
+from knafka.dispatcher.engine.sending import dead_letter_delivery, sender
 from knafka.observability import RateLimitedFilter
 from knafka.ports.subscriber import Response
 from knafka.tracing.context import decode
@@ -37,7 +37,8 @@ def lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
     """Log lines, whatever was written by tests before."""
-    monkeypatch.setattr(sender.log, "filters", [RateLimitedFilter(by_wording=True)])
+    for module in (sender, dead_letter_delivery):
+        monkeypatch.setattr(module.log, "filters", [RateLimitedFilter(by_wording=True)])
     return caplog
 
 
@@ -164,7 +165,8 @@ async def test_a_first_failure_and_a_burial_are_a_line_each_with_the_ids_of_the_
     for number in range(100):
         world.send(str(number), passed=TRACE)
     await world.run()
-    failure, burial = (each for each in lines.records if each.name == sender.log.name)
+    names = sender.log.name, dead_letter_delivery.log.name
+    failure, burial = (each for each in lines.records if each.name in names)
     assert failure.getMessage().startswith(f"{SUBSCRIBER} answered 500 to an event, of partition 0")
     assert burial.getMessage().endswith("after 2 attempts: status 500")
     spans = {f"{each.context.span_id:016x}": each.name for each in recorded.spans}

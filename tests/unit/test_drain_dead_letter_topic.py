@@ -13,7 +13,7 @@ from support.memory.log import MemoryLog, MemoryWriter
 
 from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, MAX_RECORD_BYTES, TopicSettings
 from knafka.core.events.kafka_binding import Draft
-from knafka.dispatcher.engine.appending import DeadLetterTopic, append
+from knafka.dispatcher.engine.sending.appending import DeadLetterTopic, append
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

@@ -15,8 +15,9 @@ from knafka.core.contract import Delivery
 from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, logged_attempts
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.dispatcher.engine import parsing, sender
+from knafka.dispatcher.engine import parsing
 from knafka.dispatcher.engine.pending import PendingEvent
+from knafka.dispatcher.engine.sending import dead_letter_delivery
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
@@ -99,10 +100,10 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
         breaks(monkeypatch, parsing, "read")
     elif step == "prepare":
         breaks(monkeypatch, parsing, "located_request_of")
-        breaks(monkeypatch, sender, "request_of")
+        breaks(monkeypatch, dead_letter_delivery, "request_of")
     running = world.drain()
     if step == "filter":
-        running._matches_filter = lambda event: event["id"] != BAD or bool(1 / 0)
+        running._intake._matches_filter = lambda event: event["id"] != BAD or bool(1 / 0)
     progress = await world.begin(running)
     assert (progress.delivered, progress.dead_lettered) == (3, 1)
     assert running.counts.failures == {"internal-error": 1}
@@ -147,7 +148,7 @@ async def test_a_dead_letter_that_can_not_be_made_with_the_records_headers_has_t
             raise ZeroDivisionError("a bug")
         return dead_letter_of(headers, *more)
 
-    monkeypatch.setattr(sender, "dead_letter_of", broken)
+    monkeypatch.setattr(dead_letter_delivery, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer, sink=sink)
     progress = await world.run()
     assert (progress.delivered, progress.dead_lettered) == (3, 1)
@@ -191,7 +192,7 @@ async def test_an_event_whose_dead_letter_always_breaks_stays_unsettled_and_hold
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(sender, "dead_letter_of", broken)
+    monkeypatch.setattr(dead_letter_delivery, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer)
     drain = world.drain()
     progress = await world.begin(drain, stop_after=60)

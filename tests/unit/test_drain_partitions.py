@@ -23,10 +23,9 @@ from support.memory.log import MemoryReader
 
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
+from knafka.dispatcher.engine import clients, pending, workers
 from knafka.dispatcher.engine import drain as drains
-from knafka.dispatcher.engine import workers
 from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT
-from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 
@@ -192,8 +191,9 @@ async def test_records_that_arrive_after_their_partition_went_are_not_taken() ->
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 20 records, read by fives."""
-    monkeypatch.setattr(drains, "READ_LIMIT", 5)
-    monkeypatch.setattr(drains, "MAX_UNSETTLED", 20)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 5)
+    monkeypatch.setattr(pending, "MAX_UNSETTLED", 20)
 
 
 @pytest.mark.usefixtures("small")
@@ -236,7 +236,8 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
     monkeypatch: pytest.MonkeyPatch, *, neighbours: bool, held: int
 ) -> None:
     """Nothing may pass there; what a backlog holds costs its neighbours time."""
-    monkeypatch.setattr(drains, "READ_LIMIT", 40)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 40)
     monkeypatch.setattr(drains, "SHARED_LOOP_LIMIT", 10)
     hanging = asyncio.Event()
 
@@ -244,7 +245,7 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
     for number in range(200):
         world.send(str(number))
     world.reads_with(ByTens)
-    drain = world.drain(pace=TurnLimit(8) if neighbours else None)
+    drain = world.drain(attempts_per_turn=8 if neighbours else None)
     running = world.begin(drain)
     await asyncio.sleep(30)
     assert drain.progress().unsettled == held
@@ -266,7 +267,7 @@ async def test_a_slow_partition_holds_up_no_other_where_a_pause_is_free() -> Non
     for number in range(2000):
         world.store_at(1, f"fast-{number}", "fast")
     world.reads_with(FreePauses)
-    drain = world.drain(pace=TurnLimit(8))
+    drain = world.drain(attempts_per_turn=8)
     running = world.begin(drain)
     await until(lambda: world.subscriber.answered[-1:] == ["fast-1999"])
     assert asyncio.get_running_loop().time() < 2.0
@@ -286,7 +287,7 @@ async def test_a_full_partition_goes_on_as_soon_as_it_has_room_where_a_pause_is_
     for number in range(2000):
         world.store_at(0, str(number))
     world.reads_with(FreePauses)
-    running = world.begin(world.drain(pace=TurnLimit(8)))
+    running = world.begin(world.drain(attempts_per_turn=8))
     await until(lambda: len(world.subscriber.answered) == 2000)
     assert asyncio.get_running_loop().time() < 2000 * 0.001 + 0.3
     await running
@@ -297,7 +298,8 @@ async def test_no_more_is_read_while_enough_events_could_go_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Held records cost memory, and looking after them time; only those that wait pay for it."""
-    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 5)
     monkeypatch.setattr(workers, "MAX_READY_FOR_READING", 10)
 
     async def answer(request: Request) -> Response:
@@ -320,7 +322,8 @@ async def test_no_more_is_read_while_enough_events_could_go_at_once(
 async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in_its_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 5)
     monkeypatch.setattr(workers, "MAX_READY_FOR_READING", 10)
 
     async def hang(request: Request) -> Response:
@@ -340,7 +343,8 @@ async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in
 async def test_in_partition_order_little_is_read_ahead_since_nothing_may_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 5)
     world = World(slow({"0": FAR}), order=Order.PARTITION)
     for number in range(100):
         world.send(str(number))
@@ -352,8 +356,9 @@ async def test_in_partition_order_little_is_read_ahead_since_nothing_may_pass(
 
 
 async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drains, "READ_LIMIT", 1)
-    monkeypatch.setattr(drains, "MAX_UNSETTLED_BYTES", 10_000)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 1)
+    monkeypatch.setattr(clients, "MAX_UNSETTLED_BYTES", 10_000)
     hanging = asyncio.Event()
 
     world = World(once_set(hanging))
@@ -370,8 +375,9 @@ async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPa
 async def test_bytes_that_can_not_be_dead_lettered_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drains, "READ_LIMIT", 1)
-    monkeypatch.setattr(drains, "MAX_UNSETTLED_BYTES", 10_000)
+    for module in (drains, pending):
+        monkeypatch.setattr(module, "READ_LIMIT", 1)
+    monkeypatch.setattr(clients, "MAX_UNSETTLED_BYTES", 10_000)
     world = World()
     for _ in range(20):
         world.log.store(TOPIC, None, b"x" * 2000, [("no", b"event")])

@@ -11,7 +11,7 @@ from support.memory.account_tokens import MemoryTokens
 
 from knafka.core.contract import Delivery, Order, Sink
 from knafka.core.tokens.sink_tokens import Account
-from knafka.dispatcher.engine.authorizing import AuthorizedSubscriber, SinkTokens
+from knafka.dispatcher.engine.sending.authorizing import AuthorizedSubscriber, SinkTokens
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

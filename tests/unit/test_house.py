@@ -64,8 +64,6 @@ STILL_LONG: Final = {
     "functions/knafka/clients/kafka/admin/kafka_admin.py",
     "functions/knafka/core/contract.py",
     "functions/knafka/core/events/http_binding.py",
-    "functions/knafka/dispatcher/engine/drain.py",
-    "functions/knafka/dispatcher/engine/sender.py",
     "functions/knafka/dispatcher/shared/reader.py",
     "functions/knafka/ports/log.py",
     "functions/knafka/receiver/protocol.py",

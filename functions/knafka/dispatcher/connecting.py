@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -29,10 +28,9 @@ from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core import names
 from knafka.core.contract import Egress, Shard
 from knafka.dispatcher.converting import ConvertingReader
-from knafka.dispatcher.engine.appending import DeadLetterTopic
-from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
-from knafka.dispatcher.engine.drain import OpenReader
-from knafka.dispatcher.engine.parsing import Parser
+from knafka.dispatcher.engine.clients import Clients, OpenReader
+from knafka.dispatcher.engine.sending.appending import DeadLetterTopic
+from knafka.dispatcher.engine.sending.broker_letters import BrokerDeadLetters
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker, TopicTail
@@ -40,7 +38,7 @@ from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
 
 if TYPE_CHECKING:
-    from knafka.dispatcher.engine.authorizing import SinkTokens
+    from knafka.dispatcher.engine.sending.authorizing import SinkTokens
 
 SHARD_BYTES: Final = 128 * 1024 * 1024
 """Bytes of requests that all Egresses of a shard may hold together, in equal shares."""
@@ -62,29 +60,6 @@ ATTEMPTS_PER_TURN: Final = 8
 """Attempts that each Egress of a shard may begin in one turn of the event loop. Beside one Egress
 with a backlog, the p99 of 17 others was 29 ms without this limit and 17 ms with it
 (docs/decisions/0018-shared-dispatchers.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """The clients of one Egress: in its own dispatcher for the process's life, in a shard for one
-    drain."""
-
-    open_reader: OpenReader
-    writer: LogWriter
-    subscriber: Subscriber
-    topics: TopicMaker
-    broker_dead_letters: BrokerDeadLetters | None = None
-    """None: the Egress names no topic for its Broker's dead letters."""
-    parser: Parser | None = None
-    held_bytes: Callable[[], int] | None = None
-    """Returns the bytes of requests that the Egress may hold; None: the limit of an unshared
-    dispatcher."""
-    max_in_flight: Callable[[], int] | None = None
-    """Returns the number of attempts that may be under way at once; None: as many as the Egress
-    declares."""
-    attempts_per_turn: int | None = None
-    """Attempts that may begin in one turn of the event loop; None: no limit, as the Egress is
-    alone."""
 
 
 def connect(
@@ -131,7 +106,7 @@ def open_subscriber(
     if not egress.needs_tokens:
         return http_subscriber
     # Imported here, as most Egresses don't need it.
-    from knafka.dispatcher.engine.authorizing import authorize
+    from knafka.dispatcher.engine.sending.authorizing import authorize
 
     return authorize(egress, http_subscriber, tokens)
 

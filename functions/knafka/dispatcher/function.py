@@ -13,7 +13,8 @@ from knafka.clients.http.trust_bundles import TrustBundles
 from knafka.core import addresses
 from knafka.core.contract import Egress, Shard
 from knafka.core.errors import InvalidDocument
-from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect_shard
+from knafka.dispatcher.connecting import ShardClients, connect, connect_shard
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.own import OwnEgress
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.draining.function import DrainingFunction, Side
@@ -21,7 +22,7 @@ from knafka.settings import DrainSettings
 from knafka.tracing.spans import Tracer
 
 if TYPE_CHECKING:
-    from knafka.dispatcher.engine.authorizing import SinkTokens
+    from knafka.dispatcher.engine.sending.authorizing import SinkTokens
 
 
 class Dispatcher(DrainingFunction):
@@ -68,7 +69,7 @@ def make_sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
     # Imported here, as most dispatchers don't need it.
     from knafka.clients.kubernetes.api_server import ask_with_credentials, own_audiences
     from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
-    from knafka.dispatcher.engine.authorizing import SinkTokens
+    from knafka.dispatcher.engine.sending.authorizing import SinkTokens
 
     try:
         ask = ask_with_credentials(url, folder)

@@ -9,7 +9,8 @@ from knafka.core.contract import Egress
 from knafka.core.documents import digest
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import LogError
-from knafka.dispatcher.connecting import TAIL_CLOSE_TIMEOUT, Clients
+from knafka.dispatcher.connecting import TAIL_CLOSE_TIMEOUT
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.served import EGRESS_STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.draining.lease import DrainLease
 from knafka.draining.renewal import OwnService

@@ -10,13 +10,12 @@ from typing import Final
 from knafka.core.contract import Egress
 from knafka.core.drain import outcomes
 from knafka.core.numbering import Numbering
-from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.engine.at_most_once import AtMostOnceDrain
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.drain import MAX_UNSETTLED_BYTES, Drain
+from knafka.dispatcher.engine.drain import Drain
 from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.tracing import EgressTracing
-from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.observability import Histogram, Metric, consumed, egress_labels
 from knafka.tracing.spans import Tracer
 
@@ -38,19 +37,12 @@ class ServedEgress:
         """Create the next drain, of `egress` as it is declared now. The previous drain must be
         over."""
         self._earlier_counts = self.totals()
-        drain_class: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
+        drain_class = AtMostOnceDrain if egress.at_most_once else Drain
         self._drain = drain_class(
             egress,
-            clients.open_reader,
-            clients.writer,
-            clients.subscriber,
+            clients,
             time.time,
-            clients.topics,
-            clients.parser,
-            clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
-            None if clients.attempts_per_turn is None else TurnLimit(clients.attempts_per_turn),
             None if self._tracer is None else EgressTracing(self._tracer, egress),
-            clients.broker_dead_letters,
         )
         return self._drain
 

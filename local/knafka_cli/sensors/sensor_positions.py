@@ -25,7 +25,7 @@ from knafka.core.events.kafka_binding import Draft, RecordHeaders, read
 from knafka.core.sensor import letters, records
 from knafka.core.sensor.contract import SensorContract
 from knafka.core.times import rfc3339
-from knafka.dispatcher.engine.appending import append
+from knafka.dispatcher.engine.sending.appending import append
 from knafka.ports.log import Record
 from knafka.ports.shared_log import GroupHasMembers
 from knafka_cli.shared.options import ask_kafka

@@ -18,7 +18,7 @@ from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, headers_for_replay
 from knafka.core.delivery import Reason
 from knafka.core.errors import KnafkaError
 from knafka.core.events.kafka_binding import Draft
-from knafka.dispatcher.engine.appending import append
+from knafka.dispatcher.engine.sending.appending import append
 from knafka.ports.log import LogAdmin, LogWriter, Record
 from knafka_client.topics.dead_letters import (
     MOST_RECORDS_READ,

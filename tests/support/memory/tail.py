@@ -11,8 +11,8 @@ from support.memory.records import readable
 
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
-from knafka.dispatcher.engine.appending import DeadLetterTopic
-from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
+from knafka.dispatcher.engine.sending.appending import DeadLetterTopic
+from knafka.dispatcher.engine.sending.broker_letters import BrokerDeadLetters
 from knafka.ports.log import LogWriter, Record, TopicMaker
 
 

@@ -8,7 +8,7 @@ request another (decision 0040). Pure.
 Times are seconds of one monotonic clock; the issuer's clock isn't used.
 
 Not here: requesting tokens (`ports.account_tokens`), and sending them
-(`knafka.dispatcher.engine.authorizing`).
+(`knafka.dispatcher.engine.sending.authorizing`).
 """
 
 from __future__ import annotations

@@ -14,23 +14,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
 from knafka.core.offsets import OffsetRange
 from knafka.core.progress import Progress, decode, encode, policy_of
-from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL
-from knafka.dispatcher.engine.drain import (
-    DRAIN_REVOKE_TIMEOUT,
-    READ_LIMIT,
-    READ_TIMEOUT,
-    Drain,
-    OpenReader,
-)
-from knafka.dispatcher.engine.pending import AssignedPartition
+from knafka.dispatcher.engine.clients import Clients, OpenReader
+from knafka.dispatcher.engine.committing import COMMIT_INTERVAL
+from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, READ_TIMEOUT, Drain
+from knafka.dispatcher.engine.pending import READ_LIMIT, AssignedPartition
+from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.ports.log import (
     Assignment,
     Commits,
@@ -203,11 +200,18 @@ class AtMostOnceDrain(Drain):
     A kill of the process loses the events that it holds: about twice `max_in_flight` at most.
     """
 
-    def __init__(self, egress: Egress, open_reader: OpenReader, *args: Any, **kwargs: Any) -> None:
-        """Create the drain as `Drain`, with a `ConfirmedReader` around the reader that
-        `open_reader` opens."""
-        super().__init__(egress, self._open_confirmed, *args, **kwargs)
-        self._open_inner = open_reader
+    def __init__(
+        self,
+        egress: Egress,
+        clients: Clients,
+        now: Callable[[], float],
+        tracing: EgressTracing | None = None,
+    ) -> None:
+        """Create the drain as `Drain`, with a `ConfirmedReader` around its reader."""
+        super().__init__(egress, replace(clients, open_reader=self._open_confirmed), now, tracing)
+        self._partitions.may_read = self._may_read
+        self._partitions.max_records, self._partitions.min_share = egress.max_in_flight, 1
+        self._open_inner = clients.open_reader
         self._confirmed: ConfirmedReader | None = None
         self._revoked_partitions: list[AssignedPartition] = []
         """Partitions that were revoked while attempts were under way: their unfinished events are
@@ -242,38 +246,27 @@ class AtMostOnceDrain(Drain):
             self._active_at = self._loop.time()
         return super().seconds_until_idle(idle)
 
-    def _full_partitions(self) -> list[AssignedPartition]:
-        """Return the partitions that must be paused; all of them while events wait for the rate
-        limit."""
-        if self._waits_for_rate():
-            return [partition for partition in self._partitions.values() if not partition.paused]
-        return super()._full_partitions()
-
-    def _has_room(self, partition: AssignedPartition) -> bool:
-        return not self._waits_for_rate() and super()._has_room(partition)
-
-    def _waits_for_rate(self) -> bool:
-        """Whether the rate limit delays events now: then reading (and so committing) more would
+    def _may_read(self) -> bool:
+        """Whether no event waits for the rate limit now: reading (and so committing) more would
         lose them if this process dies."""
         if self._egress.rate_limit is None:
-            return False
-        return not self._workers.may_begin or self._workers.has_waiting
-
-    def _partition_share(self) -> int:
-        return max(1, self._egress.max_in_flight // max(1, len(self._partitions)))
+            return True
+        return self._workers.may_begin and not self._workers.has_waiting
 
     async def _finish_attempts(self, reader: LogReader) -> None:
         """Finish the held events, until `_stop_at`: they are committed, so no other drain reads
         them."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
-        while self._count_unsettled() and (seconds_left := self._stop_at - self._loop.time()) > 0:
+        while (
+            self._partitions.unsettled and (seconds_left := self._stop_at - self._loop.time()) > 0
+        ):
             # Reading keeps the drain in its group; a read commits what it returns, so that is
             # taken, too.
             reader.pause(list(self._partitions))
-            self._take_records(await reader.read(1, 0.0))
+            self.take(await reader.read(1, 0.0))
             await self._wait_until(
-                lambda: not self._count_unsettled(), min(seconds_left, READ_TIMEOUT)
+                lambda: not self._partitions.unsettled, min(seconds_left, READ_TIMEOUT)
             )
         self._workers.stop()
         self._revoke_timeout = 0.0  # attempts have used up their time
@@ -290,9 +283,7 @@ class AtMostOnceDrain(Drain):
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Finish the events of these partitions, within `DRAIN_REVOKE_TIMEOUT`; returns no
         commits."""
-        revoked_partitions = [
-            self._partitions[number] for number in partitions if number in self._partitions
-        ]
+        revoked_partitions = self._partitions.those_of(partitions)
         if not self._stopping:
             self.shrunk_at = self._loop.time()
         await self._wait_until(
@@ -304,9 +295,7 @@ class AtMostOnceDrain(Drain):
 
     def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget partitions, but count their unfinished events as lost later."""
-        self._revoked_partitions += [
-            self._partitions[number] for number in partitions if number in self._partitions
-        ]
+        self._revoked_partitions += self._partitions.those_of(partitions)
         super().on_lost(partitions)
 
     def _count_lost(self) -> None:

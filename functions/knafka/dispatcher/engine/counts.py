@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from knafka.core.delivery import Outcome, Reason
 from knafka.core.drain import Counts
 from knafka.observability import Histogram
 
@@ -85,3 +86,18 @@ class DrainCounts:
     def count_filter_error(self, kind: str) -> None:
         """Count an evaluation of a filter that ended with an error of this kind."""
         self.filter_errors[kind] += 1
+
+    def count_failure(self, outcome: Outcome) -> None:
+        """Count a failed attempt by its reason and status."""
+        self.failures[_failure_label(outcome)] += 1
+
+    def count_dead_letter(self, outcome: Outcome) -> None:
+        """Count an event that became a dead letter by the reason and status of its last failure."""
+        self.events.dead_lettered += 1
+        self.dead_letters[_failure_label(outcome)] += 1
+
+
+def _failure_label(outcome: Outcome) -> str:
+    """Return reason and status of a failure as metrics count them: `status 503`."""
+    status = "" if outcome.status is None else f" {outcome.status}"
+    return f"{outcome.failure or Reason.STATUS}{status}"

@@ -1,15 +1,15 @@
 """The drain: a dispatcher's membership in its Trigger's group, from joining to leaving.
 
-    fetch --track--> filter --no--> settled
+    fetch --intake--> filter --no--> settled
                         \\--yes--> lane --> workers: attempts --> settled | again later
     every COMMIT_INTERVAL: commit the positions, and the progress of the records above them
 
 The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
 commit's metadata (`core.progress`) says which records above it are settled and how far the others'
-deliveries have come, so that a partition's next owner continues there. To bound memory, a partition
-that holds more than its share of unsettled records is not read until it has caught up.
+deliveries have come, so that a partition's next owner continues there.
 
-Not here: the requests that start and extend a drain (`function`); what an outcome means (`sender`).
+Not here: the requests that start and extend a drain (`function`); what becomes of a record
+(`intake`), what an outcome means (`sending.sender`), and when to commit (`committing`).
 """
 
 from __future__ import annotations
@@ -20,46 +20,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias, cast
-from zlib import crc32
+from typing import Final
 
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
-from knafka.core.errors import InvalidEvent, LogError
-from knafka.core.events.kafka_binding import Envelope, RecordHeaders
+from knafka.core.errors import LogError
+from knafka.core.events.kafka_binding import Envelope
 from knafka.core.filter_index import Selection, select
-from knafka.core.filters import compile_trigger
 from knafka.core.progress import decode, policy_of
-from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
-from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL, CommitWait
+from knafka.dispatcher.engine.clients import Clients
+from knafka.dispatcher.engine.committing import CommitLoop
 from knafka.dispatcher.engine.congestion import CongestionControl
 from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
-from knafka.dispatcher.engine.lanes import lane_function
-from knafka.dispatcher.engine.parsing import OwnParser, Parser
-from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent
+from knafka.dispatcher.engine.intake import Intake
+from knafka.dispatcher.engine.pending import READ_LIMIT, AssignedPartition, HeldPartitions
 from knafka.dispatcher.engine.reserve import Reserve
-from knafka.dispatcher.engine.selecting import SelectedRecord, SharedReader
-from knafka.dispatcher.engine.sender import Sender
+from knafka.dispatcher.engine.selecting import SharedReader
+from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.dispatcher.engine.turn_limit import TurnLimit
 from knafka.dispatcher.engine.workers import Workers
-from knafka.ports.log import (
-    Assignment,
-    Commits,
-    LogReader,
-    LogWriter,
-    OffsetAndMetadata,
-    Record,
-    TopicMaker,
-    headers_of,
-)
-from knafka.ports.subscriber import Subscriber
+from knafka.ports.log import Commits, LogReader, OffsetAndMetadata, Record
 
 log = logging.getLogger(__name__)
 
-READ_LIMIT: Final = 500
-"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
-fair."""
 READ_TIMEOUT: Final = 0.25
 """Seconds a read waits for a first record; also how soon a stop is noticed."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
@@ -68,12 +52,9 @@ a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
 READ_TIMEOUT_OF_SHARED: Final = 30.0
 """`READ_TIMEOUT` of a shared reader, which calls `take` instead of waking the drain, and which a
 stop interrupts."""
-MAX_UNSETTLED: Final = 10_000
-"""Records held at once over all partitions: how far others may overtake a slow key."""
 SHARED_LOOP_LIMIT: Final = 100
 """Records of one partition that a drain holds at most if it shares its event loop and delivers in
 order of the partition. While it doesn't read further, the other drains of the loop go on."""
-MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
 """Seconds to wait for room before a partition is paused, as pausing discards prefetched records."""
 JOIN_PATIENCE: Final = 50.0
@@ -89,8 +70,6 @@ DRAIN_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the last commit and for leaving the group, besides the time for attempts under
 way."""
 
-OpenReader: TypeAlias = Callable[[Assignment], LogReader]
-
 
 class Drain:
     """Reads, filters, delivers and settles the events of one Trigger until idle or stopped; `now`
@@ -99,20 +78,11 @@ class Drain:
     def __init__(
         self,
         egress: Egress,
-        open_reader: OpenReader,
-        writer: LogWriter,
-        subscriber: Subscriber,
+        clients: Clients,
         now: Callable[[], float],
-        topics: TopicMaker,
-        parser: Parser | None = None,
-        held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
-        pace: TurnLimit | None = None,
         tracing: EgressTracing | None = None,
-        broker_dead_letters: BrokerDeadLetters | None = None,
     ) -> None:
-        """Compile the filter and create sender and workers; nothing is read before `run`.
-        `held_bytes` returns the most bytes that may be held, `pace` limits attempts on an event
-        loop that many drains share."""
+        """Compile the filter and create sender and workers; nothing is read before `run`."""
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
         self.idle: float | None = None
@@ -121,40 +91,36 @@ class Drain:
         """When partitions last went to another dispatcher, on the event loop's clock; None:
         never."""
         self.is_over = False
+        self.selection: Selection | None = select(
+            egress.filter, egress.filters, self.counts.count_filter_error
+        )
         self._reported = ReportedCounts()
         """The counts that earlier requests have reported."""
         self._egress = egress
         self._policy = policy_of(egress)
-        self._open_reader = open_reader
-        self._max_held_bytes = held_bytes
-        self._ordered_limit = READ_LIMIT if pace is None else SHARED_LOOP_LIMIT
-        count_filter_error = self.counts.count_filter_error
-        self._matches_filter = compile_trigger(egress.filter, egress.filters, count_filter_error)
-        self.selection: Selection | None = select(egress.filter, egress.filters, count_filter_error)
+        self._open_reader = clients.open_reader
+        self._tracing = tracing
         self._shared: SharedReader | None = None
         """This drain's reader, if that reader serves many drains."""
-        self._commit_wait: CommitWait | None = None
-        """The wait for the next commit, while no record is unsettled."""
-        self._lane_of = lane_function(egress.order)
-        self._parser, self._tracing = parser or OwnParser(), tracing
-        self._sender = Sender(
-            egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser,
-            broker_dead_letters,
-        )  # fmt: skip
+        attempts = clients.attempts_per_turn
+        turn_limit = None if attempts is None else TurnLimit(attempts)
+        self._partitions = HeldPartitions(clients.held_bytes)
+        if egress.order is Order.PARTITION:  # records further ahead would only take memory
+            self._partitions.max_records = 0
+            self._partitions.min_share = READ_LIMIT if attempts is None else SHARED_LOOP_LIMIT
+        self.partitions: Mapping[int, AssignedPartition] = self._partitions
+        sender = Sender(egress, clients, self.counts, self.congestion, now)
         self._workers = Workers(
-            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace,
+            sender, self.congestion, egress.max_in_flight, now, turn_limit,
             Reserve(self.counts.attempts),
         )  # fmt: skip
         self._workers.on_crash = self.stop
-        self._on_settled_while_paused: Callable[[], None] = lambda: None
-        """Called after an event of a paused partition is settled."""
-        self._touched: set[AssignedPartition] = set()
-        """Partitions with records for this drain since their last commit, or with unsettled
-        ones."""
-        self._all_committed_at = -math.inf
-        """When the positions of all partitions were last committed, on the event loop's clock."""
-        self._partitions: dict[int, AssignedPartition] = {}
-        self.partitions: Mapping[int, AssignedPartition] = self._partitions
+        self._intake = Intake(
+            egress, clients.parser, tracing, self._partitions, sender, self._workers, self.counts
+        )
+        self._commit_loop = CommitLoop(
+            egress.group, self._policy, self._partitions, self._workers, self.counts
+        )
         self._stopping = False
         self._stop_at = math.inf
         """Time until which attempts may be under way once the drain ends, on the event loop's
@@ -192,7 +158,7 @@ class Drain:
         self.catch_up()
         return DrainProgress(
             **self.counts.growth_since(self._reported),
-            unsettled=self._count_unsettled(),
+            unsettled=self._partitions.unsettled,
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
             loop=self.counts.loop_description,
@@ -213,7 +179,7 @@ class Drain:
         if isinstance(reader, SharedReader):
             self._shared = reader
         if reader.pause_is_free:
-            self._on_settled_while_paused = partial(self._resume, reader)
+            self._workers.on_settled_while_paused = partial(self._resume, reader)
         committing = asyncio.create_task(self._commit_regularly(reader))
         ended, problem = Ended.FAILED, None
         try:
@@ -245,9 +211,9 @@ class Drain:
                 return Ended.IDLE
             timeout = READ_TIMEOUT
             if self._shared is not None:
-                if not any(partition.paused for partition in self._partitions.values()):
+                if not self._partitions.has_paused:
                     timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_OF_SHARED)
-            elif self._partitions and not self._count_unsettled():
+            elif self._partitions and not self._partitions.unsettled:
                 timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
             await self._read(reader, timeout)
         return Ended.STOPPED
@@ -259,8 +225,7 @@ class Drain:
         await self._workers.wait_for_capacity(ROOM_TIMEOUT)
         await self._make_room(reader)
         if records := await reader.read(READ_LIMIT, timeout):
-            self._active_at = self._loop.time()
-            self._take_records(records)
+            self.take(records)
         self._advance_to_ends(reader)
 
     async def _finish_attempts(self, reader: LogReader) -> None:
@@ -283,6 +248,9 @@ class Drain:
                 await self._read(reader, READ_TIMEOUT)
         self._revoke_timeout = 0.0  # attempts have used up their time
 
+    def _has_no_attempts(self) -> bool:
+        return not self._partitions.has_attempts
+
     async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until `condition` returns True, at most `timeout` seconds, checking it whenever an
         attempt has ended; returns whether it does."""
@@ -299,7 +267,7 @@ class Drain:
         record comes."""
         self.catch_up()
         now = self._loop.time()
-        if self._count_unsettled() > 0 or not self._workers.may_begin:
+        if self._partitions.unsettled > 0 or not self._workers.may_begin:
             self._active_at = now
         min_idle = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
         return self._active_at + max(idle, min_idle) - now
@@ -350,82 +318,10 @@ class Drain:
                 self._active_at = self._loop.time()
 
     def take(self, records: Sequence[Record]) -> None:
-        """Take records that the shared reader hands over while `read` waits."""
+        """Take records that were read, or that the shared reader hands over while `read` waits."""
         self._active_at = self._loop.time()
-        self._take_records(records)
-
-    # Records that were read
-
-    def _take_records(self, records: Sequence[Record]) -> None:
-        """Parse and filter records; track the matching ones and queue them in their lanes."""
-        passes, counts, tracing = self._matches_filter, self.counts.events, self._tracing
-        envelope_of, touched = self._parser.envelope, self._touched
-        if not touched and self._commit_wait is not None:
-            self._commit_wait.note_record()
-        for record in records:
-            partition = self._partitions.get(record.partition())
-            if partition is None:
-                continue  # revoked while the batch was on its way: its next owner reads it
-            touched.add(partition)
-            tracker, offset = partition.tracker, record.offset()
-            if tracker.has_settled_ahead and tracker.was_settled(offset):
-                tracker.skip(offset)
-                continue
-            counts.read += 1
-            is_preselected = (
-                offset >= partition.matching_from and not cast(SelectedRecord, record).is_for_all
-            )
-            event: PendingEvent | None = None
-            headers: RecordHeaders | None = None
-            try:
-                headers = headers_of(record)
-                envelope = envelope_of(record, headers)
-                trace = None if tracing is None or is_preselected else tracing.begin(envelope)
-                if is_preselected or passes(envelope.attributes):
-                    event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
-                    self._sender.encode(event, envelope)
-                if trace is not None:
-                    trace.end_filter_span(passes=event is not None)
-                    if event is not None:
-                        event.trace = trace
-            except Exception as error:  # only this record fails; the others go on
-                # A record without an event belongs to no lane: no event waits behind it.
-                lane = None if isinstance(error, InvalidEvent) else self._lane_of(record.key())
-                event = PendingEvent(record, headers, partition, lane)
-                event.size = len(record.value() or b"")
-                self._sender.give_up(event, error)
-            if event is None:
-                counts.filtered += 1
-                tracker.skip(offset)
-                partition.restored.pop(offset, None)
-            else:
-                tracker.track(offset, event)
-                self._admit(event)
-
-    def _admit(self, event: PendingEvent) -> None:
-        """Queue an event in its lane, and give it to the workers if it may be sent now."""
-        partition = event.partition
-        partition.held_bytes += event.size
-        wait = 0.0
-        if partition.restored and (state := partition.restored.pop(event.offset, None)):
-            wait = self._sender.resume(event, state, same_policy=partition.same_policy)
-            partition.retrying.add(event)
-        if partition.lanes.admit(event.lane, event):
-            if wait:
-                self._workers.add_later(event, wait)
-            else:
-                self._workers.add(event)
-
-    def _settle(self, event: PendingEvent) -> None:
-        """Settle an event: advance the offsets, and let the next event of its lane go."""
-        partition = event.partition
-        partition.tracker.settle(event.offset)
-        partition.held_bytes -= event.size
-        next_event = partition.lanes.release(event.lane)
-        if next_event is not None:
-            self._workers.add(next_event)
-        if partition.paused:
-            self._on_settled_while_paused()
+        self._commit_loop.note_records()
+        self._intake.take(records)
 
     # Room
 
@@ -433,15 +329,14 @@ class Drain:
         """Resume paused partitions that have room, and pause full ones; if pausing isn't free,
         first wait up to `ROOM_TIMEOUT` for room."""
         self._resume(reader)
-        if not (full_partitions := self._full_partitions()):
+        if not (full_partitions := self._partitions.full):
             return
         if not reader.pause_is_free:
-            workers = self._workers
+            workers, has_room = self._workers, self._partitions.has_room
             await self._wait_until(
-                lambda: workers.is_stopping or all(map(self._has_room, full_partitions)),
-                ROOM_TIMEOUT,
+                lambda: workers.is_stopping or all(map(has_room, full_partitions)), ROOM_TIMEOUT
             )
-            full_partitions = self._full_partitions()
+            full_partitions = self._partitions.full
         for partition in full_partitions:
             partition.paused = True
         if full_partitions:
@@ -452,96 +347,18 @@ class Drain:
         resumed = [
             partition
             for partition in self._partitions.values()
-            if partition.paused and self._has_room(partition)
+            if partition.paused and self._partitions.has_room(partition)
         ]
         for partition in resumed:
             partition.paused = False
         if resumed:
             reader.resume([partition.number for partition in resumed])
 
-    def _full_partitions(self) -> list[AssignedPartition]:
-        """Return the partitions that must be paused, as they hold too many records or bytes."""
-        unpaused = [partition for partition in self._partitions.values() if not partition.paused]
-        if self._count_held_bytes() >= self._max_held_bytes():
-            return unpaused
-        share = self._partition_share()
-        return [
-            partition
-            for partition in unpaused
-            if len(partition.tracker.unsettled) >= share or not partition.may_read
-        ]
-
-    def _has_room(self, partition: AssignedPartition) -> bool:
-        """Whether a paused partition may be read again: it holds half of its share at most."""
-        return (
-            len(partition.tracker.unsettled) <= self._partition_share() // 2
-            and partition.may_read
-            and self._count_held_bytes() <= self._max_held_bytes() // 2
-        )
-
-    def _count_unsettled(self) -> int:
-        """Return the number of unsettled records over all partitions."""
-        return sum(len(partition.tracker.unsettled) for partition in self._partitions.values())
-
-    def _count_held_bytes(self) -> int:
-        """Return the bytes of the requests that are held over all partitions."""
-        return sum(partition.held_bytes for partition in self._partitions.values())
-
-    def _has_no_attempts(self) -> bool:
-        """Whether no attempt is under way."""
-        return not any(partition.in_flight for partition in self._partitions.values())
-
-    def _partition_share(self) -> int:
-        """Return how many records one partition may hold."""
-        if self._egress.order is Order.PARTITION:
-            return self._ordered_limit  # records further ahead would only take memory
-        return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
-
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Commit the positions every `COMMIT_INTERVAL`; of partitions for which a shared reader
-        brings nothing, less often."""
-        # Drains that begin together would commit together, so each first waits for a part of the
-        # interval that is derived from its group's name.
-        commit_phase = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
-        await asyncio.sleep(commit_phase)
-        commit_phase = self._loop.time()
-        while True:
-            commits = {}
-            for partition in self._partitions_to_commit():
-                commit = partition.to_commit(self._policy)
-                if commit is not None and commit != partition.committed:
-                    commits[partition.number] = partition.committed = commit
-                self._workers.release(partition)
-            self._touched = {each for each in self._touched if each.tracker.unsettled}
-            if commits:
-                self.counts.commits += 1
-                reader.commit(commits)
-            if self._shared is None or self._touched:
-                await asyncio.sleep(COMMIT_INTERVAL)
-            else:
-                await self._wait_to_commit(self._shared.commit_interval, commit_phase)
-
-    def _partitions_to_commit(self) -> list[AssignedPartition]:
-        """Return the partitions whose positions are to be committed now. Where a shared reader has
-        many drains, those for which nothing came are among them only from time to time."""
-        now, shared = self._loop.time(), self._shared
-        interval = COMMIT_INTERVAL if shared is None else shared.commit_interval
-        if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
-            return [partition for partition in self._touched if partition.open]
-        self._all_committed_at = now
-        self.catch_up()
-        return list(self._partitions.values())
-
-    async def _wait_to_commit(self, interval: float, commit_phase: float) -> None:
-        """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
-        Each of many drains commits at its own `commit_phase`, a moment within `COMMIT_INTERVAL`."""
-        self._commit_wait = CommitWait(self._loop, interval, commit_phase)
-        try:
-            await self._commit_wait.wait()
-        finally:
-            self._commit_wait = None
+        """Commit the positions from time to time, until cancelled."""
+        await self._commit_loop.run(reader)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         """Start reading these partitions from their commits; None: nothing was committed."""
@@ -557,9 +374,7 @@ class Drain:
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Finish the attempts of these partitions, within `DRAIN_REVOKE_TIMEOUT`; returns their
         last commits."""
-        revoked_partitions = [
-            self._partitions[number] for number in partitions if number in self._partitions
-        ]
+        revoked_partitions = self._partitions.those_of(partitions)
         if not self._stopping:
             self.shrunk_at = self._loop.time()
         for partition in revoked_partitions:
@@ -578,6 +393,4 @@ class Drain:
     def on_lost(self, partitions: Sequence[int]) -> None:
         """Forget partitions that belong to another dispatcher: nothing may be committed."""
         for number in partitions:
-            if partition := self._partitions.pop(number, None):
-                partition.close()
-                self._touched.discard(partition)
+            self._partitions.forget(number)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol, TypeAlias
 
+from knafka.core.contract import Egress
 from knafka.core.events.http_binding import located_request_of, request_of
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
 from knafka.core.numbering import partition_of
@@ -55,3 +56,8 @@ def encode_request(
         partition = partition_of(record.partition())
         return located_request_of(envelope, partition, record.offset(), format_)
     return request_of(envelope, format_)
+
+
+def delivery_head(egress: Egress) -> bytes:
+    """Return the header lines of each delivery that are no attributes."""
+    return b"kn-namespace: %s\r\n" % egress.namespace.encode()

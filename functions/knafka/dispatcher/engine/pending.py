@@ -1,10 +1,15 @@
-"""Pending events: records that were read and are not settled yet, and their partitions."""
+"""Pending events: records that were read and are not settled yet, and their partitions.
+
+To bound memory, a partition that holds more than its share of unsettled records is not read until
+it has caught up.
+"""
 
 from __future__ import annotations
 
 from asyncio import TimerHandle
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Final
 
 from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
@@ -20,10 +25,14 @@ from knafka.core.progress import (
     encode,
 )
 from knafka.dispatcher.engine.lanes import Lane, Lanes
+from knafka.dispatcher.engine.tracing import DeliveryTrace, log_ids
 from knafka.ports.log import OffsetAndMetadata, Record
 
-if TYPE_CHECKING:
-    from knafka.dispatcher.engine.tracing import DeliveryTrace
+READ_LIMIT: Final = 500
+"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
+fair."""
+MAX_UNSETTLED: Final = 10_000
+"""Records held at once over all partitions: how far others may overtake a slow key."""
 
 
 class AssignedPartition:
@@ -124,6 +133,86 @@ class AssignedPartition:
         return OffsetAndMetadata(position, metadata)
 
 
+class HeldPartitions(dict[int, AssignedPartition]):
+    """The partitions that the group has assigned to one drain, by number: what they hold, and which
+    of them may be read."""
+
+    def __init__(self, held_bytes: Callable[[], int]) -> None:
+        """`held_bytes` returns the most bytes of requests that may be held."""
+        super().__init__()
+        self.max_records = MAX_UNSETTLED
+        """Unsettled records that all partitions may hold together, in equal shares."""
+        self.min_share = READ_LIMIT
+        """Unsettled records that each partition may hold at least."""
+        self.may_read: Callable[[], bool] = lambda: True
+        """Returns whether any partition may be read now."""
+        self.touched: set[AssignedPartition] = set()
+        """Partitions with records for this drain since their last commit, or with unsettled
+        ones."""
+        self._max_held_bytes = held_bytes
+
+    def those_of(self, numbers: Iterable[int]) -> list[AssignedPartition]:
+        """Return the partitions with these numbers, as far as they are assigned."""
+        return [self[number] for number in numbers if number in self]
+
+    @property
+    def unsettled(self) -> int:
+        """The number of unsettled records."""
+        return sum(len(partition.tracker.unsettled) for partition in self.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the requests for unsettled records."""
+        return sum(partition.held_bytes for partition in self.values())
+
+    @property
+    def has_attempts(self) -> bool:
+        """Whether any attempt is under way."""
+        return any(partition.in_flight for partition in self.values())
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether reading any partition is paused."""
+        return any(partition.paused for partition in self.values())
+
+    @property
+    def unpaused(self) -> list[AssignedPartition]:
+        """The partitions that are read."""
+        return [partition for partition in self.values() if not partition.paused]
+
+    @property
+    def full(self) -> list[AssignedPartition]:
+        """The partitions that must be paused, as they hold too many records or bytes."""
+        if not self.may_read() or self.held_bytes >= self._max_held_bytes():
+            return self.unpaused
+        share = self._share
+        return [
+            partition
+            for partition in self.unpaused
+            if len(partition.tracker.unsettled) >= share or not partition.may_read
+        ]
+
+    def has_room(self, partition: AssignedPartition) -> bool:
+        """Whether a paused partition may be read again: it holds half of its share at most."""
+        return (
+            self.may_read()
+            and len(partition.tracker.unsettled) <= self._share // 2
+            and partition.may_read
+            and self.held_bytes <= self._max_held_bytes() // 2
+        )
+
+    @property
+    def _share(self) -> int:
+        """The number of records that one partition may hold."""
+        return max(self.min_share, self.max_records // max(1, len(self)))
+
+    def forget(self, number: int) -> None:
+        """Forget a partition that belongs to another dispatcher now."""
+        if partition := self.pop(number, None):
+            partition.close()
+            self.touched.discard(partition)
+
+
 class PendingReply:
     """A reply that its topic or destination has not taken yet."""
 
@@ -213,6 +302,11 @@ class PendingEvent:
     def hops(self) -> int:
         """How often in a row the event has been a dead letter at a sink (`core.events.hops`)."""
         return hops_of(self.headers, self.record.value())
+
+    @property
+    def log_ids(self) -> Mapping[str, str]:
+        """The trace and span ids for `extra` of a log line about the event."""
+        return log_ids(self.trace, self.headers)
 
     def record_failed_attempt(self, outcome: Outcome) -> None:
         """Record the outcome of the last attempt at the subscriber, which failed."""

@@ -23,7 +23,7 @@ from knafka.dispatcher.engine.congestion import PROBES, CongestionControl
 from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent
 from knafka.dispatcher.engine.rate import AttemptRate
 from knafka.dispatcher.engine.reserve import RESERVE_SHARE, Reserve
-from knafka.dispatcher.engine.sender import Sender
+from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.turn_limit import TurnLimit
 
 MAX_READY_FOR_READING: Final = 500
@@ -41,23 +41,22 @@ class Workers:
     def __init__(
         self,
         sender: Sender,
-        settle: Callable[[PendingEvent], None],
         congestion: CongestionControl,
         limit: int,
         now: Callable[[], float],
         turn_limit: TurnLimit | None = None,
         reserve: Reserve | None = None,
     ) -> None:
-        """Create the queues; workers start as events are added, at most `limit` at once. `settle`
-        is called for each event whose delivery has ended."""
+        """Create the queues; workers start as events are added, at most `limit` at once."""
         self.crash: BaseException | None = None
         """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
         self.on_crash: Callable[[], None] = lambda: None
         """Called when a worker has crashed."""
+        self.on_settled_while_paused: Callable[[], None] = lambda: None
+        """Called after an event of a paused partition is settled."""
         self.moved = asyncio.Event()
         """Set when an attempt has ended."""
         self._sender = sender
-        self._settle = settle
         self._congestion = congestion
         self._limit = limit
         self._now = now
@@ -230,6 +229,17 @@ class Workers:
             self.moved.set()
             if not congestion.is_calm:
                 self._apply_congestion_limit()
+
+    def _settle(self, event: PendingEvent) -> None:
+        """Settle an event: advance the offsets, and let the next event of its lane go."""
+        partition = event.partition
+        partition.tracker.settle(event.offset)
+        partition.held_bytes -= event.size
+        next_event = partition.lanes.release(event.lane)
+        if next_event is not None:
+            self.add(next_event)
+        if partition.paused:
+            self.on_settled_while_paused()
 
     def _settle_or_retry(self, event: PendingEvent, decision: Done | Retry) -> None:
         """Settle the event, or queue its next attempt, after an attempt that changes its

@@ -24,9 +24,9 @@ from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, Ended, Settled, ShardProgress
 from knafka.core.restarts import LAST_RESTART, restart_after
-from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.engine.clients import Clients, OpenReader
 from knafka.dispatcher.engine.counts import ReportedCounts
-from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, JOIN_PATIENCE, Drain, OpenReader
+from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, JOIN_PATIENCE, Drain
 from knafka.dispatcher.served import ServedEgress
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, LogReader, Positions

@@ -12,7 +12,8 @@ from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import LogError
-from knafka.dispatcher.connecting import Clients, ShardClients
+from knafka.dispatcher.connecting import ShardClients
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.served import EGRESS_STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.dispatcher.shared.drain import ShardDrain
 from knafka.dispatcher.shared.entries import ShardEntries

@@ -32,9 +32,11 @@ from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.events.hops import DEEP, FIRST_TTL, HopLimit, reply_to
 from knafka.core.events.http_binding import claims_event, reply_of, request_of
 from knafka.core.events.kafka_binding import Draft, read
-from knafka.dispatcher.engine.appending import append
+from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
+from knafka.dispatcher.engine.parsing import delivery_head
 from knafka.dispatcher.engine.pending import PendingEvent, PendingReply
+from knafka.dispatcher.engine.sending.appending import append
 from knafka.dispatcher.engine.tracing import DeliveryTrace, log_ids
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter
@@ -177,7 +179,7 @@ class SentReplies(_RetriedReplies):
         self._delivery: Delivery = egress.delivery
         self._subscriber = subscriber
         self._now = now
-        self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
+        self._head = delivery_head(egress)
 
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
@@ -228,15 +230,11 @@ class DiscardedReplies:
 
 
 def make_reply_handler(
-    egress: Egress,
-    counts: DrainCounts,
-    writer: LogWriter,
-    subscriber: Subscriber,
-    now: Callable[[], float],
+    egress: Egress, counts: DrainCounts, clients: Clients, now: Callable[[], float]
 ) -> Replies:
     """Return the handler of this Egress's replies."""
     if egress.kind == "Trigger":
-        return StoredReplies(egress, counts, writer)
+        return StoredReplies(egress, counts, clients.writer)
     if egress.reply is None:
         return DiscardedReplies()
-    return SentReplies(egress, counts, egress.reply, subscriber, now)
+    return SentReplies(egress, counts, egress.reply, clients.subscriber, now)

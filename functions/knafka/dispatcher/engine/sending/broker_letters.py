@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 from knafka.core.dead_letter import origin_of
 from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent, LogError
-from knafka.dispatcher.engine.appending import DeadLetterTopic
+from knafka.dispatcher.engine.sending.appending import DeadLetterTopic
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Record, TopicTail, headers_of
 
