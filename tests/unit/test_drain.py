@@ -9,7 +9,7 @@ from support.drains import FAR, TOPIC, Request, World, id_of, response, slow, un
 
 from knafka.core.contract import Delivery, Exact, Not, Order
 from knafka.core.drain import Ended
-from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL
+from knafka.core.drain import COMMIT_INTERVAL
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

@@ -25,7 +25,7 @@ from knafka.core.errors import DeliveryError
 from knafka.core.events.kafka_binding import Envelope
 from knafka.core.progress import MAX_DELIVERIES, MAX_METADATA
 from knafka.dispatcher.engine import drain as drains
-from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL
+from knafka.core.drain import COMMIT_INTERVAL
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

@@ -18,11 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, Ended
+from knafka.core.drain import COMMIT_INTERVAL, DrainProgress, Ended
 from knafka.core.errors import LogError
 from knafka.core.offsets import OffsetRange
 from knafka.core.progress import Progress, decode, encode, policy_of
-from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL
 from knafka.dispatcher.engine.drain import (
     DRAIN_REVOKE_TIMEOUT,
     READ_LIMIT,

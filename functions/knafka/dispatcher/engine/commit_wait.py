@@ -6,23 +6,22 @@ Many drains of one event loop wait like this at once, so that a wait has one tim
 from __future__ import annotations
 
 import asyncio
-from typing import Final
-
-COMMIT_INTERVAL: Final = 1.0
-"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
-
 
 class CommitWait:
-    """Waits up to `interval` seconds; once a record has come, only until the next `phase`, a moment
-    within `COMMIT_INTERVAL` at which this drain commits."""
+    """Waits up to `quiet_interval` seconds; once a record has come, only until this drain's next
+    moment to commit, of which there is one in each `interval` seconds. `share`, from 0 to 1, says
+    which: drains with different shares commit at different moments."""
 
-    __slots__ = ("_due", "_is_due", "_loop", "_phase", "_timer")
+    __slots__ = ("_due", "_interval", "_is_due", "_loop", "_share", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval: float, phase: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, interval: float, quiet_interval: float, share: float
+    ) -> None:
         self._loop = loop
-        self._phase = phase
+        self._interval = interval
+        self._share = share
         self._is_due: asyncio.Future[None] = loop.create_future()
-        self._due = loop.time() + interval
+        self._due = loop.time() + quiet_interval
         self._timer = loop.call_at(self._due, self._end)
 
     async def wait(self) -> None:
@@ -34,8 +33,8 @@ class CommitWait:
 
     def note_record(self) -> None:
         """Note that a record has come since the last commit."""
-        now = self._loop.time()
-        due = now + ((self._phase - now) % COMMIT_INTERVAL or COMMIT_INTERVAL)
+        now, interval = self._loop.time(), self._interval
+        due = now + ((self._share * interval - now) % interval or interval)
         if due < self._due:
             self._timer.cancel()
             self._due = due

@@ -2,7 +2,7 @@
 
     fetch --track--> filter --no--> settled
                         \\--yes--> lane --> workers: attempts --> settled | again later
-    every COMMIT_INTERVAL: commit the positions, and the progress of the records above them
+    every COMMIT_INTERVAL (up to MAX_COMMIT_INTERVAL beside many drains): commit the positions, and the progress of the records above them
 
 The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
 commit's metadata (`core.progress`) says which records above it are settled and how far the others'
@@ -24,14 +24,14 @@ from typing import Final, TypeAlias, cast
 from zlib import crc32
 
 from knafka.core.contract import Egress, Order
-from knafka.core.drain import DrainProgress, Ended
+from knafka.core.drain import COMMIT_INTERVAL, DrainProgress, Ended
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders
 from knafka.core.filter_index import Selection, select
 from knafka.core.filters import compile_trigger
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.engine.broker_letters import BrokerDeadLetters
-from knafka.dispatcher.engine.commit_wait import COMMIT_INTERVAL, CommitWait
+from knafka.dispatcher.engine.commit_wait import CommitWait
 from knafka.dispatcher.engine.congestion import CongestionControl
 from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
 from knafka.dispatcher.engine.lanes import lane_function
@@ -500,13 +500,12 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Commit the positions every `COMMIT_INTERVAL`; of partitions for which a shared reader
-        brings nothing, less often."""
-        # Drains that begin together would commit together, so each first waits for a part of the
+        """Commit the positions every `COMMIT_INTERVAL`; less often beside many drains that share a
+        reader, and of partitions for which it brings nothing."""
+        # Drains that begin together would commit together, so each commits at a moment of the
         # interval that is derived from its group's name.
-        commit_phase = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
-        await asyncio.sleep(commit_phase)
-        commit_phase = self._loop.time()
+        share = crc32(self._egress.group.encode()) / 2**32
+        await asyncio.sleep(self._commit_interval() * share)
         while True:
             commits = {}
             for partition in self._partitions_to_commit():
@@ -519,25 +518,34 @@ class Drain:
                 self.counts.commits += 1
                 reader.commit(commits)
             if self._shared is None or self._touched:
-                await asyncio.sleep(COMMIT_INTERVAL)
+                await asyncio.sleep(self._commit_interval())
             else:
-                await self._wait_to_commit(self._shared.commit_interval, commit_phase)
+                await self._wait_to_commit(self._shared, share)
+
+    def _commit_interval(self) -> float:
+        """Return the seconds until the next commit while there is something to commit. A partition
+        that isn't read until its commit metadata has room again is looked at each second."""
+        if self._shared is None or not all(each.may_read for each in self._touched):
+            return COMMIT_INTERVAL
+        return self._shared.commit_interval
 
     def _partitions_to_commit(self) -> list[AssignedPartition]:
         """Return the partitions whose positions are to be committed now. Where a shared reader has
         many drains, those for which nothing came are among them only from time to time."""
         now, shared = self._loop.time(), self._shared
-        interval = COMMIT_INTERVAL if shared is None else shared.commit_interval
+        interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
             return [partition for partition in self._touched if partition.open]
         self._all_committed_at = now
         self.catch_up()
         return list(self._partitions.values())
 
-    async def _wait_to_commit(self, interval: float, commit_phase: float) -> None:
-        """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
-        Each of many drains commits at its own `commit_phase`, a moment within `COMMIT_INTERVAL`."""
-        self._commit_wait = CommitWait(self._loop, interval, commit_phase)
+    async def _wait_to_commit(self, reader: SharedReader, share: float) -> None:
+        """Wait until the next commit; longer while no records come for this drain. `share` says
+        when, as in `CommitWait`."""
+        self._commit_wait = CommitWait(
+            self._loop, reader.commit_interval, reader.quiet_commit_interval, share
+        )
         try:
             await self._commit_wait.wait()
         finally:
