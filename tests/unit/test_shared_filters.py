@@ -226,7 +226,22 @@ async def test_of_more_triggers_each_commits_less_often_so_that_all_commit_200_t
     assert (rounds - 2) * TRIGGERS <= len(began) <= (rounds + 1) * TRIGGERS
     in_a_second = Counter(int(at) for at in began)
     assert max(in_a_second.values()) < TRIGGERS, "they are spread"
-    await until(lambda: all(shard.committed(each) == 300 * TRIGGERS + 1 for each in range(TRIGGERS)))
+    sent = 300 * TRIGGERS + 1
+    await until(lambda: all(shard.committed(each) == sent for each in range(TRIGGERS)), within=3.5)
+
+
+async def test_a_stop_commits_what_was_delivered_however_seldom_its_group_commits(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knafka.dispatcher.shared.reader.MAX_COMMITS_PER_SECOND", TRIGGERS / 5)
+    await drain(shard)
+    await asyncio.sleep(6)
+    for number in range(TRIGGERS):
+        shard.world.send(str(number), type=f"t{number}")
+    await until(lambda: all(each.answered for each in shard.subscribers), within=1)
+    assert min(map(shard.committed, range(TRIGGERS))) == 1
+    await shard.dispatcher.stop()
+    assert set(map(shard.committed, range(TRIGGERS))) == {TRIGGERS + 1}
 
 
 async def test_of_many_one_with_events_commits_only_the_partitions_that_had_some(

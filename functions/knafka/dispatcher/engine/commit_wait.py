@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+
 class CommitWait:
     """Waits up to `quiet_interval` seconds; once a record has come, only until this drain's next
     moment to commit, of which there is one in each `interval` seconds. `share`, from 0 to 1, says
