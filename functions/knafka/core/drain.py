@@ -33,7 +33,7 @@ MAX_IDLE: Final = 86_400.0
 COMMIT_INTERVAL: Final = 1.0
 """Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
 MAX_COMMIT_INTERVAL: Final = 5.0
-"""Longest time (seconds) between commits, where 1,000 groups or more share a dispatcher: Kafka's own
+"""Seconds between commits at most, where 1,000 groups or more share a dispatcher: Kafka's own
 default (auto.commit.interval.ms)."""
 
 STOP: Final = b'{"stop":true}\n'
