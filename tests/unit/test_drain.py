@@ -8,8 +8,7 @@ import pytest
 from support.drains import FAR, TOPIC, Request, World, id_of, response, slow, until
 
 from knafka.core.contract import Delivery, Exact, Not, Order
-from knafka.core.drain import Ended
-from knafka.dispatcher.engine.committing import COMMIT_INTERVAL
+from knafka.core.drain import COMMIT_INTERVAL, Ended
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

@@ -21,11 +21,11 @@ from support.drains import (
 
 from knafka.core.contract import BackoffPolicy, Delivery, Order
 from knafka.core.dead_letter import logged_attempts
+from knafka.core.drain import COMMIT_INTERVAL
 from knafka.core.errors import DeliveryError
 from knafka.core.events.kafka_binding import Envelope
 from knafka.core.progress import MAX_DELIVERIES, MAX_METADATA
 from knafka.dispatcher.engine import drain as drains
-from knafka.dispatcher.engine.committing import COMMIT_INTERVAL
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

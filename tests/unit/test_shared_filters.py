@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from support.drains import TOPIC, Request, World, accept, response, until
-from support.memory.shared import MemoryPositionedReader
+from support.logs import Owner
+from support.memory.shared import MemoryOffsets, MemoryPositionedReader
 from support.shards import Shard
 
 from knafka.core.contract import Exact, Order
@@ -16,7 +17,7 @@ from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
-from knafka.dispatcher.shared.reader import MAX_QUIET_COMMITS_PER_SECOND, GroupReader
+from knafka.dispatcher.shared.reader import GroupReader, ReaderTopic
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 
@@ -41,6 +42,19 @@ async def drain(shard: Shard) -> None:
     shard.world.send("first", type="none")
     shard.drain(idle="PT1H", budget="PT10M")
     await until(lambda: all(shard.committed(number) == 1 for number in range(TRIGGERS)))
+
+
+class CrowdedTopic(ReaderTopic):
+    """A topic that so many groups read."""
+
+    name = TOPIC
+
+    def __init__(self, readers: int) -> None:
+        self._count = readers
+
+    @property
+    def readers(self) -> int:
+        return self._count
 
 
 async def test_an_event_touches_only_those_that_it_is_for(
@@ -170,16 +184,64 @@ async def test_of_many_those_without_events_commit_less_often(
     await drain(shard)
     readers = {each.group: each for each in shard.shared._readers}
     monkeypatch.setattr(
-        "knafka.dispatcher.shared.reader.MAX_QUIET_COMMITS_PER_SECOND", TRIGGERS / 10
+        "knafka.dispatcher.shared.reader.MAX_COMMITS_PER_SECOND", TRIGGERS / 10
     )  # as where 2,000 share: every ten seconds
-    assert readers["group-0"].commit_interval == 10
+    assert readers["group-0"].quiet_commit_interval == 10
+    assert readers["group-0"].commit_interval == 5
     await asyncio.sleep(11)
     shard.world.send("a", type="none")
     shard.world.send("b", type="t5")
-    await until(lambda: shard.committed(5) == 3, within=2.5)
+    await until(lambda: shard.committed(5) == 3, within=5.5)
     assert shard.committed(6) == 1
     await until(lambda: shard.committed(6) == 3, within=11)
-    assert MAX_QUIET_COMMITS_PER_SECOND == 200
+
+
+async def test_of_200_triggers_each_commits_within_a_second(shard: Shard) -> None:
+    """A kill repeats no more than with one Trigger (docs/reference/delivery.md)."""
+    reader = GroupReader(CrowdedTopic(200), "group", Owner(), MemoryOffsets(shard.world.log))
+    assert (reader.commit_interval, reader.quiet_commit_interval) == (1.0, 1.0)
+
+
+async def test_of_more_triggers_each_commits_less_often_so_that_all_commit_200_times_a_second(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "knafka.dispatcher.shared.reader.MAX_COMMITS_PER_SECOND", TRIGGERS / 3
+    )  # as where 600 share: every three seconds
+    await drain(shard)
+    began: list[float] = []
+    loop, begin = asyncio.get_running_loop(), GroupReader.begin_commit
+
+    def note(self: GroupReader) -> None:
+        began.append(loop.time())
+        begin(self)
+
+    monkeypatch.setattr(GroupReader, "begin_commit", note)
+    start = loop.time()
+    for number in range(300):
+        for trigger in range(TRIGGERS):
+            shard.world.send(f"{trigger}-{number}", type=f"t{trigger}")
+        await asyncio.sleep(0.1)
+    rounds = (loop.time() - start) / 3
+    assert (rounds - 2) * TRIGGERS <= len(began) <= (rounds + 1) * TRIGGERS
+    in_a_second = Counter(int(at) for at in began)
+    assert max(in_a_second.values()) < TRIGGERS, "they are spread"
+    sent = 300 * TRIGGERS + 1
+    await until(lambda: all(shard.committed(each) == sent for each in range(TRIGGERS)), within=3.5)
+
+
+async def test_a_stop_commits_what_was_delivered_however_seldom_its_group_commits(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knafka.dispatcher.shared.reader.MAX_COMMITS_PER_SECOND", TRIGGERS / 5)
+    await drain(shard)
+    await asyncio.sleep(6)
+    for number in range(TRIGGERS):
+        shard.world.send(str(number), type=f"t{number}")
+    await until(lambda: all(each.answered for each in shard.subscribers), within=1)
+    assert min(map(shard.committed, range(TRIGGERS))) == 1
+    await shard.dispatcher.stop()
+    assert set(map(shard.committed, range(TRIGGERS))) == {TRIGGERS + 1}
 
 
 async def test_of_many_one_with_events_commits_only_the_partitions_that_had_some(
@@ -189,7 +251,7 @@ async def test_of_many_one_with_events_commits_only_the_partitions_that_had_some
     shard.add(0, accept, filters=(Exact(exact={"type": "t0"}),))
     await shard.start()
     monkeypatch.setattr(
-        "knafka.dispatcher.shared.reader.MAX_QUIET_COMMITS_PER_SECOND", 0.1
+        "knafka.dispatcher.shared.reader.MAX_COMMITS_PER_SECOND", 0.1
     )  # as where 2,000 share: every ten seconds
     shard.drain(idle="PT1H", budget="PT10M")
     shard.world.store_at(0, "first")
@@ -199,7 +261,7 @@ async def test_of_many_one_with_events_commits_only_the_partitions_that_had_some
     shard.world.store_at(0, "not for it")
     for_it = to_record(Event({"specversion": "1.0", "id": "a", "source": "/s", "type": "t0"}, b""))
     shard.world.log.store(TOPIC, b"", for_it.value, for_it.headers, partition=1)
-    await until(lambda: shard.world.log.group("group-0").committed != before, within=2.5)
+    await until(lambda: shard.world.log.group("group-0").committed != before, within=5.5)
     committed = shard.world.log.group("group-0").committed
     assert [committed[TOPIC, number].offset for number in (0, 1)] == [1, 2]
     await until(lambda: shard.committed(0) == 4, within=11)

@@ -279,6 +279,53 @@ async def test_a_commit_waits_for_no_more_than_a_tenth_of_a_second(world: World)
         assert loop.time() - wanted <= 0.11
 
 
+async def test_a_group_that_has_nothing_to_commit_is_not_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand groups would be asked ten times a second each."""
+    asked: set[str] = set()
+    to_commit = GroupReader.to_commit.fget
+    assert to_commit is not None
+
+    def note(self: GroupReader) -> Mapping[int, OffsetAndMetadata]:
+        asked.add(self.group)
+        return to_commit(self)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(GroupReader, "to_commit", property(note))
+    world.append(1)
+    readers = [world.reader(group) for group in ("busy", "quiet")]
+    for reader in readers:
+        await read(reader, 1)
+    readers[0].commit({0: OffsetAndMetadata(1)})
+    await until(lambda: world.committed("busy") == 1)
+    assert asked == {"busy"}
+
+
+async def test_a_commit_that_is_asked_for_while_another_is_under_way_is_made_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+    commit = MemoryOffsets.commit
+
+    async def commit_slowly(
+        self: MemoryOffsets, group: str, topic: str, commits: Mapping[int, Commit]
+    ) -> None:
+        asked.set()
+        await answered.wait()
+        await commit(self, group, topic, commits)
+
+    monkeypatch.setattr(MemoryOffsets, "commit", commit_slowly)
+    world.append(2)
+    reader = world.reader("group")
+    await read(reader, 2)
+    reader.commit({0: OffsetAndMetadata(1)})
+    await asked.wait()
+    reader.commit({0: OffsetAndMetadata(2)})
+    await asyncio.sleep(10 * COMMIT_ROUND_SECONDS)
+    answered.set()
+    await until(lambda: world.committed("group") == 2)
+
+
 async def test_a_round_ends_with_the_time_for_which_its_confirmation_counts(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,12 @@ one."""
 MAX_IDLE: Final = 86_400.0
 """Longest `idle` in seconds: a drain that waits longer for events would hardly ever end."""
 
+COMMIT_INTERVAL: Final = 1.0
+"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
+MAX_COMMIT_INTERVAL: Final = 5.0
+"""Seconds between commits at most, where 1,000 groups or more share a dispatcher: Kafka's own
+default (auto.commit.interval.ms)."""
+
 STOP: Final = b'{"stop":true}\n'
 """Added by a caller to its request to end the drain: attempts finish within a bound, settled
 offsets are committed, the group is left, and the response ends. Only a request that names what it

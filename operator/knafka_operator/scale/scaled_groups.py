@@ -17,7 +17,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
-from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Waiting
+from knafka.core.drain import (
+    COUNTED,
+    MAX_COMMIT_INTERVAL,
+    Counts,
+    DrainProgress,
+    Ended,
+    Waiting,
+)
 from knafka.core.sensor.contract import SensorContract
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.decide import (
@@ -43,8 +50,8 @@ LAG_INTERVAL: Final = 60.0
 """Seconds, on average, between two requests for the lag of a Trigger that a shard drains: the
 shard's reports are enough in between, as a small lag need not be known to the second."""
 
-COMMIT_SECONDS: Final = 3.0
-"""Seconds within which a dispatcher commits events that it has reported as settled."""
+COMMIT_SECONDS: Final = MAX_COMMIT_INTERVAL + 2.0
+"""Seconds within which a shared dispatcher commits events that it has reported as settled."""
 
 
 @dataclass(eq=False, slots=True)

@@ -19,12 +19,11 @@ from dataclasses import replace
 from typing import Final
 
 from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, Ended
+from knafka.core.drain import COMMIT_INTERVAL, DrainProgress, Ended
 from knafka.core.errors import LogError
 from knafka.core.offsets import OffsetRange
 from knafka.core.progress import Progress, decode, encode, policy_of
 from knafka.dispatcher.engine.clients import Clients, OpenReader
-from knafka.dispatcher.engine.committing import COMMIT_INTERVAL
 from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, READ_TIMEOUT, Drain
 from knafka.dispatcher.engine.pending import READ_LIMIT, AssignedPartition
 from knafka.dispatcher.engine.tracing import EgressTracing

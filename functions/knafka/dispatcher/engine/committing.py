@@ -1,26 +1,24 @@
 """Commits: when a drain commits the positions of its partitions.
 
-    every COMMIT_INTERVAL: the positions, and the progress of the records above them
+    every COMMIT_INTERVAL (beside many drains, every MAX_COMMIT_INTERVAL at the latest):
+        the positions, and the progress of the records above them
 
-Where a shared reader has many drains, a drain for which nothing comes commits less often, and waits
-with one timer and no task.
+Where a shared reader has many drains, a drain for which nothing comes commits less often still, and
+waits with one timer and no task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import Final
 from zlib import crc32
 
+from knafka.core.drain import COMMIT_INTERVAL
 from knafka.dispatcher.engine.counts import DrainCounts
 from knafka.dispatcher.engine.pending import AssignedPartition, HeldPartitions
 from knafka.dispatcher.engine.selecting import SharedReader
 from knafka.dispatcher.engine.workers import Workers
 from knafka.ports.log import LogReader, OffsetAndMetadata
-
-COMMIT_INTERVAL: Final = 1.0
-"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
 
 
 class CommitLoop:
@@ -31,13 +29,14 @@ class CommitLoop:
         counts: DrainCounts,
     ) -> None:  # fmt: skip
         """`policy` is the checksum of `policy_of`. Drains that begin together would commit
-        together, so each first waits for a part of the interval that is derived from its group's
+        together, so each commits at a moment of the interval that is derived from its group's
         name."""
         self._policy = policy
         self._partitions = partitions
         self._workers = workers
         self._counts = counts
-        self._first_wait = COMMIT_INTERVAL * crc32(group.encode()) / 2**32
+        self._share = crc32(group.encode()) / 2**32
+        """The part of each interval, from 0 to 1, after which this drain commits."""
         self._wait: CommitWait | None = None
         """The wait for the next commit, while no record is unsettled."""
         self._all_committed_at = -math.inf
@@ -50,11 +49,10 @@ class CommitLoop:
             self._wait.note_record()
 
     async def run(self, reader: LogReader) -> None:
-        """Commit the positions every `COMMIT_INTERVAL`; of partitions for which a shared reader
-        brings nothing, less often."""
+        """Commit the positions every `COMMIT_INTERVAL`; less often beside many drains that share a
+        reader, and of partitions for which it brings nothing."""
         shared = reader if isinstance(reader, SharedReader) else None
-        await asyncio.sleep(self._first_wait)
-        phase = self._loop.time()
+        await asyncio.sleep(self._interval(shared) * self._share)
         partitions = self._partitions
         while True:
             commits: dict[int, OffsetAndMetadata] = {}
@@ -68,15 +66,22 @@ class CommitLoop:
                 self._counts.commits += 1
                 reader.commit(commits)
             if shared is None or partitions.touched:
-                await asyncio.sleep(COMMIT_INTERVAL)
+                await asyncio.sleep(self._interval(shared))
             else:
-                await self._wait_for_records(shared.commit_interval, phase)
+                await self._wait_for_records(shared)
+
+    def _interval(self, shared: SharedReader | None) -> float:
+        """Return the seconds until the next commit while there is something to commit. A partition
+        that isn't read until its commit metadata has room again is looked at each second."""
+        if shared is None or not all(each.may_read for each in self._partitions.touched):
+            return COMMIT_INTERVAL
+        return shared.commit_interval
 
     def _partitions_to_commit(self, shared: SharedReader | None) -> list[AssignedPartition]:
         """Return the partitions whose positions are to be committed now. Where a shared reader has
         many drains, those for which nothing came are among them only from time to time."""
         now = self._loop.time()
-        interval = COMMIT_INTERVAL if shared is None else shared.commit_interval
+        interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
             return [partition for partition in self._partitions.touched if partition.open]
         self._all_committed_at = now
@@ -84,10 +89,11 @@ class CommitLoop:
             shared.catch_up()
         return list(self._partitions.values())
 
-    async def _wait_for_records(self, interval: float, phase: float) -> None:
-        """Wait `COMMIT_INTERVAL`, or up to `interval` seconds while no records come for this drain.
-        Each of many drains commits at its own `phase`, a moment within `COMMIT_INTERVAL`."""
-        self._wait = CommitWait(self._loop, interval, phase)
+    async def _wait_for_records(self, shared: SharedReader) -> None:
+        """Wait until the next commit; longer while no records come for this drain."""
+        self._wait = CommitWait(
+            self._loop, shared.commit_interval, shared.quiet_commit_interval, self._share
+        )
         try:
             await self._wait.wait()
         finally:
@@ -95,16 +101,20 @@ class CommitLoop:
 
 
 class CommitWait:
-    """Waits up to `interval` seconds; once a record has come, only until the next `phase`, a moment
-    within `COMMIT_INTERVAL` at which this drain commits."""
+    """Waits up to `quiet_interval` seconds; once a record has come, only until this drain's next
+    moment to commit, of which there is one in each `interval` seconds. `share`, from 0 to 1, says
+    which: drains with different shares commit at different moments."""
 
-    __slots__ = ("_due", "_is_due", "_loop", "_phase", "_timer")
+    __slots__ = ("_due", "_interval", "_is_due", "_loop", "_share", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, interval: float, phase: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, interval: float, quiet_interval: float, share: float
+    ) -> None:
         self._loop = loop
-        self._phase = phase
+        self._interval = interval
+        self._share = share
         self._is_due: asyncio.Future[None] = loop.create_future()
-        self._due = loop.time() + interval
+        self._due = loop.time() + quiet_interval
         self._timer = loop.call_at(self._due, self._end)
 
     async def wait(self) -> None:
@@ -116,8 +126,8 @@ class CommitWait:
 
     def note_record(self) -> None:
         """Note that a record has come since the last commit."""
-        now = self._loop.time()
-        due = now + ((self._phase - now) % COMMIT_INTERVAL or COMMIT_INTERVAL)
+        now, interval = self._loop.time(), self._interval
+        due = now + ((self._share * interval - now) % interval or interval)
         if due < self._due:
             self._timer.cancel()
             self._due = due

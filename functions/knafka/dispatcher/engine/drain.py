@@ -2,7 +2,8 @@
 
     fetch --intake--> filter --no--> settled
                         \\--yes--> lane --> workers: attempts --> settled | again later
-    every COMMIT_INTERVAL: commit the positions, and the progress of the records above them
+    every COMMIT_INTERVAL, later beside many drains (`committing`):
+        commit the positions, and the progress of the records above them
 
 The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
 commit's metadata (`core.progress`) says which records above it are settled and how far the others'

@@ -63,7 +63,13 @@ class SharedReader(LogReader, Protocol):
 
     @property
     def commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets no records; longer with more drains."""
+        """Seconds between commits of a drain that gets records; longer with more drains."""
+        ...
+
+    @property
+    def quiet_commit_interval(self) -> float:
+        """Seconds between commits of a drain that gets no records, and of partitions of which it
+        gets none; at least `commit_interval`."""
         ...
 
     def catch_up(self) -> None:

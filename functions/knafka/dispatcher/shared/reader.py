@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from knafka.core.drain import COMMIT_INTERVAL, MAX_COMMIT_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.dispatcher.engine.selecting import Selective
@@ -32,11 +33,9 @@ log = logging.getLogger(__name__)
 RECORDS_PER_READ: Final = 50
 """Most records of one read, as all groups wait while these are filtered and encoded; also the most
 that a drain takes while it waits in one read, so that it then checks again whether it has room."""
-MAX_QUIET_COMMITS_PER_SECOND: Final = 200
-"""Most commits per second of a topic, over all its groups that get no records: each takes 0.2 ms of
-CPU, and only spares a later owner of the partition from filtering the skipped events again."""
-COMMIT_INTERVAL: Final = 1.0
-"""Seconds between two commits of one group at least."""
+MAX_COMMITS_PER_SECOND: Final = 200
+"""Most commits per second of a topic, over all its groups, as far as `MAX_COMMIT_INTERVAL` allows:
+each takes 0.2 ms of CPU."""
 
 
 class ReaderTopic(Protocol):
@@ -59,6 +58,10 @@ class ReaderTopic(Protocol):
 
     def note_taken(self, cursor: Cursor) -> None:
         """Note that a cursor has taken records."""
+        ...
+
+    def enqueue_commit(self, reader: GroupReader) -> None:
+        """Call the reader's `begin_commit` soon."""
         ...
 
     def detach(self, reader: GroupReader) -> None:
@@ -236,8 +239,15 @@ class GroupReader:
 
     @property
     def commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets no records."""
-        return max(COMMIT_INTERVAL, self._topic.readers / MAX_QUIET_COMMITS_PER_SECOND)
+        """Seconds between commits of a drain that gets records, after which a killed dispatcher
+        delivers them again."""
+        return min(MAX_COMMIT_INTERVAL, self.quiet_commit_interval)
+
+    @property
+    def quiet_commit_interval(self) -> float:
+        """Seconds between commits of a drain that gets no records. They only spare a later owner of
+        the partition from filtering the skipped events again, so nothing limits them."""
+        return max(COMMIT_INTERVAL, self._topic.readers / MAX_COMMITS_PER_SECOND)
 
     def catch_up(self) -> None:
         """Report to the drain which records were skipped until now."""
@@ -378,6 +388,12 @@ class GroupReader:
             # earlier one that is valid.
             if number in self.cursors and len(commit.metadata) <= MAX_METADATA:
                 self._to_commit[number] = commit
+        self._enqueue_commit()
+
+    def _enqueue_commit(self) -> None:
+        """Have the topic make the stored commits, if there are any."""
+        if self._to_commit:
+            self._topic.enqueue_commit(self)
 
     @property
     def to_commit(self) -> Mapping[int, OffsetAndMetadata]:
@@ -405,6 +421,7 @@ class GroupReader:
             self._to_commit = {**failed_commits, **self._to_commit}
         finally:
             self._committing = None
+            self._enqueue_commit()
             self._committed.set()
 
     async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
@@ -462,6 +479,7 @@ class GroupReader:
             log.warning("the last commit of %s was not made within a bound", self.group)
         finally:
             self.cursors.clear()
+            self._to_commit = {}
             self._topic.detach(self)
             if self._committing is not None:
                 with suppress(asyncio.CancelledError):

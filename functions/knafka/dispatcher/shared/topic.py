@@ -68,6 +68,8 @@ class SharedTopic:
         self._offsets = offsets
         self._limits = limits or FetchLimits()
         self._readers: list[GroupReader] = []
+        self._committing_readers: dict[GroupReader, None] = {}
+        """The readers that may have something to commit, in the order in which they asked."""
         self._owned: set[int] = set()
         self._serving: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -87,8 +89,13 @@ class SharedTopic:
         """Number of groups that read this topic."""
         return len(self._readers)
 
+    def enqueue_commit(self, reader: GroupReader) -> None:
+        """Make the reader's commits in the next round."""
+        self._committing_readers[reader] = None
+
     def detach(self, reader: GroupReader) -> None:
         """Forget a reader that is closed."""
+        self._committing_readers.pop(reader, None)
         if reader in self._readers:
             self._readers.remove(reader)
 
@@ -130,7 +137,9 @@ class SharedTopic:
         """Make the waiting commits, if Kafka confirms that the partitions are still this
         process's."""
         loop = asyncio.get_running_loop()
-        committing_readers = [reader for reader in self._readers if reader.to_commit]
+        # A reader whose last commit is still under way asks again when it has ended.
+        committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
+        self._committing_readers = dict.fromkeys(committing_readers)
         confirmed_at = loop.time()
         if committing_readers and not await member.confirm(_highest_positions(committing_readers)):
             committing_readers = []
@@ -140,6 +149,7 @@ class SharedTopic:
             for start in starts:
                 if loop.time() - confirmed_at < CONFIRMATION_VALID_SECONDS:
                     for reader in committing_readers[start : start + CONCURRENT_COMMITS]:
+                        self._committing_readers.pop(reader, None)
                         if reader.to_commit:
                             reader.begin_commit()
                 if start != starts[-1]:
