@@ -161,7 +161,7 @@ RESOLVED: Final = "resolved"
 FAILED_AGAIN: Final = "failed-again"
 """Outcome of a replayed event: it was dead-lettered again."""
 LOST: Final = "lost"
-"""Outcome of a replayed event: the replay topic's log was cut before the event was settled, so it
+"""Outcome of a replayed event: its replay topic was cut or deleted before it was settled, so it
 can be replayed once more."""
 
 REPORTS: Final[Columns] = {

@@ -81,7 +81,7 @@ def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> Non
         "knafka_console.model",
         "knafka_console.web",
         *(f"knafka_console.model.{module}" for module in ("document", "source")),
-        *(f"knafka_console.web.{module}" for module in ("page", "server", "sign_in")),
+        *(f"knafka_console.web.{module}" for module in ("bodies", "page", "server", "sign_in")),
     }
     assert not {"watchfiles", "typer", "confluent_kafka", "kopf"} & set(loaded)
 
@@ -212,6 +212,16 @@ async def test_dead_letters_are_shown_and_sent_again(source: MemorySource) -> No
         assert source.replayed[0][0] == "default/mail"
         async with session.post("/api/replay", json={"name": "mail"}, headers=MARKED) as response:
             assert (await error(response))[0] == 400
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "utf-32", "nonesuch"])
+async def test_a_body_that_is_no_text_is_a_bad_request(source: MemorySource, charset: str) -> None:
+    headers = {**MARKED, "content-type": f"application/json; charset={charset}"}
+    async with (
+        client(source) as session,
+        session.post("/api/replay", data=b'{"\xff"', headers=headers) as response,
+    ):
+        assert (await error(response))[0] == 400
 
 
 async def test_what_is_not_there_and_what_is_not_allowed_say_so(source: MemorySource) -> None:

@@ -9,8 +9,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from knafka_jobs.compact.judging import STARTS
-from knafka_jobs.compact.outcomes import last_pending, lost_events, outcomes_of, resolved_failures
+from knafka_jobs.compact.judging import DELETED_AND_SETTLED, STARTS
+from knafka_jobs.compact.outcomes import (
+    deleted_unsettled,
+    gone_by,
+    last_pending,
+    lost_events,
+    outcomes_of,
+    pending_of,
+    resolved_failures,
+)
 from knafka_jobs.replay.replay_plan import (
     dead_letters_of,
     replayable_failures,
@@ -18,6 +26,7 @@ from knafka_jobs.replay.replay_plan import (
     split_into_lanes,
 )
 from knafka_jobs.schema import FAILURES, RECORDS, SENT, ddl
+from knafka_jobs.topic_offsets import BrokerName
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
@@ -146,6 +155,31 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
             "failure_id string, outcome string",
         ),
     )
+
+
+def test_what_was_deleted_before_it_was_settled_is_lost(spark: SparkSession) -> None:
+    """A commit beyond it says nothing of it."""
+    on_their_way = sent(
+        spark,
+        {"failure_id": "settled", "offset": 1},
+        {"failure_id": "deleted", "offset": 2},
+        {"failure_id": "there", "offset": 3},
+        {"failure_id": "told before", "offset": 2, "outcome": "resolved"},
+        {"failure_id": "another's", "offset": 2, "broker": "other"},
+        {"failure_id": "of a topic that is gone", "offset": 9, "topic_id": "gone"},
+        {"failure_id": "of a new one", "offset": 9, "topic_id": "gone", "sent": at(50)},
+    )
+    pending = on_their_way.transform(pending_of, BrokerName("shop", "main"))
+    assert sorted(ids(on_their_way.transform(pending_of, None))) == sorted(
+        [*ids(pending), "another's"]
+    )
+    settled = spark.createDataFrame([("id-2", 0, 3, 2)], ddl(DELETED_AND_SETTLED))
+    found = pending.transform(deleted_unsettled, settled).unionByName(
+        pending.transform(gone_by, ["gone"], at(45))
+    )
+    assert found.columns == list(SENT)
+    assert sorted(ids(found)) == ["deleted", "of a topic that is gone"]
+    assert ids(found.where("outcome <> 'lost'")) == []
 
 
 def test_what_a_replay_topic_has_lost_is_told_by_what_lies_there_now(spark: SparkSession) -> None:

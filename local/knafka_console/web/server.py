@@ -41,7 +41,6 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from knafka.core import documents
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
 from knafka.core.events import json_format
@@ -55,6 +54,7 @@ from knafka_console.model.source import (
     Source,
     TriggerName,
 )
+from knafka_console.web.bodies import read_document
 from knafka_console.web.page import Page, console_page, problem_page, sign_in_page
 from knafka_console.web.sign_in import SignIn, delete_cookies, has_token
 
@@ -303,7 +303,7 @@ class _Handlers:
     async def create_archive_replay(self, request: web.Request) -> web.Response:
         """Create a replay of an archive's failures."""
         reports = self._archive_reports(request)
-        creation = documents.parse_json(ReplayCreation, await request.text())
+        creation = await read_document(ReplayCreation, request)
         return _json_answer(
             await reports.replay(_archive_name(request), creation), HTTPStatus.CREATED
         )
@@ -356,7 +356,7 @@ class _Handlers:
     async def replay(self, request: web.Request) -> web.Response:
         """Send dead letters of a Trigger again."""
         source = self._source_of(request)
-        replay_request = documents.parse_json(ReplayRequest, await request.text())
+        replay_request = await read_document(ReplayRequest, request)
         trigger = TriggerName(replay_request.namespace, replay_request.name, replay_request.kind)
         return _json_answer(
             await source.replay(trigger, replay_request.events, dry_run=replay_request.dry_run)

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from knafka.core import documents
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument
 from knafka_console.model.source import Forbidden, NotSignedIn, Source
+from knafka_console.web.bodies import read_document
 
 TOKEN_COOKIE: Final = "knafka-token"
 """Cookie with the viewer's token."""
@@ -105,7 +105,7 @@ class SignIn:
         is_secure = _is_secure(request)
         if not is_secure and not self._plain_http:
             raise Forbidden(NEEDS_TLS)
-        form = documents.parse_json(SignInForm, await request.text())
+        form = await read_document(SignInForm, request)
         viewer = _viewer_of_form(form)
         await self._source_of(viewer).state()  # raises if the cluster refuses
         response = web.Response(status=HTTPStatus.NO_CONTENT)

@@ -25,7 +25,12 @@ from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.checkpoints import Checkpoints, FoldedBatch
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.ingest_batches import IngestBatch, IngestResult, ingest_spans
-from knafka_jobs.compact.judging import mark_lost, mark_outcomes, read_settled_offsets
+from knafka_jobs.compact.judging import (
+    mark_gone,
+    mark_lost,
+    mark_outcomes,
+    read_settled_offsets,
+)
 from knafka_jobs.compact.reading import BatchReader, ingest_around
 from knafka_jobs.failure_days import assign_days, distinct_days, load_known_days
 from knafka_jobs.forget import delete_failures, expired_failures
@@ -81,6 +86,7 @@ def compact(
         explain_spark_errors(f"the tables in {tables.root} can't be brought up to date"),
     ):
         checkpoints.check_fold()
+        mark_gone(tables, kafka, options.broker, now, progress)
         mark_lost(tables, kafka, progress)
         settled = read_settled_offsets(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)

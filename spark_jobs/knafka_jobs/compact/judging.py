@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Final
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import REPLAY
 from knafka_jobs.compact import compact_plan
-from knafka_jobs.compact.outcomes import last_pending, lost_events, outcomes_of, resolved_failures
+from knafka_jobs.compact.outcomes import (
+    deleted_unsettled,
+    gone_by,
+    last_pending,
+    lost_events,
+    outcomes_of,
+    pending_of,
+    resolved_failures,
+)
 from knafka_jobs.compact.reading import headers_of
 from knafka_jobs.failure_days import distinct_days, load_known_days
 from knafka_jobs.io.delta import Tables, in_days
@@ -18,9 +28,18 @@ from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.materialize import compute_rows
 from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import Columns
-from knafka_jobs.topic_offsets import OffsetSpan, Position
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, Position, TopicState
 
 Progress = Callable[[str], object]
+
+GONE_TOPIC_AGE: Final = timedelta(hours=1)
+"""Age of a replayed event from which its topic counts as deleted if Kafka doesn't have it: a broker
+may learn later than others of a topic that was just created."""
+
+DELETED_AND_SETTLED: Final[Columns] = {
+    **{"topic_id": "string", "partition": "int", "start": "bigint", "until": "bigint"},
+}
+"""The first offset of each partition, and the one up to which its group has settled it."""
 
 STARTS: Final[Columns] = {
     **{"topic": "string", "topic_id": "string", "partition": "int", "start": "bigint"},
@@ -45,6 +64,55 @@ def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, 
         # A replay topic's consumer group has the topic's name.
         for partition, offset in kafka.committed(topic.name, topic).items()
     ]
+
+
+def mark_gone(
+    tables: Tables,
+    kafka: KafkaClient,
+    broker: BrokerName | None,
+    now: datetime,
+    progress: Progress,
+) -> None:
+    """Mark pending replayed events as lost that their replay topic deleted before they were
+    settled, or that were in a topic which was deleted or made anew.
+
+    Nobody delivers them any more, and what is pending is not replayed. A later commit of their
+    group would say nothing of them. Only events of `broker` (all, if None): those of others may be
+    in another Kafka.
+    """
+    if tables.is_empty("sent"):
+        return
+    pending = tables.read("sent").transform(pending_of, broker)
+    places = ("topic", "topic_id", "partition")
+    firsts = pending.groupBy(*places).agg(F.min("offset").alias("first")).collect()
+    topics = kafka.topics(sorted({row["topic"] for row in firsts}))
+    gone_ids, cut_topics = set[str](), dict[str, TopicState]()
+    for row in firsts:
+        topic = topics.get(row["topic"])
+        if topic is None or topic.id != row["topic_id"]:
+            gone_ids.add(row["topic_id"])
+        elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
+            cut_topics[topic.name] = topic
+    if not gone_ids and not cut_topics:
+        return
+    # The starts were read before the commits: what was settled meanwhile is not marked.
+    settled = [
+        (topic.id, partition, span.start, committed.get(partition, 0))
+        for topic in cut_topics.values()
+        for committed in (kafka.committed(topic.name, topic),)
+        for partition, span in topic.spans.items()
+    ]
+    gone_events = compute_rows(
+        pending.transform(gone_by, gone_ids, now - GONE_TOPIC_AGE).unionByName(
+            pending.transform(deleted_unsettled, tables.rows(settled, DELETED_AND_SETTLED))
+        )
+    )
+    for row in gone_events.groupBy("topic").count().orderBy("topic").collect():
+        progress(
+            f"{row['topic']} was deleted, or its records were: {row['count']} events that it had "
+            "for its Trigger can be replayed once more"
+        )
+    _update_outcomes(tables, gone_events)
 
 
 def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
@@ -87,12 +155,7 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
             f"the log of {name}/{partition} was cut: replayed events that it lost can be "
             "replayed once more"
         )
-    tables.update(
-        newly_lost,
-        "sent",
-        "sent.replay_id = more.replay_id AND sent.failure_id = more.failure_id",
-        {"outcome": "more.outcome", "judged": "more.judged"},
-    )
+    _update_outcomes(tables, newly_lost)
 
 
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
@@ -118,6 +181,11 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
         f"{days} AND {compact_plan.MERGE_ON} AND failures.last_failed <= more.sent",
         {"resolved": "more.judged"},
     )
+    _update_outcomes(tables, judged)
+
+
+def _update_outcomes(tables: Tables, judged: DataFrame) -> None:
+    """Write the outcomes of these rows of `SENT`."""
     tables.update(
         judged,
         "sent",

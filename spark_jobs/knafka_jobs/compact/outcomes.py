@@ -7,10 +7,14 @@ Pure: DataFrames in and out.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from datetime import datetime
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT
+from knafka_jobs.topic_offsets import BrokerName
 
 
 def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
@@ -77,9 +81,44 @@ def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -
         .join(F.broadcast(ranges), ["topic", "topic_id", "partition"])
         .where("offset >= start")
         .join(marked_records.select(*place), place, "left_anti")
-        .withColumn("outcome", F.lit(LOST))
-        .withColumn("judged", F.current_timestamp())
-        .select(*SENT)
+        .transform(as_lost)
+    )
+
+
+def as_lost(events: DataFrame) -> DataFrame:
+    """Return rows of `sent` with the outcome `lost`."""
+    lost = events.withColumn("outcome", F.lit(LOST)).withColumn("judged", F.current_timestamp())
+    return lost.select(*SENT)
+
+
+def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
+    """Return the pending rows of `sent`, of one Broker or of all."""
+    pending = sent.where("outcome IS NULL")
+    if broker is None:
+        return pending
+    return pending.where(
+        (F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name)
+    )
+
+
+def gone_by(pending: DataFrame, topic_ids: Collection[str], before: datetime) -> DataFrame:
+    """Return pending rows that were sent before a time to one of these topics, which Kafka doesn't
+    have, with outcome `lost`."""
+    in_topics = pending.where(F.col("topic_id").isin(*topic_ids))
+    return in_topics.where(F.col("sent") < F.lit(before)).transform(as_lost)
+
+
+def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
+    """Return pending rows that were deleted from their topic before they were settled, with outcome
+    `lost`.
+
+    `settled` (`topic_id`, `partition`, `start`, `until`) has the first offset of each partition,
+    and the one up to which its group has settled it.
+    """
+    return (
+        pending.join(F.broadcast(settled), ["topic_id", "partition"])
+        .where("offset < start AND offset >= until")
+        .transform(as_lost)
     )
 
 
