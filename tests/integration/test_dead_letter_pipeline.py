@@ -316,6 +316,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     assert told.changes.failed_again == 1
 
 
+@only_chaos
 def test_a_purge_without_a_selection_takes_what_a_replay_has_resolved(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.gate import only_chaos
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
@@ -104,6 +105,7 @@ def test_runs_over_all_brokers_and_over_one_table_each_dead_letter_once(
     assert list(failures.values()) == [305, 305]
 
 
+@only_chaos
 def test_a_topic_that_the_metadata_lack_for_a_moment_is_read_where_it_was_left(
     kafka: Kafka, dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_topic_that_the_metadata_lack_for_a_moment_is_read_where_it_was_left(
     assert sorted(held(tables)) == everything(client, dead)
 
 
+@only_chaos
 def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
