@@ -71,7 +71,6 @@ STILL_LONG: Final = {
     "operator/knafka_operator/archives/manifests.py",
     "operator/knafka_operator/channels/decide.py",
     "operator/knafka_operator/functions/services.py",
-    "operator/knafka_operator/kafka/desired.py",
     "operator/knafka_operator/kube_api/memory_cluster.py",
     "operator/knafka_operator/records/state.py",
     "operator/knafka_operator/scale/scaler.py",
