@@ -89,7 +89,6 @@ class SharedParts:
         used_kafkas: Callable[[], Collection[KafkaCluster]],
     ) -> None:
         """`used_kafkas` returns the Kafka clusters that any object uses now."""
-        self.clients = clients
         self.queue = WorkQueue()
         self.rolls = Rolls(settings.max_rolls, self.queue.enqueue)
         self._broker_states = States(BROKERS, self.rolls, settings.naming)
@@ -130,13 +129,14 @@ class DeliveryParts:
         states: States,
         receivers: Receivers,
         shared: SharedParts,
+        clients: OperatorClients,
     ) -> None:
+        """Create the parts; `clients` are those of the kind's own operator."""
         self._settings = settings
         self._cluster = cluster
         self._states = states
         self._queue = shared.queue
         self.shards = Shards(settings, cluster, states, shared.queue.enqueue)
-        clients = shared.clients
         self.effects = Effects(
             cluster, states, self.shards, receivers, shared.trust_bundles, clients.probe,
             clients.wake,
@@ -196,6 +196,7 @@ class OperatorParts(Neighbours):
         Subscriptions, and shares its queue and connections.
         """
         self.settings = settings
+        self._clients = clients
         self.family = BROKERS if beside is None else CHANNELS
         self.entries: ClusterWithEntries | None = None
         """The cluster that shows channels' entries as Subscriptions; None: the family is
@@ -263,7 +264,9 @@ class OperatorParts(Neighbours):
 
     def _new_delivery(self, states: States) -> DeliveryParts:
         """Create the parts of a kind that delivers events."""
-        return DeliveryParts(self.settings, self.cluster, states, self._receivers, self._shared)
+        return DeliveryParts(
+            self.settings, self.cluster, states, self._receivers, self._shared, self._clients
+        )
 
     def _new_brokers(self) -> Brokers | Channels:
         """Create the reconciler of the family's Brokers or channels."""
