@@ -1,269 +1,44 @@
-"""Operator: creates the reconcilers, and enqueues the objects that a change affects.
+"""Operator: enqueues the objects that a change affects, and resumes and ends deliveries.
 
     Broker changed     -> the Broker, its Triggers
     Trigger changed    -> the Trigger
     Service changed    -> its owner, and Triggers whose subscriber it is
     receiver started   -> open drains of its Broker's Triggers, as an event is on its way
 
-Not here: hearing of changes (`runtime.controller`), and what reconciling is (the `kind` of each
-room).
+Not here: the reconcilers and their tasks (`wiring`), hearing of changes (`runtime.controller`), and
+what reconciling is (the `kind` of each room).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from knafka.ports.log import LogAdmin, LogWriter
-from knafka_operator.brokers.kind import Brokers
 from knafka_operator.channels import entries
-from knafka_operator.channels.entry_cluster import ClusterWithEntries
-from knafka_operator.channels.kind import Channels
-from knafka_operator.channels.subscriptions import Subscriptions
 from knafka_operator.decisions import status as statuses
-from knafka_operator.dispatchers.activity import DEFAULT_LIMITS, ActivityLimits
-from knafka_operator.dispatchers.dead_letter_monitor import DeadLetterMonitor
-from knafka_operator.dispatchers.moves import Moves
-from knafka_operator.dispatchers.replays import Replays
 from knafka_operator.dispatchers.resuming import Resuming
-from knafka_operator.dispatchers.shard_services import Shards
-from knafka_operator.engine.effects import Effects
-from knafka_operator.engine.kind import rfc3339_now as _now
-from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
-from knafka_operator.functions import services
-from knafka_operator.functions.applying import ROLL_CHECK_INTERVAL, Rolls
-from knafka_operator.functions.probe import probe, wake
-from knafka_operator.functions.trust_bundles import TrustBundleCopies
-from knafka_operator.installation.handler import Handling
-from knafka_operator.installation.settings import Settings
-from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
-from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import BROKERS, CHANNELS, SOURCES
+from knafka_operator.dispatchers.startup import DISPATCHERS, connect_kafkas, resume_deliveries
+from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict
+from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
 from knafka_operator.receivers.event_types import EVENT_TYPES_INTERVAL as EVENT_TYPES_INTERVAL
-from knafka_operator.receivers.event_types import EventTypes, PodEventTypes
-from knafka_operator.receivers.receivers import PodPositions, Receivers, ReplicaPositions
-from knafka_operator.records.state import States, broker_of, has_contract, without_status
-from knafka_operator.scale.drains import HttpDrains
-from knafka_operator.scale.repeat import run_repeatedly
-from knafka_operator.scale.scaler import Drains
-from knafka_operator.sensors.kind import Sensors
-from knafka_operator.sensors.observe_actions import observe_actions
-from knafka_operator.sinks.kind import KafkaSinks
+from knafka_operator.records.state import broker_of, without_status
 from knafka_operator.sinks.model import KAFKA_SINK
-from knafka_operator.sources.kind import KafkaSources
-from knafka_operator.sources.observe import SourceObserver
-from knafka_operator.triggers.kind import Triggers
-from knafka_operator.triggers.observe import TriggerObserver
-from knafka_operator.triggers.publishing import Publishing
+from knafka_operator.wiring import OperatorParts
 
 log = logging.getLogger(__name__)
-
-DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
-"""Labels of dispatchers' Services, without replayers."""
-
-SHARD_LABELS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
-"""Labels of the Services of shared dispatchers."""
-
-PUBLISH_INTERVAL: Final = 5.0
-"""Seconds between two rounds of publishing the scaler's view of each Trigger."""
-
-MOVE_INTERVAL: Final = 5.0
-"""Seconds between two checks for `auto` Triggers that need another dispatcher."""
 
 PREWARM_LIMIT: Final = 5
 """Most Triggers of one Broker that are woken when its receiver starts. With more Triggers, most
 would find no event, and lag wakes them anyway."""
 
 
-class Operator:
+class Operator(OperatorParts):
     """The reconcilers of one family of kinds; created inside its event loop."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: Cluster,
-        connect: Callable[[Mapping[str, Any]], LogAdmin],
-        *,
-        open_writer: Callable[[Mapping[str, Any]], LogWriter],
-        drains: Drains | None = None,
-        probe: Callable[[str], Awaitable[None]] = probe,
-        wake: Callable[[str], Awaitable[None]] = wake,
-        activity: ActivityLimits = DEFAULT_LIMITS,
-        move_interval: float = MOVE_INTERVAL,
-        beside: Operator | None = None,
-        positions: ReplicaPositions | None = None,
-    ) -> None:
-        """`connect` returns the admin client of a Kafka for a configuration of librdkafka, and
-        `open_writer` a writer, for contracts. `drains` defaults to drains over HTTP. `probe` raises
-        `NotReady` for an address that doesn't answer, and so does `wake`, which starts a pod of a
-        dispatcher. `activity` has the limits between busy and quiet `auto` Triggers.
-
-        An operator with `beside`, the operator of Brokers, reconciles KafkaChannels and
-        Subscriptions, and shares its queue and connections. `positions` returns how far replicas of
-        receivers have read their contract; by default it asks the pods.
-        """
-        self.settings = settings
-        self.family = BROKERS if beside is None else CHANNELS
-        self.entries: ClusterWithEntries | None = None
-        """The cluster that shows channels' entries as Subscriptions; None: the family is
-        Brokers."""
-        if beside is not None:
-            cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
-        self.cluster = cluster
-        self._beside: list[Operator] = []
-        self.queue: WorkQueue = WorkQueue() if beside is None else beside.queue
-        rolls = Rolls(settings.max_rolls, self.queue.enqueue)
-        self.states: States = States(
-            self.family, rolls if beside is None else beside.states.rolls, settings.naming
-        )
-        if beside is None:
-            self._http = HttpDrains(self.states.urls, settings.shard_size, settings.tokens)
-            self._kafkas = KafkaClusters(
-                connect,
-                drains or self._http,
-                self._used_kafkas,
-                self.queue.retry_failed,
-                self.states.unwritten_topics,
-                open_writer,
-                settings.allowed_servers,
-                settings.kafka_trust,
-            )
-        else:
-            beside._beside.append(self)
-            self._http, self._kafkas = beside._http, beside._kafkas
-            self.states.urls = beside.states.urls
-            self.states.policies = beside.states.policies
-        enqueue = self.queue.enqueue
-        shards = self._shards = Shards(settings, cluster, self.states, enqueue)
-        self.brokers: Brokers | Channels
-        # Channels' receivers are in the operator's namespace, where no mesh or NetworkPolicy blocks
-        # their pods.
-        url_of = partial(services.service_url, settings=settings) if self.entries is None else None
-        positions = positions or PodPositions(cluster, url_of, bearers=self._bearers)
-        receivers = Receivers(settings, cluster, self.states, positions, enqueue)
-        self.trust_bundles: TrustBundleCopies = (
-            TrustBundleCopies(settings, cluster) if beside is None else beside.trust_bundles
-        )
-        effect_parts = self.states, shards, receivers, self.trust_bundles
-        self.effects = Effects(cluster, *effect_parts, probe, wake)
-        broker_arguments = (
-            settings,
-            cluster,
-            self._kafkas,
-            shards,
-            self.states,
-            receivers,
-            self.effects,
-            _now,
-        )
-        self.brokers = (
-            Brokers(*broker_arguments)
-            if self.entries is None
-            else Channels(*broker_arguments, self.entries.handling)
-        )
-        self.sources: KafkaSources | None = None
-        """The reconciler of KafkaSources; None: they aren't served."""
-        self._publishing_sources: Publishing | None = None
-        self.sinks: KafkaSinks | None = None
-        self.sensors: Sensors | None = None
-        """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus."""
-        if beside is not None:
-            self.sensors = beside.sensors
-        elif settings.sensors:
-            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, self.effects, _now)
-        if self.sensors is not None:
-            self.sensors.buses[self.family] = self.brokers
-        actions = partial(observe_actions, settings, cluster)
-        of_observer = settings, cluster, self.brokers.is_ours, shards, self.states, actions
-        observer = TriggerObserver(*of_observer)
-        self.dead_letters = DeadLetterMonitor(self.states, enqueue)
-        trigger_parts = self.states, observer, self.dead_letters, self.effects, _now, enqueue
-        trigger_arguments = settings, cluster, self.brokers, shards, *trigger_parts
-        self.triggers = (
-            Triggers(*trigger_arguments)
-            if self.entries is None
-            else Subscriptions(*trigger_arguments, self.entries)
-        )
-        self.brokers.neighbours = self.triggers.neighbours = self
-        self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
-        publishing = run_repeatedly(
-            "publishing lags", self.publishing.publish_lags, PUBLISH_INTERVAL
-        )
-        self.moves = Moves(self.states, self.queue.enqueue, activity)
-        moving = run_repeatedly("moving Triggers", self.moves.move_triggers, move_interval)
-        counting = run_repeatedly(
-            "counting dead letters", self.dead_letters.check_topics, PUBLISH_INTERVAL
-        )
-        event_type_parts = self.states, receivers, PodEventTypes(self._bearers)
-        self.event_types = EventTypes(settings, cluster, *event_type_parts)
-        creating_event_types = run_repeatedly(
-            "making EventTypes", self.event_types.create_new_types, EVENT_TYPES_INTERVAL
-        )
-        replaying = Replays(settings, cluster, self.states).run()
-        running = [publishing, moving, counting, creating_event_types, replaying]
-        if beside is None:
-            if settings.trust_bundles:
-                running.append(self.trust_bundles.run())
-            running.append(
-                run_repeatedly("rolling", partial(rolls.end_turns, cluster), ROLL_CHECK_INTERVAL)
-            )
-            if self.sensors is not None:
-                running.append(self.sensors.publish(self.queue))
-            if settings.sinks:
-                sink_arguments = settings, cluster, self._kafkas, self.states, self.effects, _now
-                self.sinks = KafkaSinks(*sink_arguments, self._has_topic)
-            if settings.sources:
-                self.sources = self._make_sources(probe, wake)
-                running += self._source_tasks(self.sources)
-        self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
-
-    def _has_topic(self, topic: str) -> bool:
-        """Whether a Broker or KafkaChannel has a topic of this name."""
-        return any(topic in family_operator.states.topics for family_operator in self.all_operators)
-
-    def _make_sources(
-        self,
-        probe: Callable[[str], Awaitable[None]],
-        wake: Callable[[str], Awaitable[None]],
-    ) -> KafkaSources:
-        """Create the reconciler of KafkaSources, with its own states."""
-        settings, enqueue, cluster = self.settings, self.queue.enqueue, self.cluster
-        states = States(SOURCES, self.states.rolls, settings.naming)
-        states.urls, states.policies = self.states.urls, self.states.policies
-        shards = Shards(settings, cluster, states, enqueue)
-        parts = states, shards, self.effects.receivers, self.trust_bundles
-        effects = Effects(cluster, *parts, probe, wake)
-        actions = partial(observe_actions, settings, cluster)
-        of_observer = settings, cluster, lambda broker: True, shards, states, actions
-        observer = TriggerObserver(*of_observer)
-        dead_letters = DeadLetterMonitor(states, enqueue)
-        return KafkaSources(
-            *(settings, cluster, self.brokers, shards, states, observer, dead_letters),
-            *(effects, _now, enqueue),
-            source_observer=SourceObserver(
-                settings, cluster, self._kafkas, states, self._has_topic
-            ),
-        )
-
-    def _source_tasks(self, sources: KafkaSources) -> list[Coroutine[Any, Any, None]]:
-        """Return the periodic tasks for KafkaSources."""
-        cluster_and_states, dead_letters = (self.cluster, sources.states), sources.dead_letters
-        publishing = self._publishing_sources = Publishing(
-            *cluster_and_states, sources, self.queue, _now
-        )
-        return [
-            run_repeatedly("publishing sources' lags", publishing.publish_lags, PUBLISH_INTERVAL),
-            run_repeatedly(
-                "counting sources' dead letters", dead_letters.check_topics, PUBLISH_INTERVAL
-            ),
-            Replays(self.settings, *cluster_and_states).run(),
-        ]
 
     async def resume(self) -> int:
         """Resume the drains of every Trigger from its Service; returns the number of delivered
@@ -279,55 +54,22 @@ class Operator:
         )
         for each in brokers:
             self.remember_class(each, gone=False)
-        own_brokers = {Identity.of(each): each for each in brokers if self._is_delivered(each)}
-        triggers_by_broker: dict[Identity, list[Document]] = {each: [] for each in own_brokers}
-        for each in triggers:
-            if (broker := broker_of(each)) in triggers_by_broker:
-                triggers_by_broker[broker].append(each)
-        brokers_with_shards = {
-            identity: each for identity, each in own_brokers.items() if has_contract(each)
-        }
-        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
-        unshared_triggers = [
-            each
-            for identity, some in triggers_by_broker.items()
-            if identity not in brokers_with_shards
-            for each in some
-        ]
-        for trigger, watched in await resuming.find_delivered_by_services(
-            unshared_triggers, dispatcher_services
-        ):
-            await self.triggers.resume(trigger, watched)
-        if brokers_with_shards:
-            shards = await self.cluster.list(SERVING, "Service", SHARD_LABELS)
-
-            async def resume(broker: Identity) -> None:
-                """Resume the delivery of one Broker's Triggers that shared dispatchers serve, and
-                of its others."""
-                some = await resuming.find_delivered_with_shards(
-                    brokers_with_shards[broker],
-                    triggers_by_broker[broker],
-                    dispatcher_services,
-                    shards,
-                )
-                for trigger, watched in some:
-                    await self.triggers.resume(trigger, watched)
-
-            await asyncio.gather(*map(resume, brokers_with_shards))
+        await resume_deliveries(
+            self.cluster,
+            self._new_resuming(),
+            {Identity.of(each): each for each in brokers if self._is_delivered(each)},
+            triggers,
+            dispatcher_services,
+            self.triggers.resume,
+        )
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
         """Prepare for `resume`: list all Services, and connect to every Kafka that they use."""
-        service_lists = await asyncio.gather(
-            self.cluster.list(SERVING, "Service", DISPATCHERS),
-            self.cluster.list(SERVING, "Service", SHARD_LABELS),
-        )
-        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings)
-        await resuming.connect([*service_lists[0], *service_lists[1]])
+        await connect_kafkas(self.cluster, self._new_resuming())
 
-    def _bearers(self, name: str, namespace: str) -> Sequence[str]:
-        """Return the tokens that a function accepts from the operator."""
-        return self.settings.tokens.bearers(services.service_url(name, namespace, self.settings))
+    def _new_resuming(self) -> Resuming:
+        return Resuming(self.cluster, self._kafkas, self._shards, self.settings)
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
         """Record whether another implementation serves a Broker; thread-safe."""
@@ -338,25 +80,6 @@ class Operator:
 
     def _is_delivered(self, broker: Document) -> bool:
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
-
-    @property
-    def all_operators(self) -> Sequence[Operator]:
-        """Return this operator and the operators of other families beside it."""
-        return [self, *self._beside]
-
-    async def close(self) -> None:
-        """End all tasks and drain requests, and wait for that; the drains themselves go on."""
-        for family_operator in self._beside:
-            await family_operator.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.wait(self._tasks)
-        await self.publishing.close()
-        if self._publishing_sources is not None:
-            await self._publishing_sources.close()
-        if self.family is BROKERS:
-            await self._kafkas.close()
-            await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether no other implementation is known to serve the Trigger's Broker."""
@@ -570,20 +293,6 @@ class Operator:
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
-
-    def _used_kafkas(self) -> set[KafkaCluster]:
-        """Return the Kafka clusters that any object uses now; the others' clients may be closed."""
-        used = set[KafkaCluster]().union(
-            *(reconciler.states.kafkas() for reconciler in self.delivering_kinds)
-        )
-        return used if self.sinks is None else used | self.sinks.used_kafkas()
-
-    @property
-    def delivering_kinds(self) -> Sequence[Triggers]:
-        """Return the reconcilers of all kinds that deliver events: Triggers, Subscriptions,
-        KafkaSources."""
-        triggers = [family_operator.triggers for family_operator in self.all_operators]
-        return triggers if self.sources is None else [*triggers, self.sources]
 
     def wake_triggers(self, broker: Identity) -> None:
         """Enqueue the Triggers and Sensors of a Broker."""

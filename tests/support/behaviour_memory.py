@@ -49,6 +49,7 @@ from knafka_operator.operator import Operator
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.triggers.admission import check_trigger, with_trigger_defaults
+from knafka_operator.wiring import OperatorClients
 
 T = TypeVar("T")
 
@@ -170,11 +171,7 @@ class _Controlled(OperatorWorld):
         operator = Operator(
             settings,
             cached,
-            self._connect,
-            drains=drains,
-            probe=self._probe,
-            wake=self._probe,
-            open_writer=self._open_writer,
+            OperatorClients(self._connect, self._open_writer, drains, self._probe, self._probe),
         )
         cached.changed = operator.queue.enqueue
         self.controller = ClusterController(operator, cached, api)

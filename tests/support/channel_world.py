@@ -34,13 +34,8 @@ class ChannelWorld(OperatorWorld):
         return Operator(
             replace(SETTINGS, installation="c0ffee00-0000-4000-8000-000000000000", **settings),
             cluster,
-            self._connect,
-            drains=self.drains,
-            probe=self._probe,
-            wake=self._probe,
-            open_writer=self._open_writer,
+            self._clients(),
             beside=self.operator,
-            positions=self._positions,
         )
 
     async def restart(self, **settings: Any) -> None:

@@ -18,6 +18,7 @@ from knafka_operator.kube_api.cache import CachedCluster
 from knafka_operator.kube_api.cluster import ApiCluster
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.controller import ClusterController
+from knafka_operator.wiring import OperatorClients
 
 
 class Leader:
@@ -36,13 +37,15 @@ class Leader:
         return Operator(
             replace(SETTINGS, channels=True, installation="test"),
             self._cluster,
-            lambda _: MemoryAdmin(self._log),
-            drains=QuietDrains(),
-            probe=_answers,
-            wake=_answers,
-            open_writer=lambda _: MemoryWriter(self._log),
+            OperatorClients(
+                lambda _: MemoryAdmin(self._log),
+                lambda _: MemoryWriter(self._log),
+                QuietDrains(),
+                _answers,
+                _answers,
+                _positions,
+            ),
             beside=beside,
-            positions=_positions,
         )
 
     async def close(self) -> None:

@@ -32,6 +32,7 @@ from knafka_operator.kube_api.memory_cluster import MemoryServing
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.receivers.receivers import read_ingresses
+from knafka_operator.wiring import OperatorClients
 
 SETTINGS: Final = Settings(namespace="knafka", image="knafka:latest")
 INSTALLATION: Final = ("knafka", SETTINGS.config)
@@ -125,12 +126,17 @@ class OperatorWorld:
         return Operator(
             settings,
             cluster,
+            self._clients(),
+        )
+
+    def _clients(self) -> OperatorClients:
+        return OperatorClients(
             self._connect,
-            drains=self.drains,
-            probe=self._probe,
-            wake=self._probe,
-            open_writer=self._open_writer,
-            positions=self._positions,
+            self._open_writer,
+            self.drains,
+            self._probe,
+            self._probe,
+            self._positions,
         )
 
     def _connect(self, configuration: Mapping[str, Any]) -> Any:

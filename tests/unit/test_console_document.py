@@ -27,7 +27,7 @@ from knafka_console.model.document import Action, EventName, Health
 from knafka_console.model.source import NotFound, TriggerName
 from knafka_console.sources.dead_letter_topics import DeadLetterTopics
 from knafka_console.sources.installation_console import REPORT_FILE, InstallationConsole
-from knafka_operator.kafka import desired
+from knafka_operator.kafka import egresses
 from knafka_operator.model.resources import Destination
 
 OPEN = ConditionRow("Delivering", "False", "SubscriberUnavailable", "refused", "Warning")
@@ -284,7 +284,7 @@ async def test_a_subscriptions_dead_letters_are_sent_again_where_its_dispatcher_
     fail(memory, "1", topic="dead-mail")
     wanted = [EventName(id="1", source="/shop")]
     assert (await local.replay(SUBSCRIPTION, wanted, dry_run=False)).replay
-    topic = desired.replay_topic(SUBSCRIBED)
+    topic = egresses.replay_topic(SUBSCRIBED)
     assert sum(map(len, memory.topics[topic])) == 1
     (found,) = (await local.failures(SUBSCRIPTION)).last
     assert found.replayed

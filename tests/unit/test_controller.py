@@ -34,6 +34,7 @@ from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALI
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.selections import TRIGGERS
+from knafka_operator.wiring import OperatorClients
 
 pytestmark = pytest.mark.slow
 
@@ -65,9 +66,7 @@ class World:
         self.operator = Operator(
             settings,
             self.cluster,
-            self._connect,
-            probe=_answers,
-            open_writer=lambda _: MemoryWriter(self.log),
+            OperatorClients(self._connect, lambda _: MemoryWriter(self.log), probe=_answers),
         )
         self.controller = ClusterController(self.operator, self.cluster, self.api)
         server.put(

@@ -26,6 +26,7 @@ from knafka_operator.kube_api.cluster import ApiCluster
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLATION, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.controller import ClusterController
+from knafka_operator.wiring import OperatorClients
 
 pytestmark = pytest.mark.slow
 
@@ -48,11 +49,13 @@ class World:
         self.operator = Operator(
             SETTINGS,
             cluster,
-            lambda _: MemoryAdmin(self.log),
-            drains=QuietDrains(),
-            probe=_answers,
-            wake=_answers,
-            open_writer=lambda _: MemoryWriter(self.log),
+            OperatorClients(
+                lambda _: MemoryAdmin(self.log),
+                lambda _: MemoryWriter(self.log),
+                QuietDrains(),
+                _answers,
+                _answers,
+            ),
         )
         self.controller = ClusterController(self.operator, cluster, self.api)
         data = {"bootstrap.servers": "kafka:9092"}

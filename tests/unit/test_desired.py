@@ -21,7 +21,7 @@ from knafka.core.contract import (
 )
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import TopicDescription
-from knafka_operator.kafka import desired, topics
+from knafka_operator.kafka import desired, egresses, topics
 from knafka_operator.kafka.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES, RETENTION_ANNOTATION
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.resources import (
@@ -38,7 +38,7 @@ from knafka_operator.model.topics import Topic
 
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="local:9092"))
 MAIL = Sink(url="http://mail.shop.svc/")
-TO_MAIL = desired.TriggerDestinations(MAIL)
+TO_MAIL = egresses.TriggerDestinations(MAIL)
 TOPIC = Topic("t", 6, 3)
 
 
@@ -93,7 +93,7 @@ def config(**data: str) -> ConfigMap:
 
 
 def egress_of(of_trigger: Trigger, of_broker: Broker | None = None) -> Any:
-    return desired.trigger_egress(of_trigger, of_broker or broker(), TOPIC, TO_MAIL, DEFAULTS)
+    return egresses.trigger_egress(of_trigger, of_broker or broker(), TOPIC, TO_MAIL, DEFAULTS)
 
 
 def test_a_broker_without_config_gets_the_defaults() -> None:
@@ -247,8 +247,8 @@ def test_an_egress_says_all_about_a_trigger() -> None:
     declared = trigger(
         {"filter": {"attributes": {"type": "a"}}, "filters": [{"exact": {"a": "b"}}]}
     )
-    egress = desired.trigger_egress(
-        declared, broker(), TOPIC, desired.TriggerDestinations(MAIL, dead), DEFAULTS
+    egress = egresses.trigger_egress(
+        declared, broker(), TOPIC, egresses.TriggerDestinations(MAIL, dead), DEFAULTS
     )
     assert (egress.namespace, egress.broker, egress.trigger) == ("shop", "orders", "mail")
     assert (egress.topic, egress.group) == ("t", "knative-trigger-shop-mail")
@@ -317,7 +317,7 @@ def test_the_dead_letter_sink_follows_the_same_rule(
     triggers: dict[str, Any], brokers: dict[str, Any], want: str | None
 ) -> None:
     """KN-BRK-15, KN-DLV-07."""
-    found = desired.dead_letter_destination(
+    found = egresses.dead_letter_destination(
         trigger({"delivery": triggers}), broker({"delivery": brokers})
     )
     assert found == (None if want is None else Destination(uri=want))
@@ -356,7 +356,7 @@ def test_a_bound_that_the_contract_would_refuse_is_refused_by_its_annotation(bou
 
 
 def settings_of(topic: Topic) -> TopicSettings:
-    egress = desired.trigger_egress(trigger(), broker(), topic, TO_MAIL, DEFAULTS)
+    egress = egresses.trigger_egress(trigger(), broker(), topic, TO_MAIL, DEFAULTS)
     return egress.dead_letter_settings
 
 
@@ -397,7 +397,7 @@ def test_dead_letters_are_kept_as_long_as_the_nearest_says(
     mine, brokers = (
         {} if each is None else {RETENTION_ANNOTATION: each} for each in (of_trigger, of_broker)
     )
-    egress = desired.trigger_egress(
+    egress = egresses.trigger_egress(
         trigger(annotations=mine),
         broker(annotations=brokers),
         Topic("t", 6, 3),
@@ -409,7 +409,7 @@ def test_dead_letters_are_kept_as_long_as_the_nearest_says(
 
 def test_a_brokers_own_dead_letters_are_kept_as_long_as_it_says_whatever_its_triggers_do() -> None:
     """Decision 0031: of records that hold no event."""
-    egress = desired.trigger_egress(
+    egress = egresses.trigger_egress(
         trigger(annotations={RETENTION_ANNOTATION: "P1D"}),
         broker(annotations={RETENTION_ANNOTATION: "P2D"}),
         Topic("t", 6, 3),
@@ -430,7 +430,7 @@ def test_a_contract_says_nothing_of_them_where_its_trigger_says_nothing_of_its_o
 
 
 def test_what_one_trigger_alone_reads_has_no_dead_letters_of_its_broker() -> None:
-    assert desired.replay_egress(egress_of(trigger())).broker_dead_letter_topic is None
+    assert egresses.replay_egress(egress_of(trigger())).broker_dead_letter_topic is None
 
 
 @pytest.mark.parametrize("text", ["", "30", "PT59S", "P36501D", "-1", "never", "P30"])

@@ -9,7 +9,7 @@ import pytest
 from knafka.core.contract import Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.kafka import desired, shards
+from knafka_operator.kafka import desired, egresses, shards
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.kafka_settings import (
     check_start_unchanged,
@@ -55,8 +55,8 @@ def egress(data: dict[str, str], annotations: dict[str, str]) -> Kafka:
     trigger = parse(Trigger, document("Trigger", annotations))
     defaults = desired.defaults_with_config(config(data), DEFAULTS)
     sink = Sink(url="http://mail/")
-    return desired.trigger_egress(
-        trigger, BROKER, TOPIC, desired.TriggerDestinations(sink), defaults
+    return egresses.trigger_egress(
+        trigger, BROKER, TOPIC, egresses.TriggerDestinations(sink), defaults
     ).kafka
 
 

@@ -34,8 +34,8 @@ from knafka_operator.kafka import shards
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import ISOLATION, PAUSED_ANNOTATION
-from knafka_operator.operator import MOVE_INTERVAL
 from knafka_operator.scale.decide import Scale, ScalingStatus
+from knafka_operator.wiring import MOVE_INTERVAL
 
 AUTO = {ISOLATION: "auto"}
 OWN, SHARED = Isolation.OWN, Isolation.SHARED

@@ -22,7 +22,7 @@ from knafka_operator.kafka import clusters as kafka_clusters_module
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
-from knafka_operator.operator import PUBLISH_INTERVAL
+from knafka_operator.wiring import PUBLISH_INTERVAL
 
 pytestmark = pytest.mark.looptime
 

@@ -11,9 +11,9 @@ import pytest
 from support.operator_world import OperatorWorld, running_operator
 
 from knafka.core.drain import DrainProgress
-from knafka_operator import operator as operator_module
 from knafka_operator.model.identity import Identity
 from knafka_operator.scale.decide import Scale, ScalingStatus
+from knafka_operator.wiring import PUBLISH_INTERVAL
 
 pytestmark = pytest.mark.looptime
 
@@ -70,7 +70,7 @@ async def test_that_it_drains_is_written_at_once(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(70)
         for replicas in (1, 2, 0):
             scaled["replicas"] = replicas
-            await asyncio.sleep(1.1 * operator_module.PUBLISH_INTERVAL)
+            await asyncio.sleep(1.1 * PUBLISH_INTERVAL)
         assert [each["knafka.dev/replicas"] for each in written] == ["0", "1", "0"]
 
 

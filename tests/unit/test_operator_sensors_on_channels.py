@@ -26,7 +26,7 @@ from knafka_operator.engine.work_queue import GONE
 from knafka_operator.functions.services import OWNER_LABEL, identity_of
 from knafka_operator.installation.handler import Handler
 from knafka_operator.kafka.credentials import KAFKA_SECRET
-from knafka_operator.kafka.desired import replay_egress
+from knafka_operator.kafka.egresses import replay_egress
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.family import BROKERS, CHANNELS

@@ -20,7 +20,7 @@ from knafka.core.dead_letter import (
 )
 from knafka.core.delivery import Reason
 from knafka.core.events.hops import HOPS
-from knafka_operator.kafka.desired import replay_egress
+from knafka_operator.kafka.egresses import replay_egress
 
 EGRESS = Egress(
     namespace="shop",

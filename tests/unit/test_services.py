@@ -14,7 +14,7 @@ from knafka_operator.functions import receiver_services, services
 from knafka_operator.functions.dispatcher_services import dispatcher_service, shard_service
 from knafka_operator.installation.settings import Settings
 from knafka_operator.installation.tracing import FunctionTracing
-from knafka_operator.kafka import desired
+from knafka_operator.kafka import desired, egresses
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, Trigger
@@ -58,8 +58,8 @@ def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str
 def _egress(**changed: Any) -> Egress:
     broker = _broker()
     topic = desired.broker_topic(broker, None, DEFAULTS)
-    egress = desired.trigger_egress(
-        _trigger(), broker, topic, desired.TriggerDestinations(Sink(url="http://there")), DEFAULTS
+    egress = egresses.trigger_egress(
+        _trigger(), broker, topic, egresses.TriggerDestinations(Sink(url="http://there")), DEFAULTS
     )
     return egress.model_copy(update=changed)
 

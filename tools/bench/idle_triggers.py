@@ -60,6 +60,7 @@ from knafka_operator.operator import Operator
 from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.metrics import operator_metrics
 from knafka_operator.scale.scaler import Scaler
+from knafka_operator.wiring import OperatorClients
 
 # tools/ is a source root that nothing installs.
 sys.path[0] = str(Path(__file__).parents[1])
@@ -140,7 +141,9 @@ class Leader:
         self.api = CountedApi(cluster)
         cached = CachedCluster(cast(Any, self.api))
         self.operator = Operator(
-            SETTINGS, cached, KafkaAdmin, probe=_answers, wake=_answers, open_writer=KafkaWriter
+            SETTINGS,
+            cached,
+            OperatorClients(KafkaAdmin, KafkaWriter, probe=_answers, wake=_answers),
         )
         self.controller = MemoryController(self.operator, cached, self.api)
         self._running: asyncio.Task[None] | None = None

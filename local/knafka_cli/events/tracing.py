@@ -33,7 +33,7 @@ from knafka_client.topics.dead_letters import (
     read_topic,
 )
 from knafka_client.topics.ranges import RangeReader
-from knafka_operator.kafka.desired import replay_egress
+from knafka_operator.kafka.egresses import replay_egress
 
 _DELIVERED_OR_TABLED: Final = (
     "delivered, or its dead letter is no longer in its topic (knafka dead-letters report)"

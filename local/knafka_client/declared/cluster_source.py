@@ -38,7 +38,7 @@ from knafka_operator.brokers.defaults import with_default_delivery
 from knafka_operator.channels import decide as channel
 from knafka_operator.installation.naming import AS_RECORDED, DEFAULT_NAMING
 from knafka_operator.installation.settings import BROKER_DEFAULTS
-from knafka_operator.kafka import credentials, desired
+from knafka_operator.kafka import credentials, desired, egresses
 from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.channels import KafkaChannel
@@ -365,11 +365,11 @@ class _NamespaceReading:
             status = document.get("status") or {}
             if family is CHANNELS:
                 status = status.get("physicalSubscription") or {}
-            egress = desired.trigger_egress(
+            egress = egresses.trigger_egress(
                 trigger,
                 broker,
                 topic,
-                desired.TriggerDestinations(
+                egresses.TriggerDestinations(
                     _sink(status.get("subscriberUri")) or UNKNOWN_SINK,
                     _sink(status.get("deadLetterSinkUri")),
                     _sink(status.get("replyUri")),

@@ -27,7 +27,7 @@ from knafka.core.dead_letter import (
 )
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, Record
-from knafka_operator.kafka.desired import replay_topic
+from knafka_operator.kafka.egresses import replay_topic
 from knafka_operator.model.family import family_of
 
 MOST_RECORDS_READ: Final = 10_000

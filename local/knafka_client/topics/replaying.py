@@ -29,7 +29,7 @@ from knafka_client.topics.dead_letters import (
     read_topic,
     replayed_at,
 )
-from knafka_operator.kafka.desired import replay_topic
+from knafka_operator.kafka.egresses import replay_topic
 
 REPLAY_WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for a writer of dead letters or replays to close."""

@@ -26,7 +26,7 @@ from knafka_console.model.document import (
     ReasonCount,
     TriggerDetails,
 )
-from knafka_operator.kafka import desired
+from knafka_operator.kafka import egresses
 from knafka_operator.model.resources import (
     MAX_IN_FLIGHT,
     Destination,
@@ -130,7 +130,7 @@ def details_document(
         may=tuple(may),
         filters=_yaml_of(spec, filter_fields),
         delivery=_yaml_of(spec, ("delivery",)),
-        order=desired.declared_order(trigger),
+        order=egresses.declared_order(trigger),
         max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
         reply="" if reply is None else triggers.destination_text(reply),
         declared_in=declared_in,

@@ -50,6 +50,7 @@ from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.scale.scaler import Drains
+from knafka_operator.wiring import OperatorClients
 
 log = logging.getLogger(__name__)
 
@@ -105,26 +106,23 @@ class LocalController(Controller):
     ) -> None:
         self._cluster = cluster
         self._say = say
+
+        def clients_of(family: ServedFamily) -> OperatorClients:
+            """Return the clients of one family's operator."""
+            return OperatorClients(
+                connect, open_writer, drains, family.probe, _wake, family.positions
+            )
+
         operator = Operator(
             localize.LOCAL_OPERATOR_SETTINGS,
             cluster,
-            connect,
-            drains=drains,
-            probe=served[BROKERS].probe,
-            wake=_wake,
-            open_writer=open_writer,
-            positions=served[BROKERS].positions,
+            clients_of(served[BROKERS]),
         )
         channel_operator = Operator(
             localize.LOCAL_OPERATOR_SETTINGS,
             cluster,
-            connect,
-            drains=drains,
-            probe=served[CHANNELS].probe,
-            wake=_wake,
-            open_writer=open_writer,
+            clients_of(served[CHANNELS]),
             beside=operator,
-            positions=served[CHANNELS].positions,
         )
         self._operators = {
             operator_.family: operator_ for operator_ in (operator, channel_operator)

@@ -7,7 +7,7 @@ Not here: their delivery (`triggers`), and the entries of channels (`entries`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from knafka_operator.channels import subscription_status as subscription
@@ -27,7 +27,7 @@ from knafka_operator.triggers.kind import Observed, Triggers
 class Subscriptions(Triggers):
     """Reconciles all Subscriptions of KafkaChannels, as Triggers."""
 
-    entries: ClusterWithEntries
+    entries: ClusterWithEntries = field(kw_only=True)
 
     def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]

@@ -24,7 +24,7 @@ from knafka_operator.functions import dispatcher_services, services
 from knafka_operator.functions.applying import apply_service
 from knafka_operator.functions.service_accounts import dispatcher_account
 from knafka_operator.installation.settings import Settings
-from knafka_operator.kafka import desired
+from knafka_operator.kafka import egresses
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
@@ -137,7 +137,7 @@ class Replays:
             return
         family = self._states.family
         trigger = family.read_trigger(record.document)
-        egress = desired.replay_egress(watched.egress)
+        egress = egresses.replay_egress(watched.egress)
         # The topic has events only during a replay, so min-scale is 0.
         autoscaling = replace(watched.autoscaling, min_scale=0)
         manifest = dispatcher_services.dispatcher_service(
@@ -184,4 +184,4 @@ async def _list_replay_topics(kafka: KafkaCluster) -> Collection[str] | None:
 
 
 def _replay_topic(watched: Watched) -> str:
-    return desired.replay_topic(watched.egress)
+    return egresses.replay_topic(watched.egress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from knafka_operator.decisions.field_errors import Problem, annotation_key, annotation_problems
-from knafka_operator.kafka import dead_letter_topics, desired, kafka_settings
+from knafka_operator.kafka import dead_letter_topics, egresses, kafka_settings
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import (
@@ -27,7 +27,7 @@ def delivery_annotation_problems(
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
         yield from annotation_problems(
-            lambda: whole_number(text, path, 1, desired.MAX_MAX_IN_FLIGHT)
+            lambda: whole_number(text, path, 1, egresses.MAX_MAX_IN_FLIGHT)
         )
     yield from annotation_problems(lambda: kafka_settings.check_trigger_settings(annotations))
     yield from annotation_problems(
@@ -41,6 +41,6 @@ def delivery_annotation_problems(
 def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     """Yield the problem of the annotation `delivery.order`, if it has one."""
     order = annotations.get(DELIVERY_ORDER, "key")
-    if order not in desired.ORDERS_BY_ANNOTATION:
-        wanted = f"want {', '.join(desired.ORDERS_BY_ANNOTATION)}"
+    if order not in egresses.ORDERS_BY_ANNOTATION:
+        wanted = f"want {', '.join(egresses.ORDERS_BY_ANNOTATION)}"
         yield Problem(f"invalid value: {order:.80}", wanted, annotation_key(DELIVERY_ORDER))

@@ -47,6 +47,7 @@ from knafka_operator.scale.repeat import run_repeatedly
 from knafka_operator.webhooks import channel_handlers, handlers, sink_handlers, source_handlers
 from knafka_operator.webhooks import server as webhooks
 from knafka_operator.webhooks.registration import REGISTER_INTERVAL, Registration, declared_webhooks
+from knafka_operator.wiring import OperatorClients
 
 log = logging.getLogger("knafka")
 
@@ -89,8 +90,8 @@ async def _run(
     closing.push_async_callback(_leave, lease)
     tracing = FollowedTracing(settings, api)
     keys = FunctionKeys(settings, api)
-    connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
-    operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
+    clients = OperatorClients(partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES), KafkaWriter)
+    operator = Operator(settings, cluster, clients)
     closing.push_async_callback(operator.close)
     serving: Webhooks | None = None
     # Serve probes before any request to the API server: its failure must not restart the pod.
@@ -105,7 +106,7 @@ async def _run(
             "the installation", lambda: _read_installation_id(settings, api)
         )
         settings = replace(settings, installation=installation_id)
-        Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
+        Operator(settings, cluster, clients, beside=operator)
     serving = await _start_webhooks(
         settings, api, operator, lambda: _set_from_thread(loop, stop), channels=settings.channels
     )

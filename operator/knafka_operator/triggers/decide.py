@@ -36,7 +36,7 @@ from knafka_operator.dispatchers import conditions as trigger_conditions
 from knafka_operator.dispatchers.conditions import check_broker, check_dependency, check_min_scale
 from knafka_operator.functions import dispatcher_services, service_accounts, services
 from knafka_operator.installation.settings import Settings
-from knafka_operator.kafka import desired, shards
+from knafka_operator.kafka import egresses, shards
 from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.kafka.shards import DISPATCHER_KEY, ShardPlacement, SharedContract
 from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
@@ -151,7 +151,7 @@ def _decide(
         steps.wait("it has no subscriber to deliver to: its events wait in Kafka")
         return steps.decision(effects_to_stop)
 
-    destinations = desired.TriggerDestinations(subscriber, dead_letter_sink, reply)
+    destinations = egresses.TriggerDestinations(subscriber, dead_letter_sink, reply)
     if broker.oidc:
         destinations = _with_sender(trigger, destinations, steps)
         if destinations.sender is None and destinations.want_tokens:
@@ -194,7 +194,7 @@ def _resolve_dead_letter_sink(
 ) -> Sink | None:
     """Decide `DeadLetterSinkResolved`, and warn of events that come back. Returns the sink; None:
     none is declared, or it has no address."""
-    declared = desired.dead_letter_destination(trigger, broker.broker)
+    declared = egresses.dead_letter_destination(trigger, broker.broker)
     resolved = None
     with steps.conditions.step(DEAD_LETTER_SINK_RESOLVED):
         if declared is None:
@@ -211,8 +211,8 @@ def _resolve_dead_letter_sink(
 
 
 def _with_sender(
-    trigger: Trigger, destinations: desired.TriggerDestinations, steps: _TriggerSteps[K]
-) -> desired.TriggerDestinations:
+    trigger: Trigger, destinations: egresses.TriggerDestinations, steps: _TriggerSteps[K]
+) -> egresses.TriggerDestinations:
     """Decide `OIDCIdentityCreated`: return the destinations with the ServiceAccount as which the
     Trigger sends; without it if it may not have one."""
     with steps.conditions.step(OIDC_IDENTITY_CREATED):
@@ -227,7 +227,7 @@ def _with_sender(
 def _decide_delivery(
     trigger: Trigger,
     broker: BrokerState[K],
-    destinations: desired.TriggerDestinations,
+    destinations: egresses.TriggerDestinations,
     taken: Container[str],
     settings: Settings,
     steps: _TriggerSteps[K],
@@ -269,7 +269,7 @@ def _decide_delivery(
 def _desired_delivery(
     trigger: Trigger,
     broker: BrokerState[K],
-    destinations: desired.TriggerDestinations,
+    destinations: egresses.TriggerDestinations,
     actions: SensorActions | None,
     observed: ObservedTrigger[K],
     taken: Container[str],
@@ -287,7 +287,7 @@ def _desired_delivery(
     granted = observed.watched.autoscaling.min_scale if observed.watched else 0
     check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
     topic = broker.topic if actions is None else actions.topic
-    egress = desired.trigger_egress(
+    egress = egresses.trigger_egress(
         trigger, broker.broker, topic, destinations, broker.defaults, taken, settings.naming
     )
     if actions is not None:
@@ -341,7 +341,7 @@ def _choose_dispatcher(
     return shards.shard_placement(broker.broker, number, broker.defaults.kafka), automatic
 
 
-def _audience_fields(destinations: desired.TriggerDestinations) -> dict[str, str | None]:
+def _audience_fields(destinations: egresses.TriggerDestinations) -> dict[str, str | None]:
     """Return the status fields with the OIDC audiences of a Trigger's destinations."""
     dead_letter_sink, reply = destinations.dead_letter_sink, destinations.reply
     shown = {

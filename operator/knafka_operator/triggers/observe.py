@@ -18,7 +18,7 @@ from knafka_operator.decisions.status import NotReady
 from knafka_operator.dispatchers.conditions import declared_dependency
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.installation.settings import Settings
-from knafka_operator.kafka import desired
+from knafka_operator.kafka import egresses
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.kafka.shards import SharedContract
@@ -86,7 +86,7 @@ class TriggerObserver:
         trigger, state = observed.trigger, observed.broker
         assert isinstance(trigger, Trigger)
         namespace, subscriber = identity.namespace, trigger.spec.subscriber
-        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
+        sink = egresses.dead_letter_destination(trigger, state.broker) if state else None
         reply = self.states.family.reply_of(observed.document)
         self._record_references(identity, subscriber, reply, sink)
         return replace(

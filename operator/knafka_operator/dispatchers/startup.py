@@ -1,0 +1,70 @@
+"""Startup: resumes the delivery of all Triggers before anything is reconciled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from knafka_operator.dispatchers.resuming import Resuming
+from knafka_operator.functions import services
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import SERVING
+from knafka_operator.records.state import Watched, broker_of, has_contract
+
+DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
+"""Labels of dispatchers' Services, without replayers."""
+
+SHARD_LABELS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
+"""Labels of the Services of shared dispatchers."""
+
+
+async def connect_kafkas(cluster: Cluster, resuming: Resuming) -> None:
+    """List all dispatchers' Services, and connect to every Kafka that they use."""
+    service_lists = await asyncio.gather(
+        cluster.list(SERVING, "Service", DISPATCHERS),
+        cluster.list(SERVING, "Service", SHARD_LABELS),
+    )
+    await resuming.connect([*service_lists[0], *service_lists[1]])
+
+
+async def resume_deliveries(
+    cluster: Cluster,
+    resuming: Resuming,
+    brokers: Mapping[Identity, Document],
+    triggers: Sequence[Document],
+    dispatcher_services: Sequence[Document],
+    resume: Callable[[Document, Watched], Awaitable[Any]],
+) -> None:
+    """Call `resume` with each Trigger of these Brokers that is delivered, and its delivery; each
+    Broker with shared dispatchers by itself. Raises `ClusterError`."""
+    triggers_by_broker: dict[Identity, list[Document]] = {identity: [] for identity in brokers}
+    for trigger in triggers:
+        if (broker := broker_of(trigger)) in triggers_by_broker:
+            triggers_by_broker[broker].append(trigger)
+    brokers_with_shards = [identity for identity, broker in brokers.items() if has_contract(broker)]
+    unshared_triggers = [
+        trigger
+        for identity, some in triggers_by_broker.items()
+        if identity not in brokers_with_shards
+        for trigger in some
+    ]
+    for trigger, watched in await resuming.find_delivered_by_services(
+        unshared_triggers, dispatcher_services
+    ):
+        await resume(trigger, watched)
+    if not brokers_with_shards:
+        return
+    shards = await cluster.list(SERVING, "Service", SHARD_LABELS)
+
+    async def resume_broker(broker: Identity) -> None:
+        """Resume the delivery of one Broker's Triggers that shared dispatchers serve, and of its
+        others."""
+        some = await resuming.find_delivered_with_shards(
+            brokers[broker], triggers_by_broker[broker], dispatcher_services, shards
+        )
+        for trigger, watched in some:
+            await resume(trigger, watched)
+
+    await asyncio.gather(*map(resume_broker, brokers_with_shards))

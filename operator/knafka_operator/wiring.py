@@ -1,0 +1,353 @@
+"""Wiring: the parts of an operator, what each is given, and what starts and ends.
+
+    OperatorClients   what an operator calls besides the API server
+    SharedParts       what the operators of Brokers and of channels share
+    DeliveryParts     what each kind that delivers events has: Triggers, Subscriptions, KafkaSources
+    OperatorParts     the reconcilers of one family, and the tasks beside them
+
+Not here: which objects a change affects (`operator`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self
+
+from knafka.ports.log import LogAdmin, LogWriter
+from knafka_operator.brokers.kind import Brokers
+from knafka_operator.channels.entry_cluster import ClusterWithEntries
+from knafka_operator.channels.kind import Channels
+from knafka_operator.channels.subscriptions import Subscriptions
+from knafka_operator.dispatchers.activity import DEFAULT_LIMITS, ActivityLimits
+from knafka_operator.dispatchers.dead_letter_monitor import DeadLetterMonitor
+from knafka_operator.dispatchers.moves import Moves
+from knafka_operator.dispatchers.replays import Replays
+from knafka_operator.dispatchers.shard_services import Shards
+from knafka_operator.engine.effects import Effects
+from knafka_operator.engine.kind import Neighbours, rfc3339_now
+from knafka_operator.engine.work_queue import WorkQueue
+from knafka_operator.functions import services
+from knafka_operator.functions.applying import ROLL_CHECK_INTERVAL, Rolls
+from knafka_operator.functions.probe import probe, wake
+from knafka_operator.functions.trust_bundles import TrustBundleCopies
+from knafka_operator.installation.handler import Handling
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import BROKERS, CHANNELS, SOURCES, Family
+from knafka_operator.receivers.event_types import EVENT_TYPES_INTERVAL, EventTypes, PodEventTypes
+from knafka_operator.receivers.receivers import PodPositions, Receivers, ReplicaPositions
+from knafka_operator.records.state import States
+from knafka_operator.scale.drains import HttpDrains
+from knafka_operator.scale.repeat import run_repeatedly
+from knafka_operator.scale.scaler import Drains
+from knafka_operator.sensors.kind import Sensors
+from knafka_operator.sensors.observe_actions import observe_actions
+from knafka_operator.sinks.kind import KafkaSinks
+from knafka_operator.sources.kind import KafkaSources
+from knafka_operator.sources.observe import SourceObserver
+from knafka_operator.triggers.kind import Triggers
+from knafka_operator.triggers.observe import TriggerObserver
+from knafka_operator.triggers.publishing import Publishing
+
+PUBLISH_INTERVAL: Final = 5.0
+"""Seconds between two rounds of publishing the scaler's view of each Trigger."""
+
+MOVE_INTERVAL: Final = 5.0
+"""Seconds between two checks for `auto` Triggers that need another dispatcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorClients:
+    """What an operator calls besides the API server."""
+
+    connect: Callable[[Mapping[str, Any]], LogAdmin]
+    """Returns the admin client of a Kafka for a configuration of librdkafka."""
+    open_writer: Callable[[Mapping[str, Any]], LogWriter]
+    """Returns a writer, for contracts."""
+    drains: Drains | None = None
+    """None: drains over HTTP."""
+    probe: Callable[[str], Awaitable[None]] = probe
+    """Requests an address; raises `NotReady` if it doesn't answer."""
+    wake: Callable[[str], Awaitable[None]] = wake
+    """Starts a pod of a dispatcher; raises `NotReady` if it doesn't answer."""
+    positions: ReplicaPositions | None = None
+    """Returns how far replicas of receivers have read their contract; None: asks the pods."""
+
+
+class SharedParts:
+    """What the operators of all families share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        clients: OperatorClients,
+        used_kafkas: Callable[[], Collection[KafkaCluster]],
+    ) -> None:
+        """`used_kafkas` returns the Kafka clusters that any object uses now."""
+        self.queue = WorkQueue()
+        self.rolls = Rolls(settings.max_rolls, self.queue.enqueue)
+        self._broker_states = States(BROKERS, self.rolls, settings.naming)
+        self.http = HttpDrains(self._broker_states.urls, settings.shard_size, settings.tokens)
+        self.kafkas = KafkaClusters(
+            clients.connect,
+            clients.drains or self.http,
+            used_kafkas,
+            self.queue.retry_failed,
+            self._broker_states.unwritten_topics,
+            clients.open_writer,
+            settings.allowed_servers,
+            settings.kafka_trust,
+        )
+        self.trust_bundles = TrustBundleCopies(settings, cluster)
+
+    def states_of(self, family: Family, settings: Settings) -> States:
+        """Return the states of a family; all families share addresses, policies and roll-outs."""
+        if family is BROKERS:
+            return self._broker_states
+        states = States(family, self.rolls, settings.naming)
+        states.urls, states.policies = self._broker_states.urls, self._broker_states.policies
+        return states
+
+    async def close(self) -> None:
+        """Close the clients of Kafka and HTTP."""
+        await self.kafkas.close()
+        await self.http.close()
+
+
+class DeliveryParts:
+    """What one kind that delivers events is made of, beside its reconciler."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        states: States,
+        receivers: Receivers,
+        shared: SharedParts,
+        clients: OperatorClients,
+    ) -> None:
+        """Create the parts; `clients` are those of the kind's own operator."""
+        self._settings = settings
+        self._cluster = cluster
+        self._states = states
+        self._queue = shared.queue
+        self.shards = Shards(settings, cluster, states, shared.queue.enqueue)
+        self.effects = Effects(
+            cluster, states, self.shards, receivers, shared.trust_bundles, clients.probe,
+            clients.wake,
+        )  # fmt: skip
+        self.dead_letters = DeadLetterMonitor(states, shared.queue.enqueue)
+
+    def arguments(
+        self, brokers: Brokers | Channels, is_ours: Callable[[Document], bool]
+    ) -> tuple[Any, ...]:
+        """Return the arguments of the kind's reconciler, a `Triggers`. `is_ours` returns whether
+        Knafka serves a Broker or channel."""
+        actions = partial(observe_actions, self._settings, self._cluster)
+        observer = TriggerObserver(
+            self._settings, self._cluster, is_ours, self.shards, self._states, actions
+        )
+        return (
+            *(self._settings, self._cluster, brokers, self.shards, self._states, observer),
+            *(self.dead_letters, self.effects, rfc3339_now, self._queue.enqueue),
+        )
+
+    def publish(self, triggers: Triggers) -> Publishing:
+        """Return what publishes the scaler's view of the kind's objects."""
+        return Publishing(self._cluster, self._states, triggers, self._queue, rfc3339_now)
+
+    def tasks(self, publishing: Publishing, owner: str = "") -> list[Coroutine[Any, Any, None]]:
+        """Return the periodic tasks of the kind; `owner` names it in log lines."""
+        check = self.dead_letters.check_topics
+        return [
+            run_repeatedly(f"publishing {owner}lags", publishing.publish_lags, PUBLISH_INTERVAL),
+            run_repeatedly(f"counting {owner}dead letters", check, PUBLISH_INTERVAL),
+            Replays(self._settings, self._cluster, self._states).run(),
+        ]
+
+
+def bearers_of(settings: Settings, name: str, namespace: str) -> Sequence[str]:
+    """Return the tokens that a function accepts from the operator."""
+    return settings.tokens.bearers(services.service_url(name, namespace, settings))
+
+
+class OperatorParts(Neighbours):
+    """The parts of one family's operator, and the tasks that run beside its reconciliations."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        clients: OperatorClients,
+        *,
+        activity: ActivityLimits = DEFAULT_LIMITS,
+        move_interval: float = MOVE_INTERVAL,
+        beside: Self | None = None,
+    ) -> None:
+        """Create the parts and start the periodic tasks. `activity` has the limits between busy and
+        quiet `auto` Triggers.
+
+        An operator with `beside`, the operator of Brokers, reconciles KafkaChannels and
+        Subscriptions, and shares its queue and connections.
+        """
+        self.settings = settings
+        self._clients = clients
+        self.family = BROKERS if beside is None else CHANNELS
+        self.entries: ClusterWithEntries | None = None
+        """The cluster that shows channels' entries as Subscriptions; None: the family is
+        Brokers."""
+        if beside is not None:
+            cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
+        self.cluster = cluster
+        self._beside: list[Self] = []
+        if beside is not None:
+            beside._beside.append(self)
+        self._shared: SharedParts = (
+            SharedParts(settings, cluster, clients, self._used_kafkas)
+            if beside is None
+            else beside._shared
+        )
+        shared = self._shared
+        self.queue, self._kafkas = shared.queue, shared.kafkas
+        self.trust_bundles = shared.trust_bundles
+        self.states: States = shared.states_of(self.family, settings)
+        self._receivers = Receivers(
+            settings,
+            cluster,
+            self.states,
+            clients.positions or self._pod_positions(),
+            self.queue.enqueue,
+        )
+        parts = self._new_delivery(self.states)
+        self.effects, self.dead_letters = parts.effects, parts.dead_letters
+        self._shards = parts.shards
+        self.brokers = self._new_brokers()
+        self.sensors: Sensors | None = None
+        """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus."""
+        if beside is not None:
+            self.sensors = beside.sensors
+        elif settings.sensors:
+            self.sensors = Sensors(
+                settings, cluster, self._kafkas, self.states, self.effects, rfc3339_now
+            )
+        if self.sensors is not None:
+            self.sensors.buses[self.family] = self.brokers
+        arguments = parts.arguments(self.brokers, self.brokers.is_ours)
+        self.triggers = (
+            Triggers(*arguments)
+            if self.entries is None
+            else Subscriptions(*arguments, entries=self.entries)
+        )
+        self.brokers.neighbours = self.triggers.neighbours = self
+        self.publishing = parts.publish(self.triggers)
+        self._all_publishing = [self.publishing]
+        self.moves = Moves(self.states, self.queue.enqueue, activity)
+        ask_pods = PodEventTypes(partial(bearers_of, settings))
+        self.event_types = EventTypes(settings, cluster, self.states, self._receivers, ask_pods)
+        self.sinks: KafkaSinks | None = None
+        self.sources: KafkaSources | None = None
+        """The reconciler of KafkaSources; None: they aren't served."""
+        make_types = self.event_types.create_new_types
+        running = [
+            *parts.tasks(self.publishing),
+            run_repeatedly("moving Triggers", self.moves.move_triggers, move_interval),
+            run_repeatedly("making EventTypes", make_types, EVENT_TYPES_INTERVAL),
+        ]
+        if beside is None:
+            running += self._kinds_of_their_own()
+        self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
+
+    def _new_delivery(self, states: States) -> DeliveryParts:
+        """Create the parts of a kind that delivers events."""
+        return DeliveryParts(
+            self.settings, self.cluster, states, self._receivers, self._shared, self._clients
+        )
+
+    def _new_brokers(self) -> Brokers | Channels:
+        """Create the reconciler of the family's Brokers or channels."""
+        arguments = (
+            *(self.settings, self.cluster, self._kafkas, self._shards, self.states),
+            *(self._receivers, self.effects, rfc3339_now),
+        )
+        if self.entries is None:
+            return Brokers(*arguments)
+        return Channels(*arguments, self.entries.handling)
+
+    def _pod_positions(self) -> PodPositions:
+        """Return what asks receivers' pods for their positions. A Service's URL stands in for pods
+        only of Brokers: channels' receivers are in the operator's namespace, where no mesh or
+        NetworkPolicy blocks them."""
+        url_of = partial(services.service_url, settings=self.settings)
+        return PodPositions(
+            self.cluster,
+            url_of if self.entries is None else None,
+            bearers=partial(bearers_of, self.settings),
+        )
+
+    def _kinds_of_their_own(self) -> list[Coroutine[Any, Any, None]]:
+        """Create the reconcilers of kinds that belong to no family; returns their periodic tasks,
+        and those for all families."""
+        settings, shared = self.settings, self._shared
+        end_turns = partial(shared.rolls.end_turns, self.cluster)
+        running: list[Coroutine[Any, Any, None]] = []
+        if settings.trust_bundles:
+            running.append(self.trust_bundles.run())
+        running.append(run_repeatedly("rolling", end_turns, ROLL_CHECK_INTERVAL))
+        if self.sensors is not None:
+            running.append(self.sensors.publish(self.queue))
+        if settings.sinks:
+            arguments = settings, self.cluster, self._kafkas, self.states, self.effects, rfc3339_now
+            self.sinks = KafkaSinks(*arguments, self._has_topic)
+        if settings.sources:
+            states = shared.states_of(SOURCES, settings)
+            parts = self._new_delivery(states)
+            self.sources = KafkaSources(
+                *parts.arguments(self.brokers, lambda broker: True),
+                source_observer=SourceObserver(
+                    settings, self.cluster, self._kafkas, states, self._has_topic
+                ),
+            )
+            publishing = parts.publish(self.sources)
+            self._all_publishing.append(publishing)
+            running += parts.tasks(publishing, "sources' ")
+        return running
+
+    def _has_topic(self, topic: str) -> bool:
+        """Whether a Broker or KafkaChannel has a topic of this name."""
+        return any(topic in family_operator.states.topics for family_operator in self.all_operators)
+
+    def _used_kafkas(self) -> set[KafkaCluster]:
+        """Return the Kafka clusters that any object uses now; the others' clients may be closed."""
+        used = set[KafkaCluster]().union(
+            *(reconciler.states.kafkas() for reconciler in self.delivering_kinds)
+        )
+        return used if self.sinks is None else used | self.sinks.used_kafkas()
+
+    @property
+    def delivering_kinds(self) -> Sequence[Triggers]:
+        """Return the reconcilers of all kinds that deliver events: Triggers, Subscriptions,
+        KafkaSources."""
+        triggers = [family_operator.triggers for family_operator in self.all_operators]
+        return triggers if self.sources is None else [*triggers, self.sources]
+
+    @property
+    def all_operators(self) -> Sequence[Self]:
+        """Return this operator and the operators of other families beside it."""
+        return [self, *self._beside]
+
+    async def close(self) -> None:
+        """End all tasks and drain requests, and wait for that; the drains themselves go on."""
+        for family_operator in self._beside:
+            await family_operator.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        for publishing in self._all_publishing:
+            await publishing.close()
+        if self.family is BROKERS:
+            await self._shared.close()
