@@ -114,6 +114,11 @@ class Membership(GroupConsumer):
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
 
+    def restart_topic(self, topic: str) -> None:
+        """Read the owned partitions of a topic again from their start, as it is another topic."""
+        for number in [each for each in self.owned if self._numbering.topic(each) == topic]:
+            self.restart_partition(number)
+
     def _begin_new_log(self, number: int, restarts: int) -> None:
         """Tell `Assignment`, on the event loop, that a partition was restarted."""
         self.known_restarts = {**self.known_restarts, number: restarts}

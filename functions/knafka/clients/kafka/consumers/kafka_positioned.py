@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -23,6 +23,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.call_thread import CallThread
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
@@ -52,6 +53,9 @@ class KafkaPositionedReader:
     """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
     (docs/decisions/0004)."""
 
+    goes_on_if_replaced: ClassVar[bool] = True
+    """Whether a topic that was deleted and created again is read from its start."""
+
     def __init__(self, connection: Connection, topic: str) -> None:
         """Open the consumer and its thread; nothing is read until `begin`. Raises `LogError`."""
         self._topic = topic
@@ -59,6 +63,7 @@ class KafkaPositionedReader:
         self.ends: Positions = {}
         self.epochs: Mapping[int, int] = {}
         self.restarted: Collection[int] = ()
+        self._replaced = ReplacedTopics(connection, [topic] if self.goes_on_if_replaced else [])
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
@@ -90,6 +95,7 @@ class KafkaPositionedReader:
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
         `LogError`."""
+        self._replaced.start()
         records: list[Record]
         records, self.ends, self.restarted, self.epochs = await self._thread.call(
             partial(self._read, limit, timeout)
@@ -98,6 +104,7 @@ class KafkaPositionedReader:
 
     async def close(self, timeout: float) -> None:
         """Close the consumer within `timeout` seconds."""
+        await self._replaced.close()
         closing = self._thread.call(lambda: self._consumer.close())
         self._thread.end()
         await asyncio.wait({closing}, timeout=timeout)
@@ -158,6 +165,11 @@ class KafkaPositionedReader:
         last_messages: dict[int, Message] = {}
         ends: dict[int, int] = {}
         restarted: set[int] = set()
+        if self._replaced.pop():
+            log.warning("%s was deleted and created again: it is read from its start", self._topic)
+            restarted |= self._begun
+            for number in restarted:
+                self._restart(number)
         messages = self._poll_messages(limit, timeout, ends)
         for message in messages:
             error, number = message.error(), cast(int, message.partition())
@@ -231,6 +243,10 @@ class KafkaPositionedReader:
             "partition %d of %s has no offset %s any more and is read from its start: %s",
             number, self._topic, message.offset(), message.error(),
         )  # fmt: skip
+        self._restart(number)
+
+    def _restart(self, number: int) -> None:
+        """Read a partition from its start."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
