@@ -21,7 +21,7 @@ from support.transactions import Holder
 from support.waiting import until, until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.consumers import kafka_stalled_partitions
+from knafka.clients.kafka.consumers import kafka_replaced_topics, kafka_stalled_partitions
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
@@ -126,10 +126,10 @@ def has_read(reading: Reading | TransactionalReading, values: Sequence[bytes]) -
     return list(dict.fromkeys(reading.values)) == values
 
 
-def produce(bootstrap_servers: str, values: Sequence[bytes]) -> None:
+def produce(bootstrap_servers: str, values: Sequence[bytes], topic: str = TOPIC) -> None:
     producer = Producer({"bootstrap.servers": bootstrap_servers})
     for value in values:
-        producer.produce(TOPIC, value)
+        producer.produce(topic, value)
     assert producer.flush(30) == 0
 
 
@@ -188,6 +188,54 @@ async def test_consumers_read_a_new_topic_whose_leader_epoch_is_lower_than_the_o
     finally:
         ends.set()
         await asyncio.gather(busy, *(reading.close() for reading in readings))
+
+
+async def test_readers_return_all_of_a_new_topic_that_has_more_records_than_the_old_one(
+    kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka goes on at its position in the old one."""
+    monkeypatch.setattr(kafka_replaced_topics, "TOPIC_ID_INTERVAL", 0.5)
+    name, connection = topic(), {"bootstrap.servers": kafka.bootstrap_servers}
+
+    def open_positioned() -> KafkaPositionedReader:
+        reader = KafkaPositionedReader(connection, name)
+        reader.begin({0: Position(BEGINNING)})
+        return reader
+
+    def open_member(protocol: GroupProtocol) -> KafkaReader:
+        return KafkaReader(connection, f"{name}-{protocol}", name, Owner(), protocol)
+
+    readings = [
+        Reading(open_positioned),
+        *(Reading(partial(open_member, protocol)) for protocol in GroupProtocol),
+    ]
+    old_values, new_values = ([b"%b %d" % (log, n) for n in range(7)] for log in (b"old", b"new"))
+
+    async def until_read(values: Sequence[bytes]) -> None:
+        await asyncio.to_thread(produce, kafka.bootstrap_servers, values, name)
+        for reading in readings:
+            await until(partial(has_all, reading, values))
+
+    try:
+        await until_read(old_values[:3])
+        for reading in readings:
+            await until(partial(knows_id, reading, name))
+        admin = KafkaAdmin(connection)
+        await admin.delete_topic(name)
+        await until_found(partial(admin.ensure_topic, name, 1, 1, {}))
+        await until_read(new_values)
+    finally:
+        await asyncio.gather(*(reading.close() for reading in readings))
+
+
+def has_all(reading: Reading, values: Sequence[bytes]) -> bool:
+    """Whether a reading has these values, in any order."""
+    return set(reading.values) >= set(values)
+
+
+def knows_id(reading: Reading, topic: str) -> bool:
+    """Whether the reader has read the topic's id, by which it notices another one of the name."""
+    return topic in reading.reader._replaced.ids
 
 
 async def test_a_consumer_that_waits_for_an_open_transaction_is_not_replaced(

@@ -13,7 +13,7 @@ def test_what_is_held_of_both_topics_is_held_after_a_restart() -> None:
     world.sleep()
     world.memory.topics[TRIGGER][0].clear()
     committed = world.memory.groups[GROUP].committed
-    for partition in [each for each in committed if each.topic == TRIGGER]:
+    for partition in [each for each in committed if each[0] == TRIGGER]:
         del committed[partition]
     world.send(Send("b", "x", 0))
     world.settle()

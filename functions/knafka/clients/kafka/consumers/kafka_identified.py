@@ -10,34 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
-
-from confluent_kafka import TopicCollection
 
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka.consumers.kafka_replaced_topics import (
+    FIRST_TOPIC_ID_DELAY,
+    TOPIC_ID_INTERVAL,
+    TOPIC_ID_TIMEOUT,
+    read_topic_id,
+)
 from knafka.clients.kafka.kafka_client import Connection
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 from knafka.ports.shared_log import Position
 
-if TYPE_CHECKING:
-    from confluent_kafka.admin._topic import TopicDescription
-
 log = logging.getLogger(__name__)
-
-FIRST_TOPIC_ID_DELAY: Final = 1.0
-"""Seconds until the topic's id is first read, so that a cold start isn't slowed down. If the topic
-is replaced in these seconds, that may go unnoticed."""
-TOPIC_ID_INTERVAL: Final = 15.0
-"""Seconds between two readings of the topic's id; each is one request."""
-TOPIC_ID_TIMEOUT: Final = 15.0
-"""Seconds without an answer after which a request for the topic's id fails."""
 
 
 class KafkaIdentifiedReader(KafkaPositionedReader):
     """A `PositionedReader` on real Kafka whose `read` raises `LogError` once its topic was replaced
     by another one of the name."""
+
+    goes_on_if_replaced = False
 
     def __init__(self, connection: Connection, topic: str) -> None:
         """Open the consumer; the topic's id is compared from `begin` on. Raises `LogError`."""
@@ -82,13 +76,3 @@ class KafkaIdentifiedReader(KafkaPositionedReader):
                 await asyncio.sleep(TOPIC_ID_INTERVAL)
         finally:
             calls.close()
-
-
-async def read_topic_id(calls: AdminCalls, topic: str) -> str:
-    """Return the topic's id, which differs from that of an earlier topic of the name. Raises
-    `LogError`, also if the topic doesn't exist."""
-    names = TopicCollection([topic])
-    description: TopicDescription = await calls.result(
-        lambda timeout: calls.admin.describe_topics(names, request_timeout=timeout)[topic]
-    )
-    return str(description.topic_id)

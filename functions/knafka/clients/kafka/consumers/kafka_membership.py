@@ -20,6 +20,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Final
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
@@ -99,14 +100,18 @@ class Membership(GroupConsumer):
 
     # While the consumer is a member
 
-    def restart_partition(self, number: int, message: Message) -> int | None:
+    def restart_partition(self, number: int, message: Message | None = None) -> int | None:
         """Read a partition again whose log no longer has the offset to be read next, as `message`
-        says, from where the log was cut, or from its start. Returns that offset, negative for the
-        start; None if the partition isn't owned. Calls the `Assignment` for a lost partition, then
-        for a new one."""
+        says, from where the log was cut, or from its start; without a message from its start.
+        Returns that offset, negative for the start; None if the partition isn't owned. Calls the
+        `Assignment` for a lost partition, then for a new one."""
         if number not in self.owned:
             return None
-        restart = restart_of(message, self._commits.last_offset(number))
+        if message is None:
+            restart = partition(self._numbering, number)
+            restart.offset = OFFSET_BEGINNING
+        else:
+            restart = restart_of(message, self._commits.last_offset(number))
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         self.consumer.resume([restart])
@@ -118,6 +123,11 @@ class Membership(GroupConsumer):
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
         return restart.offset
+
+    def restart_topic(self, topic: str) -> None:
+        """Read the owned partitions of a topic again from their start, as it is another topic."""
+        for number in [each for each in self.owned if self._numbering.topic(each) == topic]:
+            self.restart_partition(number)
 
     def _begin_new_log(self, number: int, restarts: int) -> None:
         """Tell `Assignment`, on the event loop, that a partition was restarted."""

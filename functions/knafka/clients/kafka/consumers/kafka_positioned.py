@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, cast
+from typing import ClassVar, Final, NamedTuple, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -24,6 +24,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, cut_of
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
@@ -54,6 +55,9 @@ class KafkaPositionedReader:
     """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
     (docs/decisions/0004)."""
 
+    goes_on_if_replaced: ClassVar[bool] = True
+    """Whether a topic that was deleted and created again is read from its start."""
+
     def __init__(self, connection: Connection, topic: str) -> None:
         """Open the consumer and its thread; nothing is read until `begin`. Raises `LogError`."""
         self._topic = topic
@@ -62,6 +66,7 @@ class KafkaPositionedReader:
         self.epochs: Mapping[int, int] = {}
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         self.restarted: Mapping[int, Position] = {}
+        self._replaced = ReplacedTopics(connection, [topic] if self.goes_on_if_replaced else [])
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
@@ -93,6 +98,7 @@ class KafkaPositionedReader:
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
         `LogError`."""
+        self._replaced.start()
         answer: _ReadResult = await self._thread.call(partial(self._read, limit, timeout))
         self.ends, self.restarted = answer.ends, answer.restarted
         self.epochs, self.new_epochs = answer.epochs, answer.new_epochs
@@ -100,6 +106,7 @@ class KafkaPositionedReader:
 
     async def close(self, timeout: float) -> None:
         """Close the consumer within `timeout` seconds."""
+        await self._replaced.close()
         closing = self._thread.call(lambda: self._consumer.close())
         self._thread.end()
         await asyncio.wait({closing}, timeout=timeout)
@@ -156,6 +163,11 @@ class KafkaPositionedReader:
         last_messages: dict[int, Message] = {}
         ends: dict[int, int] = {}
         restarted: dict[int, Position] = {}
+        if self._replaced.pop():
+            log.warning("%s was deleted and created again: it is read from its start", self._topic)
+            for number in self._begun:
+                self._restart(number)
+                restarted[number] = Position(BEGINNING)
         messages = self._poll_messages(limit, timeout, ends)
         for message in messages:
             error, number = message.error(), cast(int, message.partition())
@@ -235,6 +247,11 @@ class KafkaPositionedReader:
             "partition %d of %s is another log than before, and is read again: %s",
             number, self._topic, message.error(),
         )  # fmt: skip
+        self._restart(number)
+        return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
+
+    def _restart(self, number: int) -> None:
+        """Read a partition from its start."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
@@ -242,7 +259,6 @@ class KafkaPositionedReader:
         self._consumer.resume([partition])
         self._stalled.begin([partition])
         self._epochs.pop(number, None)
-        return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
 
 class _ReadResult(NamedTuple):

@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_membership import Membership
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
     LOST_OFFSET_ERRORS,
@@ -65,6 +66,7 @@ class KafkaReader:
         # Used only on the thread:
         member_arguments = connection, group, self._numbering, assignment, protocol, reads
         self._membership = Membership(*member_arguments)
+        self._replaced = ReplacedTopics(connection, self._numbering.topics if reads else ())
         self._failure: LogError | None = None
         """The error that the next read raises, once."""
         self._broken: LogError | None = None
@@ -81,6 +83,7 @@ class KafkaReader:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
         `LogError`."""
         records: list[Record]
+        self._replaced.start()
         records, self.ends = await self._thread.call(partial(self._read, limit, timeout))
         return records
 
@@ -89,6 +92,9 @@ class KafkaReader:
         membership = self._membership
         membership.send_due_heartbeat()
         membership.repeat_commit()
+        for topic in self._replaced.pop():
+            log.warning("%s was deleted and created again: it is read from its start", topic)
+            membership.restart_topic(topic)
         records: list[Record] = []
         messages = self._poll_messages(limit, timeout) if self._pending_failure is None else []
         for message in messages:
@@ -212,6 +218,7 @@ class KafkaReader:
 
     async def close(self, timeout: float) -> None:
         """Make the last commits and leave the group, within `timeout` seconds."""
+        await self._replaced.close()
         leaving = asyncio.create_task(self._leave(timeout))
         try:
             await asyncio.wait({leaving}, timeout=timeout)
