@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 from zlib import crc32
 
 from knafka.core.contract import Egress, Order
@@ -191,15 +191,17 @@ class Drain:
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """Return the counts since the last request ended, and the drain's present state."""
         self.catch_up()
-        return DrainProgress(
-            **self.counts.growth_since(self._reported),
-            unsettled=self._count_unsettled(),
-            partitions=tuple(sorted(self._partitions)),
-            congestion=self.congestion.describe() or None,
-            loop=self.counts.loop_description,
-            ended=ended,
-            error=error,
-        )
+        growth = self.counts.growth_since(self._reported)
+        return DrainProgress(**growth, **self.state(), ended=ended, error=error)
+
+    def state(self) -> dict[str, Any]:
+        """Return the drain's present state, as fields of a `DrainProgress`."""
+        return {
+            "unsettled": self._count_unsettled(),
+            "partitions": tuple(sorted(self._partitions)),
+            "congestion": self.congestion.describe() or None,
+            "loop": self.counts.loop_description,
+        }
 
     def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
@@ -482,7 +484,7 @@ class Drain:
 
     def _count_unsettled(self) -> int:
         """Return the number of unsettled records over all partitions."""
-        return sum(len(partition.tracker.unsettled) for partition in self._partitions.values())
+        return sum([len(partition.tracker.unsettled) for partition in self._partitions.values()])
 
     def _count_held_bytes(self) -> int:
         """Return the bytes of the requests that are held over all partitions."""

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 FORGET_FAILURES_AFTER: Final = LAST_RESTART
 """Seconds that a drain must have run before its earlier failures are forgotten."""
 
+NOTHING_REPORTED: Final = ReportedCounts()
+"""Stands for the counts of a group that no request has reported yet."""
+
 IDLE_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks whether all drains are idle, at most."""
 
@@ -343,8 +346,8 @@ class ShardDrain:
         """Return the progress of one group's drain."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
-        counts = drains.served.totals().growth_since(self._reported.get(group, ReportedCounts()))
+        growth = drains.served.growth_since(self._reported.get(group, NOTHING_REPORTED))
         drain = drains.served.drain
-        progress = DrainProgress() if drain is None else drain.progress()
-        error = None if progress.partitions else drains.error
-        return progress.model_copy(update={**counts, "error": error})
+        state = {} if drain is None else drain.state()
+        error = None if state.get("partitions") else drains.error
+        return DrainProgress(**growth, **state, error=error)
