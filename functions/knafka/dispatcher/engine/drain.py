@@ -421,6 +421,7 @@ class Drain:
 
     def _settle(self, event: PendingEvent) -> None:
         """Settle an event: advance the offsets, and let the next event of its lane go."""
+        self._active_at = self._loop.time()
         partition = event.partition
         partition.tracker.settle(event.offset)
         partition.held_bytes -= event.size

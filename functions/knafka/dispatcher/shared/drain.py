@@ -333,14 +333,17 @@ class ShardDrain:
         drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
-        """Return the seconds until all drains are idle; infinity: they never end by themselves."""
+        """Return the seconds until all drains are idle; if these are `IDLE_CHECK_INTERVAL` or more,
+        the seconds of any drain for which they are, so that seldom many drains are asked. Infinity:
+        they never end by themselves."""
         if self._idle is None:
             return math.inf
-        idle = self._idle
-        since_change = self._active_at + idle - self._loop.time()
-        return max(
-            [since_change, *(drains.seconds_until_idle(idle) for drains in self._drains.values())]
-        )
+        longest = self._active_at + self._idle - self._loop.time()
+        for drains in self._drains.values():
+            if longest >= IDLE_CHECK_INTERVAL:
+                break
+            longest = max(longest, drains.seconds_until_idle(self._idle))
+        return longest
 
     def _progress_of(self, group: str) -> DrainProgress:
         """Return the progress of one group's drain."""
