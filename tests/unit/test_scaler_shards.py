@@ -377,7 +377,8 @@ async def test_what_a_shard_tells_to_be_settled_waits_no_more_and_is_not_asked_f
 async def test_what_was_settled_but_not_committed_when_it_was_asked_for_is_asked_for_once_more(
     lags: FakeLags, drains: FakeDrains
 ) -> None:
-    """A dispatcher tells at once what it has settled, and commits it up to a second later."""
+    """A dispatcher tells at once what it has settled, and commits it up to five seconds
+    later."""
     quick = Autoscaling(polling_interval=1)
     async with running(lags, drains) as scaler:
         lags.by_group["group-mail"] = 1
@@ -390,7 +391,7 @@ async def test_what_was_settled_but_not_committed_when_it_was_asked_for_is_asked
         await asyncio.sleep(1)
         assert scaler.statuses()["mail"].lag == 1
         lags.by_group["group-mail"], asked = 0, len(lags.asked)
-        await asyncio.sleep(4)
+        await asyncio.sleep(scaled_groups.COMMIT_SECONDS + 1)
         assert scaler.statuses()["mail"].lag == 0
         await asyncio.sleep(30)
         assert len(lags.asked) == asked + 1

@@ -148,6 +148,23 @@ async def test_the_last_of_many_changes_counts(shard: Asked) -> None:
     assert len(shard.subscribers[1].ids) == 8
 
 
+async def test_the_counts_of_a_request_go_on_when_one_is_changed(shard: Asked) -> None:
+    await shard.up()
+    shard.world.send("1", type="rare")
+    await until(lambda: shard.subscribers[0].ids)
+    await shard.told(shard.contract.write("shard", wanting(shard.egresses[0], "rare")))
+    shard.world.send("2", type="rare")
+    await until(lambda: shard.subscribers[0].ids == ["1", "2"], within=5)
+    await asyncio.sleep(2)
+    delivered = [
+        line.egresses["group-0"].delivered
+        for line in lines_of(shard.exchange)
+        if "group-0" in line.egresses
+    ]
+    assert delivered == sorted(delivered)
+    assert delivered[-1] == 2
+
+
 async def test_one_that_is_removed_and_added_again_goes_on_where_it_was(shard: Asked) -> None:
     await shard.up()
     shard.world.send("1")

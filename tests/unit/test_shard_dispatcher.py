@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -179,6 +180,24 @@ async def test_none_ends_for_being_idle_while_another_one_has_work() -> None:
     busy.cancel()
     await asyncio.wait_for(exchange.task, 8)
     assert lines_of(exchange)[-1].ended is Ended.IDLE
+    await running.dispatcher.stop()
+
+
+async def test_the_cooldown_begins_when_the_last_event_of_all_is_settled() -> None:
+    """Also if it is another one's than that which was asked how long it has been idle."""
+
+    async def answer_after(seconds: float, request: Request) -> Response:
+        await asyncio.sleep(seconds)
+        return response()
+
+    running = Running(partial(answer_after, 8.0), partial(answer_after, 11.0))
+    await running.start()
+    running.world.send("1")
+    exchange = running.drain(idle="PT5S")
+    await until(lambda: running.subscribers[1].answered, within=15)
+    await asyncio.sleep(4.5)
+    assert not exchange.task.done()
+    await asyncio.wait_for(exchange.task, 0.5 + 2 * IDLE_CHECK_INTERVAL)
     await running.dispatcher.stop()
 
 

@@ -17,7 +17,8 @@ from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
-from knafka.dispatcher.shared.reader import GroupReader, ReaderTopic
+from knafka.dispatcher.shared.reader import GroupReader
+from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 
@@ -42,19 +43,6 @@ async def drain(shard: Shard) -> None:
     shard.world.send("first", type="none")
     shard.drain(idle="PT1H", budget="PT10M")
     await until(lambda: all(shard.committed(number) == 1 for number in range(TRIGGERS)))
-
-
-class CrowdedTopic(ReaderTopic):
-    """A topic that so many groups read."""
-
-    name = TOPIC
-
-    def __init__(self, readers: int) -> None:
-        self._count = readers
-
-    @property
-    def readers(self) -> int:
-        return self._count
 
 
 async def test_an_event_touches_only_those_that_it_is_for(
@@ -196,9 +184,12 @@ async def test_of_many_those_without_events_commit_less_often(
     await until(lambda: shard.committed(6) == 3, within=11)
 
 
-async def test_of_200_triggers_each_commits_within_a_second(shard: Shard) -> None:
+async def test_of_200_triggers_each_commits_within_a_second(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kill repeats no more than with one Trigger (docs/reference/delivery.md)."""
-    reader = GroupReader(CrowdedTopic(200), "group", Owner(), MemoryOffsets(shard.world.log))
+    monkeypatch.setattr(SharedTopic, "readers", 200)
+    reader = GroupReader(shard.shared, "group", Owner(), MemoryOffsets(shard.world.log))
     assert (reader.commit_interval, reader.quiet_commit_interval) == (1.0, 1.0)
 
 

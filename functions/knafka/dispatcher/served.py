@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from knafka.core.contract import Egress
 from knafka.core.drain import outcomes
 from knafka.core.numbering import Numbering
 from knafka.dispatcher.engine.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.engine.clients import Clients
-from knafka.dispatcher.engine.counts import DrainCounts
+from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
 from knafka.dispatcher.engine.drain import Drain
 from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.tracing import EgressTracing
@@ -57,6 +57,14 @@ class ServedEgress:
             return self._earlier_counts
         self._drain.catch_up()
         return self._earlier_counts + self._drain.counts
+
+    def growth_since(self, reported: ReportedCounts) -> dict[str, Any]:
+        """Return by how much the counts of all drains so far have grown since they were `reported`,
+        as fields of a `DrainProgress`."""
+        if self._drain is None:
+            return self._earlier_counts.growth_since(reported)
+        self._drain.catch_up()
+        return self._drain.counts.growth_since(reported, self._earlier_counts)
 
 
 def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Metric]:

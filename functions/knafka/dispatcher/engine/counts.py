@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.drain import Counts
+from knafka.core.drain import COUNTED, Counts
 from knafka.observability import Histogram
 
 
@@ -67,11 +67,22 @@ class DrainCounts:
         """Return a copy of the counts that drains report."""
         return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
-    def growth_since(self, reported: ReportedCounts) -> dict[str, Any]:
-        """Return by how much each count has grown since it was `reported`, as fields of a
-        `DrainProgress`."""
-        letters = self.dead_letters - reported.dead_letters
-        return {**asdict(self.events - reported.events), "dead_letters": dict(letters)}
+    def growth_since(
+        self, reported: ReportedCounts, earlier: DrainCounts | None = None
+    ) -> dict[str, Any]:
+        """Return by how much each count, with that of the `earlier` drains, has grown since it was
+        `reported`, as fields of a `DrainProgress`. A shard calls this each second for each of its
+        Egresses, which may be a thousand."""
+        events, dead_letters, old_events = self.events, self.dead_letters, reported.events
+        earlier_events = Counts() if earlier is None else earlier.events
+        growth: dict[str, Any] = {
+            name: getattr(events, name) + getattr(earlier_events, name) - getattr(old_events, name)
+            for name in COUNTED
+        }
+        if earlier is not None and earlier.dead_letters:
+            dead_letters = dead_letters + earlier.dead_letters
+        growth["dead_letters"] = dict(dead_letters - reported.dead_letters) if dead_letters else {}
+        return growth
 
     @property
     def loop_description(self) -> str | None:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
@@ -157,15 +157,17 @@ class Drain:
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """Return the counts since the last request ended, and the drain's present state."""
         self.catch_up()
-        return DrainProgress(
-            **self.counts.growth_since(self._reported),
-            unsettled=self._partitions.unsettled,
-            partitions=tuple(sorted(self._partitions)),
-            congestion=self.congestion.describe() or None,
-            loop=self.counts.loop_description,
-            ended=ended,
-            error=error,
-        )
+        growth = self.counts.growth_since(self._reported)
+        return DrainProgress(**growth, **self.state(), ended=ended, error=error)
+
+    def state(self) -> dict[str, Any]:
+        """Return the drain's present state, as fields of a `DrainProgress`."""
+        return {
+            "unsettled": self._partitions.unsettled,
+            "partitions": tuple(sorted(self._partitions)),
+            "congestion": self.congestion.describe() or None,
+            "loop": self.counts.loop_description,
+        }
 
     def reset_reported_counts(self) -> None:
         """Start the counts of `progress` anew: the last request has reported them."""
@@ -271,7 +273,7 @@ class Drain:
         if self._partitions.unsettled > 0 or not self._workers.may_begin:
             self._active_at = now
         min_idle = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
-        return self._active_at + max(idle, min_idle) - now
+        return max(self._active_at, self._workers.settled_at) + max(idle, min_idle) - now
 
     def _advance_to_ends(self, reader: LogReader) -> None:
         """Advance the positions of partitions that were read to their ends, past offsets without

@@ -158,7 +158,7 @@ class HeldPartitions(dict[int, AssignedPartition]):
     @property
     def unsettled(self) -> int:
         """The number of unsettled records."""
-        return sum(len(partition.tracker.unsettled) for partition in self.values())
+        return sum([len(partition.tracker.unsettled) for partition in self.values()])
 
     @property
     def held_bytes(self) -> int:

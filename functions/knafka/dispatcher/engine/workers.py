@@ -12,6 +12,7 @@ many replies fail that only probes are sent, only the replies of probes are trie
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,8 @@ class Workers:
         """Called after an event of a paused partition is settled."""
         self.moved = asyncio.Event()
         """Set when an attempt has ended."""
+        self.settled_at = -math.inf
+        """When an event was last settled, on the event loop's clock."""
         self._sender = sender
         self._congestion = congestion
         self._limit = limit
@@ -232,6 +235,7 @@ class Workers:
 
     def _settle(self, event: PendingEvent) -> None:
         """Settle an event: advance the offsets, and let the next event of its lane go."""
+        self.settled_at = self._loop.time()
         partition = event.partition
         partition.tracker.settle(event.offset)
         partition.held_bytes -= event.size

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 FORGET_FAILURES_AFTER: Final = LAST_RESTART
 """Seconds that a drain must have run before its earlier failures are forgotten."""
 
+NOTHING_REPORTED: Final = ReportedCounts()
+"""Stands for the counts of a group that no request has reported yet."""
+
 IDLE_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks whether all drains are idle, at most."""
 
@@ -330,21 +333,24 @@ class ShardDrain:
         drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
-        """Return the seconds until all drains are idle; infinity: they never end by themselves."""
+        """Return the seconds until all drains are idle; if these are `IDLE_CHECK_INTERVAL` or more,
+        the seconds of any drain for which they are, so that seldom many drains are asked. Infinity:
+        they never end by themselves."""
         if self._idle is None:
             return math.inf
-        idle = self._idle
-        since_change = self._active_at + idle - self._loop.time()
-        return max(
-            [since_change, *(drains.seconds_until_idle(idle) for drains in self._drains.values())]
-        )
+        longest = self._active_at + self._idle - self._loop.time()
+        for drains in self._drains.values():
+            if longest >= IDLE_CHECK_INTERVAL:
+                break
+            longest = max(longest, drains.seconds_until_idle(self._idle))
+        return longest
 
     def _progress_of(self, group: str) -> DrainProgress:
         """Return the progress of one group's drain."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
-        counts = drains.served.totals().growth_since(self._reported.get(group, ReportedCounts()))
+        growth = drains.served.growth_since(self._reported.get(group, NOTHING_REPORTED))
         drain = drains.served.drain
-        progress = DrainProgress() if drain is None else drain.progress()
-        error = None if progress.partitions else drains.error
-        return progress.model_copy(update={**counts, "error": error})
+        state = {} if drain is None else drain.state()
+        error = None if state.get("partitions") else drains.error
+        return DrainProgress(**growth, **state, error=error)
