@@ -1,7 +1,7 @@
 """Logs that lost their ends while nobody read them, and grew again beyond their groups' commits.
 
 Each log had 20 records, which were delivered. An unclean election took all but the first 5, and new
-ones got the offsets from 5 on: they were acknowledged, so each of them must be delivered.
+ones got the offsets from 5 on: they were acknowledged, so each of them must be delivered (BRK-14).
 """
 
 from __future__ import annotations
