@@ -106,7 +106,7 @@ class Membership(GroupConsumer):
         for a new one."""
         if number not in self.owned:
             return None
-        restart = restart_of(message, self._commits.last_offset(number))
+        restart = restart_of(self.consumer, message, self._commits.last_offset(number))
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         self.consumer.resume([restart])

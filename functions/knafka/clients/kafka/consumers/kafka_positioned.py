@@ -230,7 +230,7 @@ class KafkaPositionedReader:
     def _restart_partition(self, message: Message, number: int) -> Position:
         """Read a partition from its start, as its log has no such offset; returns the position up
         to which the log is the one that was read."""
-        cut = cut_of(message)
+        cut = cut_of(self._consumer, message)
         log.warning(
             "partition %d of %s is another log than before, and is read again: %s",
             number, self._topic, message.error(),
