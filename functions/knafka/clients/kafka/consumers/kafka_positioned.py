@@ -93,7 +93,7 @@ class KafkaPositionedReader:
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
         `LogError`."""
-        answer: _Answer = await self._thread.call(partial(self._read, limit, timeout))
+        answer: _PositionedRead = await self._thread.call(partial(self._read, limit, timeout))
         self.ends, self.restarted = answer.ends, answer.restarted
         self.epochs, self.new_epochs = answer.epochs, answer.new_epochs
         return answer.records
@@ -147,7 +147,7 @@ class KafkaPositionedReader:
         """Return confluent-kafka's objects of these partitions."""
         return [TopicPartition(self._topic, number) for number in numbers]
 
-    def _read(self, limit: int, timeout: float) -> _Answer:
+    def _read(self, limit: int, timeout: float) -> _PositionedRead:
         """Read on the consumer's thread."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -185,7 +185,7 @@ class KafkaPositionedReader:
             if epoch != self._epochs.get(number):
                 new_epochs[number] = _epoch_starts(records, number, self._epochs.get(number))
                 self._epochs[number] = epoch
-        return _Answer(records, ends, restarted, dict(self._epochs), new_epochs)
+        return _PositionedRead(records, ends, restarted, dict(self._epochs), new_epochs)
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Poll up to `limit` messages, noting ends in `ends`."""
@@ -245,7 +245,7 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
 
-class _Answer(NamedTuple):
+class _PositionedRead(NamedTuple):
     """What one read has found; see `PositionedReader`."""
 
     records: list[Record]
