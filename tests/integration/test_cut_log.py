@@ -1,7 +1,7 @@
 """Logs that lost their ends while nobody read them, and grew again beyond their groups' commits.
 
 Each log had 20 records, which were delivered. An unclean election took all but the first 5, and new
-ones got the offsets from 5 on: they were acknowledged, so each of them must be delivered.
+ones got the offsets from 5 on: they were acknowledged, so each of them must be delivered (BRK-14).
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ async def test_each_group_of_a_shared_dispatcher_reads_on_where_its_log_was_cut(
 async def test_a_log_that_is_shorter_than_its_commit_is_settled_at_its_end(
     logs: CutLogs, kind: str
 ) -> None:
-    """Or its dispatcher would be kept awake for ever."""
+    """Or its dispatcher would be kept awake for ever. What is left may be delivered again: if a
+    fetch comes first, Kafka only says that it has no such offset."""
     topic = "short" if kind == "own" else "short-shared"
     offsets, admin = KafkaOffsets(logs.connection), KafkaAdmin(logs.connection)
     shared = shared_kafka(logs.connection, "short-shard", topic, offsets)
@@ -163,10 +164,12 @@ async def test_a_log_that_is_shorter_than_its_commit_is_settled_at_its_end(
         reader = KafkaReader(logs.connection, topic, topic, Owner())
     else:
         reader = shared.open_reader(topic, Owner())
+    values: list[bytes | None] = []
     async with asyncio.timeout(SOON):
         while not reader.ends:
-            assert list(await reader.read(500, 1.0)) == []
+            values += [record.value() for record in await reader.read(500, 1.0)]
     assert reader.ends == {0: KEPT}
+    assert values in ([], ALL_OLD[:KEPT])
     reader.commit({0: OffsetAndMetadata(KEPT)})
     await until_settled(admin, topic, topic, SOON)
     assert (await admin.lags([topic], topic))[topic].beyond_end == frozenset()

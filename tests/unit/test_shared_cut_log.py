@@ -1,7 +1,8 @@
 """Groups that share one read of a log that lost its end and grew again, on fake time.
 
 The log's epochs are 0 before the offset 5, 2 before 40, and 3 from there on. What was committed
-with the epochs 0 and 1 behind 5, or with 2 behind 40, was of records that are gone.
+with the epochs 0 and 1 behind 5, or with 2 behind 40, was of records that are gone: each group must
+be given what has replaced them (BRK-14).
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def with_epochs(
             raise KafkaException(end.error)
         complete.append(
             TopicPartition(
-                entry.topic, entry.partition, entry.offset, entry.metadata, epoch_of(end)
+                entry.topic, entry.partition, entry.offset, entry.metadata or "", epoch_of(end)
             )
         )
     return complete

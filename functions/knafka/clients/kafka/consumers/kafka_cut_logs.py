@@ -29,13 +29,15 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.kafka_client import log_error_of
-from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
+from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of, with_epochs
 
 SEEK_TIMEOUT: Final = 5.0
 """Seconds until librdkafka must have started an assigned partition; it takes less than a
 millisecond, or until the same partition has stopped."""
 SEEK_INTERVAL: Final = 0.005
 """Seconds between two tries to seek in a partition that isn't started yet."""
+EPOCH_TIMEOUT: Final = 5.0
+"""Seconds that Kafka may take to say in which leader epoch a log ends; it takes milliseconds."""
 
 _CUT: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
 """The place in librdkafka's text where the committed epoch, or the last one before it, ends."""
@@ -76,23 +78,29 @@ def _seek(consumer: Consumer, start: TopicPartition) -> None:
             return
 
 
-def cut_of(message: Message) -> TopicPartition | None:
+def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
     """Return up to where, and to which leader epoch, the log of a partition is still the one that
-    was read, from the message with an error of `LOST_OFFSET_ERRORS`; None: that isn't known, or the
-    log is another one."""
+    was read, from the message with an error of `LOST_OFFSET_ERRORS`. None: that isn't known, or no
+    leader was elected since, so that nothing was cut and the topic was created anew. May block for
+    `EPOCH_TIMEOUT` seconds."""
     topic, number, error = message.topic(), message.partition(), message.error()
     if topic is None or number is None or error is None:
         return None
-    if (cut := _CUT.search(error.str())) is None:
+    if (found := _CUT.search(error.str())) is None:
         return None
-    return TopicPartition(topic, number, int(cut[1]), "", int(cut[2]))
+    cut = TopicPartition(topic, number, int(found[1]), "", int(found[2]))
+    try:
+        (end,) = with_epochs(consumer, [cut], EPOCH_TIMEOUT)
+    except KafkaException:
+        return None
+    return cut if epoch_of(end) > epoch_of(cut) else None
 
 
-def restart_of(message: Message, settled: int | None) -> TopicPartition:
+def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:
     """Return where to read a partition again that has lost its end, or was created anew: where it
     was cut, or earlier if only what lies below `settled` needs no delivery any more; its start, if
-    one of them is unknown."""
-    cut = cut_of(message)
+    one of them is unknown. May block as `cut_of`."""
+    cut = None if settled is None else cut_of(consumer, message)
     if cut is None or settled is None:
         return TopicPartition(str(message.topic()), int(message.partition() or 0), OFFSET_BEGINNING)
     cut.offset = min(cut.offset, settled)

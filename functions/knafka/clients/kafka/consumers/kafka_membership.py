@@ -111,7 +111,7 @@ class Membership(GroupConsumer):
             restart = partition(self._numbering, number)
             restart.offset = OFFSET_BEGINNING
         else:
-            restart = restart_of(message, self._commits.last_offset(number))
+            restart = restart_of(self.consumer, message, self._commits.last_offset(number))
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         self.consumer.resume([restart])

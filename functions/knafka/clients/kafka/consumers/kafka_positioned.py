@@ -99,7 +99,7 @@ class KafkaPositionedReader:
         """Return up to `limit` records, waiting up to `timeout` seconds for the first. Raises
         `LogError`."""
         self._replaced.start()
-        answer: _ReadResult = await self._thread.call(partial(self._read, limit, timeout))
+        answer: _PositionedRead = await self._thread.call(partial(self._read, limit, timeout))
         self.ends, self.restarted = answer.ends, answer.restarted
         self.epochs, self.new_epochs = answer.epochs, answer.new_epochs
         return answer.records
@@ -154,7 +154,7 @@ class KafkaPositionedReader:
         """Return confluent-kafka's objects of these partitions."""
         return [TopicPartition(self._topic, number) for number in numbers]
 
-    def _read(self, limit: int, timeout: float) -> _ReadResult:
+    def _read(self, limit: int, timeout: float) -> _PositionedRead:
         """Read on the consumer's thread."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -197,7 +197,7 @@ class KafkaPositionedReader:
             if epoch != self._epochs.get(number):
                 new_epochs[number] = _epoch_starts(records, number, self._epochs.get(number))
                 self._epochs[number] = epoch
-        return _ReadResult(records, ends, restarted, dict(self._epochs), new_epochs)
+        return _PositionedRead(records, ends, restarted, dict(self._epochs), new_epochs)
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Poll up to `limit` messages, noting ends in `ends`."""
@@ -242,7 +242,7 @@ class KafkaPositionedReader:
     def _restart_partition(self, message: Message, number: int) -> Position:
         """Read a partition from its start, as its log has no such offset; returns the position up
         to which the log is the one that was read."""
-        cut = cut_of(message)
+        cut = cut_of(self._consumer, message)
         log.warning(
             "partition %d of %s is another log than before, and is read again: %s",
             number, self._topic, message.error(),
@@ -261,7 +261,7 @@ class KafkaPositionedReader:
         self._epochs.pop(number, None)
 
 
-class _ReadResult(NamedTuple):
+class _PositionedRead(NamedTuple):
     """What one read has found; see `PositionedReader`."""
 
     records: list[Record]

@@ -197,7 +197,8 @@ class TransactionalMember(GroupConsumer):
         if place not in self.owned:
             return
         committed = self.owned[place]
-        restart = restart_of(message, None if committed is None else committed.offset)
+        settled = None if committed is None else committed.offset
+        restart = restart_of(self.consumer, message, settled)
         log.warning(
             "partition %d of %s is another log than before, and is read from %s: %s",
             place.number, place.topic,
