@@ -11,7 +11,7 @@ from support.kafka import Kafka
 from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.consumers import kafka_identified
+from knafka.clients.kafka.consumers import kafka_identified, kafka_replaced_topics
 from knafka.clients.kafka.consumers.kafka_identified import KafkaIdentifiedReader
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
@@ -104,7 +104,7 @@ async def test_a_follower_reads_the_first_records_of_a_topic_that_replaced_its_o
     monkeypatch.setattr(kafka_identified, "TOPIC_ID_INTERVAL", 0.2)
     await world.operator().ensure_created(world.topic)
     ids_read: list[str] = []
-    find_id = kafka_identified.read_topic_id
+    find_id = kafka_replaced_topics.read_topic_id
 
     async def read_topic_id(calls: AdminCalls, topic: str) -> str:
         ids_read.append(await find_id(calls, topic))

@@ -18,7 +18,6 @@ from support.trigger_world import Held, TriggerWorld
 from support.waiting import until, until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.consumers.kafka_replaced_topics import FIRST_TOPIC_ID_DELAY
 
 pytestmark = pytest.mark.kafka
 
@@ -60,8 +59,8 @@ async def test_a_running_dispatcher_delivers_all_of_a_topic_that_was_created_aga
         await until(partial(arrived, *OLD), within=60)
         if not in_flight:
             await until_found(partial(has_no_lag, world))
-        # A topic that is replaced before its id was first read isn't noticed; nothing says when.
-        await asyncio.sleep(2 * FIRST_TOPIC_ID_DELAY)
+        # A topic that is replaced before its id was first read isn't noticed.
+        await until(lambda: f"reading the topic {world.topic}," in function.log)
         await recreate(world)
         await asyncio.to_thread(world.send, *NEW)
         answered.set()

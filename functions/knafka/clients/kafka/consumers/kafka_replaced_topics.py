@@ -79,9 +79,12 @@ class ReplacedTopics:
                     except LogError as error:  # also while it is deleted
                         log.debug("the id of %s can't be read: %s", topic, error)
                         continue
-                    if self.ids.setdefault(topic, topic_id) != topic_id:
-                        self.ids[topic] = topic_id
+                    known_id = self.ids.get(topic)
+                    if known_id is None:
+                        log.info("reading the topic %s, whose id is %s", topic, topic_id)
+                    elif known_id != topic_id:
                         self._replaced = [*self._replaced, topic]
+                    self.ids[topic] = topic_id
                 await asyncio.sleep(TOPIC_ID_INTERVAL)
         finally:
             calls.close()
