@@ -23,7 +23,7 @@ MORE_WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1
 CLUSTER_WORKERS ?= 3
 ON_CLUSTER := tests/cluster tests/behaviour
 RUN_TESTS := $(BIN)/python tools/run_tests.py
-SHOWN := --durations=50 --durations-min=1
+SHOWN_PACKAGES := --durations=50 --durations-min=1
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
@@ -66,16 +66,16 @@ test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, 
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
 tests-of-jobs: $(VENV)/.dev
-	$(RUN_TESTS) jobs -m "spark $(SLICE) and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
+	$(RUN_TESTS) jobs -m "spark $(SLICE) and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
 
 tests-of-processes: $(VENV)/.dev
-	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
+	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (40 minutes; root, Linux, Go)
 	@failed=0; \
 	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
-		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN) $(ARGS) || failed=$$?; \
-	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN) $(ARGS) || failed=$$?; \
+		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
+	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
 	exit $$failed
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
@@ -90,7 +90,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not cluster and not ($(INTEGRATION))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
+	$(RUN_TESTS) here -m "not cluster and not ($(INTEGRATION))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(MEASURED) $(ARGS)
 	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md: tools/conformance_page.py)

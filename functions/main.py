@@ -2,9 +2,9 @@
 
     functions-framework --source functions/main.py --target receive|dispatch|sense
 
-They run the same functions as `python -m knafka` does under its own server, only on the server that
-the framework brings. It tells an asynchronous function neither that the process began nor that it
-is to end: `knafka.hosted` sees to both. Not here: func, which has `functions/function`.
+They run the same functions as `python -m knafka`, but on the framework's server. That server
+reports neither the start nor the end of the process to an asynchronous function: `knafka.hosted`
+handles both. Not here: func, which has `functions/function`.
 """
 
 from __future__ import annotations

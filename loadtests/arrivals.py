@@ -1,9 +1,10 @@
-"""Arrivals: what reached a subscriber, held against what its senders had accepted.
+"""Arrivals: compares the events that reached a subscriber with those that its senders' Broker
+accepted.
 
 Events are numbered from 0 within a key, and a key's events are sent one after the other, each again
-until it is accepted. So the numbers say all: one that stays away was lost, one that comes again is
-a duplicate, one that comes after a higher one was reordered. Not here: HTTP, and judging:
-at-least-once allows duplicates, and only per-key order promises order.
+until it is accepted. So the numbers tell everything: a missing one was lost, one that comes again
+is a duplicate, one that comes after a higher one was reordered. Not here: HTTP, and which of these
+count as faults.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class _Key:
     next: int = 0
     """One above the highest number that came."""
     missing: set[int] = field(default_factory=set)
-    """Numbers below it that did not come yet."""
+    """Numbers below `next` that haven't come yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,11 @@ class Summary:
     received: int
     """Arrivals, repeated ones included."""
     lost: int
-    """Accepted, and not arrived so far."""
+    """Events that were accepted and haven't arrived yet."""
     duplicates: int
     reordered: int
     unnumbered: int
-    """Arrivals without a key or a number: not ours."""
+    """Arrivals without a key or a number, which the load test didn't send."""
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> Summary:
@@ -49,7 +50,7 @@ class Summary:
 
 
 class Arrivals:
-    """Counts since it was made."""
+    """Counts arrivals, by key and number."""
 
     def __init__(self) -> None:
         self._keys: defaultdict[str, _Key] = defaultdict(_Key)
@@ -57,30 +58,38 @@ class Arrivals:
         self._received = self._duplicates = self._reordered = self._unnumbered = 0
 
     def add(self, key: str, number: int) -> None:
+        """Count the arrival of the event with this number of a key, perhaps as reordered or a
+        duplicate."""
         self._received += 1
-        seen = self._keys[key]
-        if number >= seen.next:
-            seen.missing.update(range(seen.next, number))
-            seen.next = number + 1
-        elif number in seen.missing:
-            seen.missing.remove(number)
+        arrived = self._keys[key]
+        if number >= arrived.next:
+            arrived.missing.update(range(arrived.next, number))
+            arrived.next = number + 1
+        elif number in arrived.missing:
+            arrived.missing.remove(number)
             self._reordered += 1
         else:
             self._duplicates += 1
 
     def add_unnumbered(self) -> None:
+        """Count an arrival without a key or a number."""
         self._received += 1
         self._unnumbered += 1
 
     def accept(self, counts: Mapping[str, int]) -> None:
-        """Of each key so many events, numbers 0 to count - 1, were accepted."""
+        """Note for each key how many events were accepted in all: the numbers from 0 to count -
+        1."""
         self._accepted.update(counts)
 
     def summary(self) -> Summary:
+        """Return the counts until now; events that were accepted and haven't arrived count as
+        lost."""
         lost = 0
         for key, count in self._accepted.items():
-            seen = self._keys.get(key, _Key())
-            lost += max(0, count - seen.next) + sum(1 for each in seen.missing if each < count)
+            arrived = self._keys.get(key, _Key())
+            lost += max(0, count - arrived.next) + sum(
+                1 for missing_number in arrived.missing if missing_number < count
+            )
         return Summary(
             accepted=sum(self._accepted.values()),
             received=self._received,

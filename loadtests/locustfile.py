@@ -1,12 +1,12 @@
-"""Users who send numbered CloudEvents to a Broker; at the end, what became of them.
+"""Users who send numbered CloudEvents to a Broker; checks at the end that all have arrived.
 
     locust -f loadtests/locustfile.py --host http://127.0.0.1:8080/default/default --headless \\
         -u 20 -t 30s --subscriber http://127.0.0.1:8099
 
 Each user has keys of its own and sends a key's events one after the other, each again until the
 Broker takes it. The subscriber (`subscriber.py`) counts them. When the run is over, what it lost
-and reordered is printed and decides the exit code: 1 for either. Duplicates are told, not judged:
-delivery is at least once. Shapes: see `shapes.py`. Works with workers too (`--processes`).
+and reordered is printed and decides the exit code: 1 for either. Duplicates are printed but are no
+fault: delivery is at least once. Shapes: see `shapes.py`. Works with workers too (`--processes`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from locust.runners import MasterRunner, WorkerRunner
 log = logging.getLogger("knafka")
 
 TIMEOUT: Final = 10.0
-"""Seconds for one question to the subscriber."""
+"""Seconds that a request to the subscriber may take."""
 PAUSE: Final = 0.5
-"""Seconds before a refused event is sent again, and between two looks at what arrives."""
+"""Seconds before a refused event is sent again, and between two requests for the summary."""
 
 Head: TypeAlias = dict[str, str]
 
 accepted: Counter[str] = Counter()
-"""Events that the Broker took, by key; of this process' users."""
+"""Number of events of this process's users that the Broker accepted, by key."""
 
 if shape := shapes.chosen():
     Shape = shape  # locust takes the one class that it finds here
@@ -88,12 +88,15 @@ class Sender(FastHttpUser):
         self._keys = [f"{name}-{number}" for number in range(options.keys)]
 
     def wait_time(self) -> float:
+        """Return the seconds until this user's next event is due; a user that is late catches up at
+        most one event."""
         self._due = max(self._due + self._pause, time.monotonic() - self._pause)
         return max(0.0, self._due - time.monotonic())
 
     @task
     def send(self) -> None:
-        """One event, or a batch, until it is taken; the time in between is part of no figure."""
+        """Send one event, or a batch, until it is accepted; the pauses in between are part of no
+        figure."""
         key = random.choice(self._keys)
         number = accepted[key]
         request = self._several(key, number) if self._batch else self._event(key, number)
@@ -105,17 +108,22 @@ class Sender(FastHttpUser):
             self._end()
 
     def _end(self) -> None:
-        """End the run of this process. Ending waits for all users, this one among them."""
+        """End the run of this process, from another greenlet: ending waits for all users, this one
+        included."""
         assert self.environment.runner is not None
         gevent.spawn(self.environment.runner.quit)
 
     def _several(self, key: str, number: int) -> tuple[str, Head, bytes]:
+        """Return a request with a batch of a key's events from `number` on: its name, headers and
+        body."""
         numbers = range(number, number + self._batch)
-        documents = [_document(*self._parts(key, each)) for each in numbers]
+        documents = [_document(*self._parts(key, event_number)) for event_number in numbers]
         headers = {"content-type": "application/cloudevents-batch+json"}
         return f"batch of {self._batch}", headers, b"[" + b",".join(documents) + b"]"
 
     def _post(self, mode: str, headers: Head, body: Any) -> bool:
+        """Send a request; return whether it was accepted. `mode` is its name in locust's
+        figures."""
         with self.client.post(
             self.host or "/",
             data=body,
@@ -129,7 +137,7 @@ class Sender(FastHttpUser):
             return False
 
     def _parts(self, key: str, number: int) -> tuple[Head, bytes]:
-        """Attributes and data of an event."""
+        """Return attributes and data of the event with this number."""
         size = random.randint(*self._sizes)
         data = b'{"msg":"' + b"x" * max(0, size - 10) + b'"}'
         attributes = {
@@ -143,6 +151,8 @@ class Sender(FastHttpUser):
         return attributes, data
 
     def _event(self, key: str, number: int) -> tuple[str, Head, bytes]:
+        """Return a request with one event, in binary or structured mode: its name, headers and
+        body."""
         attributes, data = self._parts(key, number)
         if random.random() >= self._structured:
             headers = {f"ce-{name}": value for name, value in attributes.items()}
@@ -152,26 +162,30 @@ class Sender(FastHttpUser):
 
 
 def _document(attributes: Head, data: bytes) -> bytes:
+    """Return an event in structured mode: JSON with the attributes and the data."""
     head = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
     return head[:-1] + b', "data": ' + data + b"}"
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def begin(environment: Environment, **_: Any) -> None:
+    """Forget the counts of the run before, here and in the subscriber."""
     accepted.clear()
     if not isinstance(environment.runner, WorkerRunner):
         _ask(environment, "_reset", {})
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
-def tell_what_was_accepted(environment: Environment, **_: Any) -> None:
+def send_accepted_counts(environment: Environment, **_: Any) -> None:
+    """Send this process's counts of accepted events to the subscriber."""
     if not isinstance(environment.runner, MasterRunner):
         _ask(environment, "_accepted", accepted)
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def judge(environment: Environment, **_: Any) -> None:
-    """Wait for the last events; lost or reordered ones make the exit code 1."""
+    """Wait for the last events, and print the summary; lost or reordered events, or none at all,
+    make the exit code 1."""
     options = environment.parsed_options
     if isinstance(environment.runner, WorkerRunner) or options is None or not options.subscriber:
         return
@@ -188,7 +202,8 @@ def _summary(environment: Environment) -> Summary:
 
 
 def _ask(environment: Environment, what: str, document: object = None) -> bytes:
-    """The subscriber's answer; nothing without a subscriber. SystemExit: it can't be reached."""
+    """Send a request to the subscriber, a POST if there is a document, and return its answer; empty
+    without a subscriber. Raises SystemExit if it can't be reached."""
     options = environment.parsed_options
     if options is None or not options.subscriber:
         return b""

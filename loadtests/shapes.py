@@ -1,4 +1,4 @@
-"""Shapes: how many users there are at what time, for locust.
+"""Load shapes for locust: how many users there are at what time.
 
     SHAPE=ramp    from none to SHAPE_USERS over the whole time
     SHAPE=spike   a tenth of the users; in the middle fifth of the time, all of them
@@ -18,40 +18,42 @@ from locust import LoadTestShape
 
 
 class _Shape(LoadTestShape):
-    """Ends after `seconds`."""
+    """A shape that ends after `seconds`."""
 
     abstract = True
     users: ClassVar[int] = int(os.environ.get("SHAPE_USERS", "50"))
     seconds: ClassVar[float] = float(os.environ.get("SHAPE_SECONDS", "60"))
 
     def tick(self) -> tuple[int, float] | None:
-        """Users now, and how many may be started or stopped a second."""
+        """Return the number of users now, and how many may be started or stopped a second; None:
+        the end."""
         elapsed = self.get_run_time() / self.seconds  # type: ignore[no-untyped-call]
         if elapsed >= 1:
             return None
         return max(1, ceil(self.users * self.share(elapsed))), float(self.users)
 
     def share(self, elapsed: float) -> float:
-        """The part of the users that there is after this part of the time."""
+        """Return the share of the users that run when the share `elapsed` of the time is over."""
         raise NotImplementedError
 
 
 class Ramp(_Shape):
-    """Where does latency begin to rise, or the receiver to answer 503?"""
+    """Ever more users: shows where latency begins to rise, or the receiver to answer 503."""
 
     def share(self, elapsed: float) -> float:
         return elapsed
 
 
 class Spike(_Shape):
-    """Ten times the load at once, and back: do drains come and go, is anything lost?"""
+    """Ten times the load at once, and back: shows whether drains start and end, and nothing is
+    lost."""
 
     def share(self, elapsed: float) -> float:
         return 1.0 if 0.4 <= elapsed < 0.6 else 0.1
 
 
 class Soak(_Shape):
-    """Does memory stay, does latency?"""
+    """Steady load: shows whether memory and latency stay the same."""
 
     def share(self, elapsed: float) -> float:
         return 1.0
@@ -61,7 +63,8 @@ SHAPES: Final[dict[str, type[LoadTestShape]]] = {"ramp": Ramp, "spike": Spike, "
 
 
 def chosen() -> type[LoadTestShape] | None:
-    """The shape that SHAPE names; None without one. Raises SystemExit for an unknown name."""
+    """Return the shape that SHAPE names; None without one. Raises SystemExit for an unknown
+    name."""
     name = os.environ.get("SHAPE")
     if not name:
         return None

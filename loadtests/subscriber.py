@@ -1,4 +1,4 @@
-"""A subscriber that counts: what was lost, came twice, or came out of order.
+"""A subscriber that counts which events were lost, came twice, or came out of order.
 
     python loadtests/subscriber.py [--host 127.0.0.1] [--port 8099] [--delay SECONDS]
 
@@ -37,7 +37,7 @@ class Counting:
         self._attempts = 0
 
     def take(self, headers: dict[bytes, bytes], body: bytes) -> int:
-        """Count one event; the status to answer."""
+        """Count one event, and return the status to answer."""
         self._attempts += 1
         if self._fail_every and not self._attempts % self._fail_every:
             return 503
@@ -53,7 +53,8 @@ class Counting:
         return 204
 
     def answer(self, url: bytes, body: bytes) -> tuple[int, bytes]:
-        """What is asked by those who count with us."""
+        """Answer a request of the load test (paths that begin with `/_`): return status and
+        body."""
         match url:
             case b"/_accepted":
                 self.arrivals.accept(json.loads(body))
@@ -67,7 +68,7 @@ class Counting:
 
 
 class Connection(asyncio.Protocol):
-    """HTTP/1.1, one request after the other."""
+    """A connection of HTTP/1.1, which handles one request after the other."""
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(host: str, port: int, counting: Counting) -> None:
-    """Until it is cancelled; says on stdout where it listens."""
+    """Serve until it is cancelled; prints the URL where it listens."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(counting), host, port, backlog=1024)
     print(f"counting at http://{host}:{server.sockets[0].getsockname()[1]}/", flush=True)

@@ -1,10 +1,10 @@
-"""Write docs/conformance.md by what a gate's tests came to.
+"""Writes docs/conformance.md from the outcomes of a gate's tests.
 
     python tools/conformance_page.py build/tests/*.xml
 
 The files are those that `make test`, `make test-integration` and `make test-cluster` leave behind
-(`run_tests`). A line's tests are those that a marker `conformance` names it on; of a test that was
-run by none of these, the page says nothing.
+(`run_tests`). A line's tests are those whose marker `conformance` names the line; the page leaves
+out tests that none of these commands ran.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ PAGE: Final = ROOT / "docs" / "conformance.md"
 
 
 def outcomes(reports: Iterable[Path], ids_by_test: Mapping[str, Set[str]]) -> Outcomes:
-    """What the tests of each line came to, by JUnit files."""
-    found = Outcomes()
+    """Return the outcomes of each line's tests, from JUnit files; `ids_by_test` has the lines of a
+    test."""
+    counted = Outcomes()
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
             file = case.get("classname", "").rpartition(".")[2]
             test = f"{file}.py::{case.get('name', '').partition('[')[0]}"
             if ids := ids_by_test.get(test):
-                found.add(ids, test, outcome(case))
-    return found
+                counted.add(ids, test, outcome(case))
+    return counted
 
 
 def outcome(case: ElementTree.Element) -> str:
-    """Of one test with its parameters; one that was flaky has passed in the end."""
+    """Return the outcome of one test case: `failed`, `passed` or `skipped`; a flaky test has
+    passed."""
     if case.find("failure") is not None or case.find("error") is not None:
         return "failed"
     return "passed" if case.find("skipped") is None else "skipped"

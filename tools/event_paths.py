@@ -59,7 +59,7 @@ class EnteredFunctions:
 
 @contextmanager
 def counting() -> Iterator[EnteredFunctions]:
-    """Count what is called within this block."""
+    """Count the calls of functions within this block."""
     entered = EnteredFunctions()
     sys.setprofile(entered)
     try:

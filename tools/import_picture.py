@@ -36,7 +36,8 @@ and so are launchers (`__main__`). import-linter holds the directions (`pyprojec
 
 
 def read(roots: Iterable[str] = ROOTS) -> dict[str, set[str]]:
-    """The arrows of the packages that can be imported now; every node is a key."""
+    """Return the arrows between the nodes of these roots, from the installed code; every node is a
+    key."""
     graph = grimp.build_graph(*roots, cache_dir=None)
     nodes = {module: _node(module, graph.modules) for module in graph.modules}
     arrows: dict[str, set[str]] = defaultdict(set)
@@ -46,14 +47,21 @@ def read(roots: Iterable[str] = ROOTS) -> dict[str, set[str]]:
         imported = {nodes[each] for each in graph.find_modules_directly_imported_by(module)}
         arrows[node] |= {each for each in imported if each is not None and each != node}
     used = {each for imported in arrows.values() for each in imported}
-    return {node: found for node, found in arrows.items() if found or node in used}
+    return {
+        node: imported_nodes
+        for node, imported_nodes in arrows.items()
+        if imported_nodes or node in used
+    }
 
 
 def _node(module: str, modules: Collection[str]) -> str | None:
-    """The node that a module belongs to; None: it is a launcher."""
+    """Return the node that a module belongs to; None: it is a launcher."""
     parts = module.split(".")
     root = parts[0]
-    has_packages = any(each.startswith(f"{root}.") and each.count(".") > 1 for each in modules)
+    has_packages = any(
+        other_module.startswith(f"{root}.") and other_module.count(".") > 1
+        for other_module in modules
+    )
     if not has_packages:
         return root
     if parts[1:] == ["__main__"]:
@@ -62,29 +70,29 @@ def _node(module: str, modules: Collection[str]) -> str | None:
 
 
 def circles(arrows: Arrows) -> list[set[str]]:
-    """Groups of nodes that all import each other, directly or through others."""
-    reach = {node: _reached(node, arrows) for node in arrows}
-    found: list[set[str]] = []
+    """Return the groups of nodes that all import each other, directly or through others."""
+    reach = {node: _reachable_from(node, arrows) for node in arrows}
+    groups: list[set[str]] = []
     for node in arrows:
-        circle = {node} | {each for each in reach[node] if node in reach[each]}
-        if len(circle) > 1 and circle not in found:
-            found.append(circle)
-    return found
+        circle = {node} | {other_node for other_node in reach[node] if node in reach[other_node]}
+        if len(circle) > 1 and circle not in groups:
+            groups.append(circle)
+    return groups
 
 
 def without_implied(arrows: Arrows) -> dict[str, set[str]]:
-    """The fewest arrows by which the same nodes are reached from each node."""
+    """Return the arrows without those that follow from others."""
     kept = {node: set(imported) for node, imported in arrows.items()}
     for node in sorted(kept):
-        for each in sorted(kept[node]):
-            kept[node].remove(each)
-            if each not in _reached(node, kept):
-                kept[node].add(each)
+        for imported_node in sorted(kept[node]):
+            kept[node].remove(imported_node)
+            if imported_node not in _reachable_from(node, kept):
+                kept[node].add(imported_node)
     return kept
 
 
-def _reached(start: str, arrows: Arrows) -> set[str]:
-    """All nodes that can be reached from `start`; `start` itself only by a circle."""
+def _reachable_from(start: str, arrows: Arrows) -> set[str]:
+    """Return all nodes that can be reached from `start`; `start` itself only by a circle."""
     reached: set[str] = set()
     ahead = list(arrows.get(start, ()))
     while ahead:
@@ -96,7 +104,7 @@ def _reached(start: str, arrows: Arrows) -> set[str]:
 
 
 def page(arrows: Arrows) -> str:
-    """The whole page, with the picture as Mermaid text."""
+    """Return the whole page, with the picture as Mermaid text."""
     lines = ["", "```mermaid", "flowchart TD"]
     for root in ROOTS:
         of_root = sorted(node for node in arrows if node.split(".")[0] == root)
@@ -107,7 +115,7 @@ def page(arrows: Arrows) -> str:
             lines += [f"        {node}[{node.partition('.')[2] or node}]" for node in of_root]
             lines.append("    end")
     for node, imported in sorted(without_implied(arrows).items()):
-        lines += [f"    {node} --> {each}" for each in sorted(imported)]
+        lines += [f"    {node} --> {imported_node}" for imported_node in sorted(imported)]
     return HEAD + "\n".join([*lines, "```", ""])
 
 

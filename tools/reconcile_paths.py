@@ -1,10 +1,10 @@
-"""Prints what reconciling one new object of each kind runs through: files, functions, calls; and
+"""Prints how many files, functions and calls it takes to reconcile one new object of each kind, and
 how many lines the control plane's parts have.
 
     python tools/reconcile_paths.py
 
-The cluster and Kafka are in memory, so what is entered is what decides and acts: `knafka_operator`
-alone is counted. `docs/decisions/0037-one-controller.md` has the figures.
+The cluster and Kafka are in memory; only calls within `knafka_operator` are counted.
+`docs/decisions/0037-one-controller.md` has the figures.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PARTS: Final = {
 
 
 FAKES: Final = {"kube_api/memory_cluster.py"}
-"""What stands for the API server here: no part of a reconciliation."""
+"""Files of the cluster in memory, which stands for the API server: no part of a reconciliation."""
 _reconciling: ContextVar[bool] = ContextVar("reconciling", default=False)
 """True in the reconciliation and in the tasks that it starts; not in periodic tasks beside it."""
 
 
 class Entered:
-    """Functions of the operator that a reconciliation has called, with how often."""
+    """A profile function that counts the calls of the operator's functions in a reconciliation."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -74,6 +74,7 @@ class Entered:
 
 @contextmanager
 def watched() -> Iterator[Entered]:
+    """Count the calls within this block and in the tasks that it starts."""
     entered, token = Entered(), _reconciling.set(True)
     sys.setprofile(entered)
     try:
@@ -95,7 +96,7 @@ async def main() -> None:
     world = OperatorWorld()
     world.declare_broker("shop")
     controller: Any = controller_of(world)
-    await asyncio.sleep(0.1)  # periodic tasks have begun
+    await asyncio.sleep(0.1)  # until periodic tasks have begun
     with watched() as entered:
         await controller.reconcile(("Broker", "shop", "default"))
     say("Broker", entered)

@@ -21,7 +21,7 @@ LONGEST: Final = 240  # characters of a line; what is cut ends with an ellipsis
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where ids of one prefix come from."""
+    """The document that ids with one prefix come from."""
 
     prefix: str
     title: str
@@ -68,7 +68,7 @@ _LEVEL: Final = re.compile(r"[MSy] ")
 
 
 def rules(text: str) -> Iterator[tuple[str, str]]:
-    """Each id and what stands behind it, of a digest."""
+    """Yield each id of a digest, with the text of its rule."""
     for line in text.splitlines():
         if line.startswith("- "):
             for match in _RULE.finditer(line):
@@ -76,7 +76,8 @@ def rules(text: str) -> Iterator[tuple[str, str]]:
 
 
 def shortened(text: str) -> str:
-    """The first sentences that fit into a line, without what would end a table's cell."""
+    """Return the first sentences of a rule that fit into `LONGEST` characters, as text for a
+    table's cell."""
     text = (
         re.sub(r"\[note\] ?| — see F-\d+", "", text).replace("**", "").replace("|", r"\|").strip()
     )
@@ -90,13 +91,13 @@ def shortened(text: str) -> str:
     return cut + ("`" if cut.count("`") % 2 else "") + " …"
 
 
-def page(found: dict[str, str]) -> str:
-    """The whole page; `found` is by id."""
+def page(rules_by_id: dict[str, str]) -> str:
+    """Return the whole page; `rules_by_id` has the text of each rule, by id."""
     parts = [HEAD]
     for source in SOURCES:
         of_source = [
             (id_, text)
-            for id_, text in found.items()
+            for id_, text in rules_by_id.items()
             if re.fullmatch(rf"{source.prefix}-?S?\d+", id_)
         ]
         if not of_source:
@@ -110,12 +111,13 @@ def page(found: dict[str, str]) -> str:
 
 
 def main(folder: Path) -> None:
-    found: dict[str, str] = {}
+    """Write the page from the digests (`*.md`) in a folder; the first text of an id counts."""
+    rules_by_id: dict[str, str] = {}
     for file in sorted(folder.glob("*.md")):
         for id_, text in rules(file.read_text()):
-            found.setdefault(id_, text)
-    PAGE.write_text(page(found))
-    print(f"{PAGE}: {len(found)} ids")
+            rules_by_id.setdefault(id_, text)
+    PAGE.write_text(page(rules_by_id))
+    print(f"{PAGE}: {len(rules_by_id)} ids")
 
 
 if __name__ == "__main__":

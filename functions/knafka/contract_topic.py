@@ -1,7 +1,7 @@
 """Follows a contract that is stored in a topic (docs/decisions/0019-contract-topic.md).
 
     reader opened --> read from the beginning --at the end--> the contract; ready
-    a log that begins anew, or an error --> the same again; what was known counts until the end
+    a log that begins anew, or an error --> the same again; the old contract counts until the end
 
 A contract is complete only at the topic's end, as later records may replace earlier ones. A record
 that can't be used removes the entry of its key, and no other. `Entries` defines what an entry is: a

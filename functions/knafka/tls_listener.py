@@ -2,7 +2,7 @@
 
     folder with tls.crt and tls.key (a Secret in cert-manager's form) -> a listener on a port
     the files change -> the next handshake shows the new certificate; open connections stay
-    the files can't be used -> the certificate before is shown on, and why is in the log
+    the files can't be used -> the previous certificate stays in use, and the reason is logged
 
 A certificate never changes in a context that handshakes use: each certificate gets a new context.
 The callback for server names, which is also called without a name, gives each handshake the newest

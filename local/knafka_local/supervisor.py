@@ -35,7 +35,7 @@ from knafka_local.processes.children import Child, Supervised, cancel
 from knafka_local.view import View
 
 RECEIVER_COUNT_INTERVAL: Final = 0.5
-"""Seconds between two times_read of the receivers' counters."""
+"""Seconds between two readings of the receivers' counters."""
 REMOVAL_DELAY: Final = 1.0
 """Seconds for which an object must be missing from the files before it is deleted with its data: an
 editor, or git, may be about to write the file again."""
@@ -77,7 +77,7 @@ class Supervisor:
     supervisor.running():`."""
 
     def __init__(self, options: UpOptions, view: View) -> None:
-        """Raises `NoManifests` if a file doesn't exist."""
+        """Prepare everything, and start nothing. Raises `NoManifests` if a file doesn't exist."""
         self._options = options
         self._view = view
         self._manifests = Manifests(options.manifests)
@@ -86,7 +86,7 @@ class Supervisor:
         self._state: RunningState | None = None
         """The state that was last written for other commands."""
         self._server: KafkaServer | None = None
-        self._others_children = frozenset(Child.running)
+        self._earlier_children = frozenset(Child.running)
         """Children of this process that were there before; `kill` leaves them."""
         self.url = f"http://{HOST}:{options.port}"
 
@@ -134,7 +134,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill every child process of this installation at once, for a user who won't wait."""
-        for child in Child.running - self._others_children:
+        for child in Child.running - self._earlier_children:
             child.kill()
 
     def snapshot(self) -> Snapshot:
@@ -172,7 +172,7 @@ class Supervisor:
         if options.channels_port is not None:
             return _listen_at(options.channels_port, "--channels-port")
         port = options.port + 1
-        # Most have no KafkaChannels: for them the port must not stand in the way of a start.
+        # Most installations have no KafkaChannels: a port in use must not prevent their start.
         with contextlib.suppress(OSError, OverflowError):
             return listen(0 if port == options.kafka_port else port)
         return listen()
@@ -184,7 +184,8 @@ class Supervisor:
         """
         if not self._options.require_auth:
             return None
-        # Here, as cryptography and kopf take half a second, and most ask for no tokens.
+        # Imported here, as cryptography and kopf take half a second, and most installations require
+        # no tokens.
         issuer_server = await asyncio.to_thread(import_module, "knafka_local.tokens.issuer_server")
         folder = self._installation.issuer
         environment: Mapping[str, str] = await stack.enter_async_context(

@@ -1,4 +1,6 @@
-"""The control plane: from what is declared in Kubernetes to what the functions are told.
+"""The control plane: reconciles the objects declared in Kubernetes, and configures, scales and
+deletes the functions that serve them.
 
-The local mode runs what is below `runtime`, on a `Cluster` of its own. What is where: README.md.
+The local mode uses all packages but `runtime`, on a `Cluster` of its own. README.md describes each
+package.
 """

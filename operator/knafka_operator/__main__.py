@@ -19,8 +19,8 @@ from knafka_operator.runtime import replica
 
 
 def main() -> None:
-    """Read the settings and run one replica; exits with 2 for invalid settings, 1 without a
-    cluster."""
+    """Read the settings and run one replica; exits with 2 if a setting is invalid, with 1 if no
+    cluster is configured."""
     try:
         settings = Settings.from_environment(os.environ)
     except InvalidDocument as error:
@@ -28,11 +28,11 @@ def main() -> None:
         sys.exit(2)
     kopf.configure(log_format=kopf.LogFormat.JSON)
     logging.getLogger().setLevel(settings.log_level.upper())
-    for chatty in ("aiohttp.access", "kubernetes", "urllib3"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It warns that it takes no signals in a thread.
+    for logger_name in ("aiohttp.access", "kubernetes", "urllib3"):
+        logging.getLogger(logger_name).setLevel(logging.WARNING)
+    # kopf warns that it can't handle signals outside the main thread.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
-    # It tells of each daemon that ends, and of each handler that got through.
+    # kopf logs each daemon that ends, and each handler that succeeds.
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)
     try:
         asyncio.run(replica.run(settings))

@@ -8,10 +8,10 @@
     DeadLetterArchive         -> Jobs
     DeadLetterReplay, -Purge  -> one of their archive's Jobs
 
-A new kind is a `engine.kind.Reconciler`, and a line in `kinds_of`.
+To add a kind, write an `engine.kind.Reconciler` and add it to the table in `kinds_of`.
 
-Not here: when an object is reconciled (`engine.controller`), and what that does (the `kind` of each
-room).
+Not here: when an object is reconciled (`engine.controller`), and how (the module `kind` of each
+package).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from knafka_operator.sinks.model import KAFKA_SINK
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
-    """Return the reconcilers of all families of an operator, by the name of their kind."""
+    """Return the reconcilers of all families of an operator, by the name of their kind; only those
+    of kinds that the installation enables."""
     table: dict[str, Kind] = {}
     for family_operator in operator.all_operators:
         family = family_operator.family

@@ -79,6 +79,7 @@ class Operator(OperatorParts):
             self.states.foreign_brokers.add(Identity.of(broker))
 
     def _is_delivered(self, broker: Document) -> bool:
+        """Whether Knafka serves a stored Broker or channel that isn't being deleted."""
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
@@ -301,6 +302,7 @@ class Operator(OperatorParts):
         self._wake_sensors(broker)
 
     def _wake_sensors(self, broker: Identity) -> None:
+        """Enqueue the Sensors on a Broker or channel."""
         if self.sensors is not None:
             for identity in self.sensors.states.sensors_on(Bus(self.family, broker)):
                 self.queue.enqueue((SENSOR, *identity))

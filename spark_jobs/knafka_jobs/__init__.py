@@ -1,7 +1,7 @@
 """The jobs on Spark; `python -m knafka_jobs` runs them. Dead letters: compact, report, replay,
 purge. Sensors: backtest.
 
-README.md beside this file lists the rooms, and where a new thing goes. In each feature the plan
-module is pure (values and DataFrames in and out) and the run module does the IO. The features don't
-import each other; `pyproject.toml` holds that.
+README.md beside this file describes the packages, and where new code belongs. In each feature the
+plan module is pure (values and DataFrames in and out) and the run module does the IO. The features
+don't import each other; `pyproject.toml` holds that.
 """

@@ -30,7 +30,7 @@ SHOWN_FIRINGS: Final = 20
 
 
 class EngineName(StrEnum):
-    """Who counts the failures for a report."""
+    """The engine that counts the failures for a report."""
 
     AUTO = "auto"
     """DataFusion; Spark where that can't."""

@@ -4,8 +4,8 @@
         --set-attribute type=order.v2, --set-data /total=12-->
     {"type": "order.v2", "knafkaedited": "type,data", ...}, {"total": 12}
 
-The dead letter stays as it is. `id` and `source` can't be edited, as they name the event. Of JSON
-data all but the edited member stays byte for byte, but for whitespace around it. Pure.
+The dead letter stays as it is. `id` and `source` can't be edited, as they name the event. In JSON
+data everything but the edited member stays byte for byte, except for whitespace around it. Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CannotEdit(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class EventEdits:
-    """What is edited in every event of a replay."""
+    """The edits that a replay makes to each of its events."""
 
     set_attributes: tuple[tuple[str, str], ...] = ()
     remove_attributes: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class EventEdits:
         return bool(self.set_attributes or self.remove_attributes or self.set_data)
 
     def __str__(self) -> str:
-        """The edits as options of the command line."""
+        """Return the edits as options of the command line."""
         options = [f"--set-attribute {name}={value}" for name, value in self.set_attributes]
         options += [f"--remove-attribute {name}" for name in self.remove_attributes]
         options += [f"--set-data {pointer}={value}" for pointer, value in self.set_data]
@@ -88,7 +88,7 @@ class EventEdits:
 
     @property
     def _names(self) -> list[str]:
-        """The attributes that are set or removed."""
+        """Return the names of the attributes that are set or removed."""
         return [
             *dict.fromkeys([*(name for name, _ in self.set_attributes), *self.remove_attributes])
         ]
@@ -161,7 +161,8 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
 
 
 def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
-    """Do what `set_member` does, but raise the errors of decoding as they are."""
+    """Return the document with one value set, as `set_member` does, but raise the decoder's own
+    errors."""
     _RAW_VALUE(document)
     if not pointer:
         return value
@@ -187,11 +188,11 @@ def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
             raise CannotEdit(f"the data have no member {token!r:.80}")
 
 
-def _split(text: str, wanted: str) -> tuple[str, str]:
+def _split(text: str, expected_form: str) -> tuple[str, str]:
     """Return the two sides of the first equals sign. Raises ValueError."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"{text!r:.80} is not {wanted}")
+        raise ValueError(f"{text!r:.80} is not {expected_form}")
     return name, value
 
 

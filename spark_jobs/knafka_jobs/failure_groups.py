@@ -1,4 +1,4 @@
-"""Groups of failures: what failures that belong together have in common, and a group's id.
+"""Groups of failures: how failures are grouped, and the id of a group.
 
 Failures with equal values in the columns `schema.GROUP` are one group. Of very many summaries that
 differ in nothing else, the most frequent have groups of their own, and all others share one

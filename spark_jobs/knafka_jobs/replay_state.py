@@ -1,4 +1,4 @@
-"""What a replay is doing, by what the tables say of it. Pure.
+"""Replay state: decides what a replay is doing, from its rows in the tables. Pure.
 
 begun ──> running ──────────────────> finished
              │ ──> cancelling ──> cancelled
@@ -13,7 +13,8 @@ from typing import Final
 
 SILENCE: Final = timedelta(minutes=5)
 """Time without a note after which an unfinished replay counts as interrupted; a running one notes
-its progress each fifteen seconds, and of each hour that it runs at least once a minute more."""
+its progress every fifteen seconds at first, and this interval grows by about a minute with each
+hour that it runs."""
 
 
 class ReplayState(StrEnum):
@@ -23,7 +24,7 @@ class ReplayState(StrEnum):
     CANCELLING = "cancelling"
     """Somebody cancelled it, and it has not ended yet."""
     INTERRUPTED = "interrupted"
-    """Not finished, and nothing was heard of it for a while: the same command continues it."""
+    """Not finished, and without a note for a while: the same command continues it."""
     CANCELLED = "cancelled"
     FINISHED = "finished"
 

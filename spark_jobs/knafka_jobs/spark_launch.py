@@ -81,7 +81,8 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
 def _executor_settings(
     environment: Mapping[str, str], number: int, heap: int, overhead: int
 ) -> dict[str, str]:
-    """Spark settings of a driver that starts executors in pods of their own."""
+    """Return the Spark settings of a driver that starts `number` executors, each in its own pod;
+    `heap` and `overhead` are in MiB."""
     cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
     return {
         "spark.executor.instances": str(number),

@@ -1,4 +1,4 @@
-"""The benchmark: our functions beside bare prototypes of them, in the same run.
+"""The benchmark: measures our functions and bare prototypes of them (the *floor*) in the same run.
 
     cli          the command line: which cases, how many runs, where the results go
     world        Kafka, a sink, and kbench, for as long as the benchmark runs
@@ -14,6 +14,6 @@
     kbench/      the load generator and the sink, in Go: neither may be the limit
     floor_*.py   what HTTP, a filter and Kafka cost in Python with nothing else
 
-`python tools/bench/run.py --help`. It refuses to compare figures of different runs: the machine
-is never the same, so what counts is the ratio to the floor beside it.
+`python tools/bench/run.py --help`. It compares no figures of different runs: the machine is never
+in the same state, so what counts is the ratio to the floor that was measured in the same run.
 """

@@ -1,4 +1,4 @@
-"""A backtest of many archived events, beside the live reducer on the same events.
+"""Compares a backtest of many archived events with the live reducer on the same events.
 
     python tools/bench/backtesting.py [--events 1000000] [--folder FOLDER]
 
@@ -37,7 +37,7 @@ START: Final = 1_790_000_000_000
 SPAN: Final = 1_000_000
 """Milliseconds from the first event to the last."""
 PER_KEY: Final = 4
-"""Events of one order."""
+"""Mean number of events with the same `orderid`."""
 SENSOR: Final[Mapping[str, Any]] = {
     "dependencies": [
         {"name": "order", "filters": [{"exact": {"type": "order"}}]},
@@ -55,7 +55,7 @@ SENSOR: Final[Mapping[str, Any]] = {
     ],
 }  # fmt: skip
 
-# Rows are made by Spark from their numbers alone, so that both sides have the same events.
+# Computes each row from its number, as `_past_events` does: both sides have the same events.
 ARCHIVE: Final = """
 SELECT 'bus' AS topic, 0 AS partition, id AS offset,
   timestamp_millis({start} + id * {span} DIV {count}) AS timestamp,
@@ -78,7 +78,8 @@ spark.stop()
 """
 
 
-def _past(count: int) -> Iterator[PastEvent]:
+def _past_events(count: int) -> Iterator[PastEvent]:
+    """Yield the events of the archive, computed from their numbers as `ARCHIVE` does."""
     keys = _keys(count)
     for number in range(count):
         draw = (number * 7 + number // keys * 3 + number % 977) % 10
@@ -93,6 +94,7 @@ def _past(count: int) -> Iterator[PastEvent]:
 
 
 def _keys(count: int) -> int:
+    """Return the number of values of `orderid` among `count` events."""
     return max(1, count // PER_KEY)
 
 
@@ -101,29 +103,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if not given")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         root = Path(folder)
-        _archive(given.events, root / "archive")
+        _write_archive(options.events, root / "archive")
         print("| events | what | firings | s | CPU s | events/s | peak MiB |")
         print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
-        found = _job(given.events, root)
-        wanted = _reducer(given.events)
-    if found != wanted:
-        sys.exit(f"error: they fire differently: the job {found}, the reducer {wanted}")
-    print("\nequal firings:", ", ".join(f"{name} {n:,}" for name, (n, _) in wanted.items()))
+        job_digests = _job(options.events, root)
+        reducer_digests = _reducer(options.events)
+    if job_digests != reducer_digests:
+        sys.exit(
+            f"error: they fire differently: the job {job_digests}, the reducer {reducer_digests}"
+        )
+    print(
+        "\nequal firings:", ", ".join(f"{name} {n:,}" for name, (n, _) in reducer_digests.items())
+    )
 
 
-def _archive(count: int, path: Path) -> None:
+def _write_archive(count: int, path: Path) -> None:
+    """Write an archive of `count` events as Parquet."""
     _spark(WRITE, ARCHIVE.format(start=START, span=SPAN, count=count, keys=_keys(count)), str(path))
 
 
 def _spark(script: str, *arguments: str) -> None:
+    """Run a Python script in a process in which Spark works as in our jobs."""
     environment = {**os.environ, **dead_letter_jobs.spark_environment(lambda _: None)}
     subprocess.run([sys.executable, "-c", script, *arguments], env=environment, check=True)
 
 
 def _job(count: int, root: Path) -> Mapping[str, tuple[int, str]]:
+    """Run the backtest job on the archive, print its row, and return the digest of its firings, by
+    trigger."""
     sensor, output = root / "sensor.json", root / "firings"
     sensor.write_text(json.dumps(SENSOR))
     command = [sys.executable, "-m", "knafka_jobs", "backtest", f"--sensor={sensor}"]
@@ -131,16 +141,16 @@ def _job(count: int, root: Path) -> Mapping[str, tuple[int, str]]:
     job = job_process.run(command, dead_letter_jobs.spark_environment(lambda _: None))
     if job.exit_code != 0:
         sys.exit(f"error: the job failed:\n{job.said[-4000:]}")
-    found = json.loads(job.answer)
-    if found["events"] != count:
-        sys.exit(f"error: {found['events']} events were read, and not {count}")
-    firings = sum(found["firings"].values())
+    summary = json.loads(job.answer)
+    if summary["events"] != count:
+        sys.exit(f"error: {summary['events']} events were read, and not {count}")
+    firings = sum(summary["firings"].values())
     row = _row(count, "the job", firings, job.seconds, job.cpu_seconds, job.peak_bytes)
     print(row, flush=True)
-    return _written(output, root)
+    return _read_written_firings(output, root)
 
 
-# What the job wrote is read in Spark and summed up line by line, as _reducer does.
+# Converts the Delta table that the job wrote to lines of JSON.
 READ: Final = """
 import sys
 from pyspark.sql import SparkSession
@@ -155,7 +165,8 @@ spark.stop()
 """
 
 
-def _written(output: Path, root: Path) -> Mapping[str, tuple[int, str]]:
+def _read_written_firings(output: Path, root: Path) -> Mapping[str, tuple[int, str]]:
+    """Return the digest of the firings in the table that the job wrote, by trigger."""
     lines = root / "lines"
     _spark(READ, str(output), str(lines))
 
@@ -166,11 +177,12 @@ def _written(output: Path, root: Path) -> Mapping[str, tuple[int, str]]:
                     row = json.loads(line)
                     yield row["trigger"], _said(row.get("correlation"), row["at"], row["ids"])
 
-    return _digests(firings())
+    return _digest_by_trigger(firings())
 
 
 def _reducer(count: int) -> Mapping[str, tuple[int, str]]:
-    """As the live function has it, without Kafka."""
+    """Play the events with the reducer of a Sensor's function, without Kafka; return the digest of
+    its firings, by trigger."""
     process = psutil.Process()
     cpu, begun = sum(process.cpu_times()[:2]), time.monotonic()
     backtest = Backtest(parse(Conditions, SENSOR), lambda _: None)
@@ -178,33 +190,39 @@ def _reducer(count: int) -> Mapping[str, tuple[int, str]]:
 
     def firings() -> Iterator[tuple[str, str]]:
         nonlocal fired
-        for each in backtest.play(_past(count)):
+        for past_firing in backtest.play(_past_events(count)):
             fired += 1
-            ids = [one.identity.partition(" ")[2] for one in each.firing.events]
-            yield trigger_of(each.key), _said(correlation_of(each.key), each.at, ids)
+            ids = [event.identity.partition(" ")[2] for event in past_firing.firing.events]
+            yield (
+                trigger_of(past_firing.key),
+                _said(correlation_of(past_firing.key), past_firing.at, ids),
+            )
 
-    found = _digests(firings())
+    digests = _digest_by_trigger(firings())
     seconds, cpu = time.monotonic() - begun, sum(process.cpu_times()[:2]) - cpu
     print(_row(count, "the reducer alone", fired, seconds, cpu, process.memory_info().rss))
-    return found
+    return digests
 
 
-def _said(correlation: str | None, at: int, ids: list[str]) -> str:
-    return f"{correlation} {at} {' '.join(ids)}"
+def _said(correlation: str | None, time_ms: int, ids: list[str]) -> str:
+    """Return a firing as text: its correlation key, its time and the ids of its events."""
+    return f"{correlation} {time_ms} {' '.join(ids)}"
 
 
-def _digests(firings: Iterator[tuple[str, str]]) -> Mapping[str, tuple[int, str]]:
-    """How many of each trigger, and a sum over them that doesn't depend on their order."""
+def _digest_by_trigger(firings: Iterator[tuple[str, str]]) -> Mapping[str, tuple[int, str]]:
+    """Return by trigger the number of its firings, and a checksum that doesn't depend on their
+    order."""
     counts: Counter[str] = Counter()
     sums: dict[str, int] = defaultdict(int)
-    for trigger, said in firings:
+    for trigger, firing_text in firings:
         counts[trigger] += 1
-        digest = hashlib.blake2b(said.encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(firing_text.encode(), digest_size=16).digest()
         sums[trigger] = (sums[trigger] + int.from_bytes(digest)) % 2**128
     return {name: (counts[name], f"{sums[name]:032x}") for name in sorted(counts)}
 
 
 def _row(count: int, what: str, firings: int, seconds: float, cpu: float, peak: int) -> str:
+    """Return a row of the table; `cpu` is in seconds, `peak` in bytes."""
     return (
         f"| {count:,} | {what} | {firings:,} | {seconds:.0f} | {cpu:.0f} | {count / seconds:,.0f} |"
         f" {peak // 2**20:,} |"

@@ -1,7 +1,8 @@
-"""Ours and another state of it under the same load at the same time: CPU an event.
+"""Measures the CPU per event of our functions and of those of another checkout, under the same load
+at the same time.
 
-Whatever else the machine does then concerns both. Turn by turn, as in other cases, one ratio is
-between 0.8 and 1.2 on a busy machine.
+Whatever else the machine does then slows down both. Measured in turns, as in other cases, a ratio
+varies between 0.8 and 1.2 on a busy machine.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ NAMES: Final = (OURS, BEFORE)
 AT_64: Final = "receiver, 64 connections"
 PER_KEY: Final = "dispatcher, in order per key"
 WITHOUT_POSITION: Final = "dispatcher, without positions of records"
-"""Ours without the two attributes that say where a record lies, beside all of `before`."""
+"""Our dispatcher without the two attributes that say where a record lies, beside the unchanged
+dispatcher of `--before`."""
 
 Turn: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 async def beside_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Receivers at 64 connections each, then dispatchers with a backlog each."""
+    """Measure receivers at 64 connections each, then dispatchers with a backlog each."""
     if world.options.before is None:
         raise BenchError("the case beside wants --before FOLDER")
     count = int(world.sized(20_000, 5_000))
@@ -46,9 +48,9 @@ async def beside_case(world: World, results: Results, externals: Sequence[Extern
             await turn()  # joining, connecting, warming up
             until = time.monotonic() + world.sized(MEASURING, 4) * world.options.runs
             while time.monotonic() < until:
-                before = [cpu_seconds(each.pids) for each in targets]
+                cpu_before = [cpu_seconds(running.pids) for running in targets]
                 await turn()
-                for target, spent in zip(targets, before, strict=True):
+                for target, spent in zip(targets, cpu_before, strict=True):
                     used = cpu_seconds(target.pids) - spent
                     results.add(what, target.name, cpu_us=used * 1e6 / count)
         ratio, error = results.to(BEFORE, what, "cpu_us"), results.error_to(BEFORE, what, "cpu_us")
@@ -65,10 +67,10 @@ async def _receivers(
         targets.append(await stack.enter_async_context(receiver(world, name, topic)))
 
     async def turn() -> None:
-        loads = [world.run("load", url=each.url, c=64, n=count) for each in targets]
-        for found in await asyncio.gather(*loads):
-            if found["ok"] != count:
-                raise BenchError(f"of {count} events {found['ok']} were accepted")
+        loads = [world.run("load", url=target.url, c=64, n=count) for target in targets]
+        for load_result in await asyncio.gather(*loads):
+            if load_result["ok"] != count:
+                raise BenchError(f"of {count} events {load_result['ok']} were accepted")
 
     return targets, turn
 
@@ -76,7 +78,8 @@ async def _receivers(
 async def _dispatchers(
     world: World, stack: AsyncExitStack, count: int, **more: Any
 ) -> tuple[Sequence[Running], Turn]:
-    """`more` are fields of our contract alone."""
+    """Start two dispatchers and return them, and a function that makes them deliver `count` events
+    each; `more` are fields of the contract of ours only."""
     topics, targets, filled = [], [], 0
     for name in NAMES:
         topics.append(await stack.enter_async_context(world.topic(PARTITIONS)))

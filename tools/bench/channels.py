@@ -1,4 +1,5 @@
-"""Two KafkaChannels on one receiver: what a flood for one does to the other (CHN-2)."""
+"""Measures two KafkaChannels on one receiver: how a flood for one changes the latency of the other
+(CHN-2)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from bench.targets import External, Running, channels
 from bench.world import World
 
 RATE: Final = 100
-"""Events a second for the channel that is looked at."""
+"""Events a second for the channel whose latency is measured."""
 ALONE: Final = "one of two channels, alone"
 FLOODS: Final = {f"the other flooded by {each} connections": each for each in (16, 64, 256)}
 STARTING: Final = 0.5
@@ -20,7 +21,8 @@ STARTING: Final = 0.5
 
 
 async def channels_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Latency of 202s, from when each event was due."""
+    """Measure the latency of one channel's 202 responses, from the moment that each event was
+    due."""
     async with AsyncExitStack() as stack:
         topics = [await stack.enter_async_context(world.topic()) for _ in range(2)]
         quiet, flooded = await stack.enter_async_context(channels(world, topics))
@@ -40,12 +42,13 @@ async def channels_case(world: World, results: Results, externals: Sequence[Exte
 
 async def _measure(world: World, target: Running) -> dict[str, Any]:
     seconds = world.sized(8, 2)
-    found = await world.run("load", url=target.url, c=4, rate=RATE, d=f"{seconds}s")
-    latency = {f"{name}_ms": value for name, value in found["latency_ms"].items()}
-    refused = sum(count for code, count in found["status"].items() if code != "202")
-    return {**latency, "per_s": found["per_s"], "not_202": refused}
+    load_result = await world.run("load", url=target.url, c=4, rate=RATE, d=f"{seconds}s")
+    latency = {f"{name}_ms": value for name, value in load_result["latency_ms"].items()}
+    refused = sum(count for code, count in load_result["status"].items() if code != "202")
+    return {**latency, "per_s": load_result["per_s"], "not_202": refused}
 
 
 async def _flood(world: World, target: Running, connections: int) -> dict[str, Any]:
+    """Send to a target as fast as it answers, as long as the other channel is measured."""
     seconds = world.sized(8, 2) + 2 * STARTING
     return await world.run("load", url=target.url, c=connections, d=f"{seconds}s")

@@ -63,7 +63,7 @@ CASES: Final[dict[str, Case]] = {
     "scale": receiving.scale_case,
     "soak": through.soak_case,
 }
-UNUSUAL: Final = (
+ON_REQUEST: Final = (
     "soak",
     "latency",
     "sharing",
@@ -78,8 +78,8 @@ UNUSUAL: Final = (
     "sensors",
     "sensor-latency",
 )
-"""What takes long, or wants an argument."""
-USUAL: Final = [name for name in CASES if name not in UNUSUAL]
+"""Cases that take long or need an argument: they run only if `--case` names them."""
+USUAL: Final = [name for name in CASES if name not in ON_REQUEST]
 
 RESULTS: Final = HERE / "results"
 DOCS: Final = HERE.parents[1] / "docs"
@@ -88,7 +88,7 @@ PLOT: Final = DOCS / "images" / "growth.svg"
 
 
 def main() -> None:
-    """Measure what was asked for; exits with 1 if the benchmark could not go on."""
+    """Measure the cases that the command line names; exits with 1 if the benchmark can't go on."""
     arguments = _arguments()
     options = Options(
         runs=2 if arguments.quick else arguments.runs,
@@ -114,7 +114,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--case", type=_cases, default=USUAL, metavar="NAME,...",
-        help=f"what to measure, or none: {', '.join(CASES)} (all but {', '.join(UNUSUAL)})",
+        help=f"what to measure, or none: {', '.join(CASES)} (all but {', '.join(ON_REQUEST)})",
     )  # fmt: skip
     parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each target (5)")
     parser.add_argument("--quick", action="store_true", help="does it work? Two short runs")
@@ -153,12 +153,12 @@ def _external(text: str) -> External:
 
 async def _measure(names: Sequence[str], options: Options, externals: Sequence[External]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    async with world(options) as made:
+    async with world(options) as bench_world:
         for name in names:
             began = time.monotonic()
-            at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-            results = Results(name, {**machine(), "at": at}, options.quick)
-            await CASES[name](made, results, externals)
+            started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+            results = Results(name, {**machine(), "at": started}, options.quick)
+            await CASES[name](bench_world, results, externals)
             took = time.monotonic() - began
             results.machine = {
                 **results.machine, "took_s": round(took), "load_after": round(os.getloadavg()[0], 2)
@@ -169,7 +169,8 @@ async def _measure(names: Sequence[str], options: Options, externals: Sequence[E
 
 
 def write_docs() -> None:
-    """What was measured last, case by case; cases that never were keep their block."""
+    """Put each case's last results into docs/performance.md; cases without results keep their
+    block."""
     blocks = {}
     for name in CASES:
         path = RESULTS / f"{name}.json"

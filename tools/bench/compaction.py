@@ -1,4 +1,5 @@
-"""The compaction beside a plain copy of the same topic, at growing sizes: time, memory, bytes.
+"""Compares the compaction with a plain copy of the same topic, at growing sizes: time, memory,
+bytes.
 
     export PYTHONPATH=tools
     python tools/bench/compaction.py --bootstrap-servers HOST:PORT [--records 1000000]
@@ -49,7 +50,7 @@ PARTITIONS: Final = 4
 EXECUTOR_MIB: Final = 1024
 CGROUPS: Final = Path("/sys/fs/cgroup/cpu")
 CPU_PERIOD: Final = 100_000
-"""Microseconds, Kubernetes' own."""
+"""Period of a cgroup's CPU quota, in microseconds: the one that Kubernetes sets."""
 
 COPY: Final = """
 import sys
@@ -69,18 +70,19 @@ class Start:
     """How a job's Spark is started."""
 
     c2: bool = False
-    """With Java's own settings."""
+    """Whether Java compiles with C2, as by default; our jobs turn it off."""
     executors: int = 0
-    """Beside the driver; 0: it does all by itself, with two cores."""
+    """Number of executors beside the driver; 0: the driver does all by itself, with two cores."""
     executor_cpus: float | None = None
-    """What each executor may use; None: as much as there is."""
+    """Cores that each executor may use; None: there is no limit."""
 
     def arguments(self, usual: str) -> str:
-        """`PYSPARK_SUBMIT_ARGS`, by those with which our jobs are started."""
+        """Return `PYSPARK_SUBMIT_ARGS` for this start; `usual` are those with which our jobs are
+        started."""
         words = shlex.split(usual)
         if self.c2:
             words = [
-                each.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4") for each in words
+                word.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4") for word in words
             ]
         if self.executors:
             master = f"local-cluster[{self.executors},1,{EXECUTOR_MIB}]"
@@ -94,7 +96,7 @@ USUAL: Final = Start()
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One job, its whole process included: Spark's start costs some seconds in each."""
+    """What one job took. The whole process is counted: Spark's start costs some seconds in each."""
 
     what: str
     records: int
@@ -122,32 +124,34 @@ def main() -> None:
     parser.add_argument("--executor-cpus", type=float, help="limit each to so much of a core")
     parser.add_argument("--runs", type=int, default=1, help="of each number of executors")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
-    given = parser.parse_args()
-    servers, total = given.bootstrap_servers, given.records
+    options = parser.parse_args()
+    servers, total = options.bootstrap_servers, options.records
     namespace = f"bench{uuid.uuid4().hex[:8]}"
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder, _topics(servers, namespace):
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, _topics(servers, namespace):
         root = Path(folder)
         print("| job | records | s | CPU s | records/s | peak MiB | MiB on disk |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
-        if given.executors or given.at_once:
+        if options.executors or options.at_once:
             _fill(servers, namespace, 0, total)
-        if given.executors:
-            for run, number in product(range(given.runs), given.executors):
+        if options.executors:
+            for run, number in product(range(options.runs), options.executors):
                 what, tables = f"compact by {number} executors", root / f"{number}-{run}"
-                start = Start(executors=number, executor_cpus=given.executor_cpus)
+                start = Start(executors=number, executor_cpus=options.executor_cpus)
                 print(_compact(what, servers, namespace, tables, total, start), flush=True)
             return
-        if not given.at_once:
+        if not options.at_once:
             _compact_in_steps(servers, namespace, root / "steps", total)
         copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
         for jvm, start in (("", USUAL), (", with C2", Start(c2=True))):
             what, tables = f"compact all at once{jvm}", root / f"once{jvm}"
             print(_compact(what, servers, namespace, tables, total, start), flush=True)
             what, files = f"plain copy to Parquet{jvm}", root / f"copy{jvm}"
-            print(_measured(what, [*copy, str(files)], files, total, start), flush=True)
+            print(_measure_job(what, [*copy, str(files)], files, total, start), flush=True)
 
 
 def _compact_in_steps(servers: str, namespace: str, tables: Path, total: int) -> None:
+    """Append `total` dead letters in three steps, and compact after each one; prints a row for
+    each."""
     done = 0
     for goal in (total // 4, total // 2, total):
         _fill(servers, namespace, done, goal)
@@ -162,10 +166,10 @@ def _compact(
 ) -> Measured:
     job = [sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(tables)]
     job += ["--bootstrap-servers", servers, "--broker", f"{namespace}/main"]
-    return _measured(what, job, tables, records, start)
+    return _measure_job(what, job, tables, records, start)
 
 
-def _measured(
+def _measure_job(
     what: str, command: list[str], folder: Path, records: int, start: Start = USUAL
 ) -> Measured:
     environment = dead_letter_jobs.spark_environment(lambda line: None)
@@ -175,26 +179,30 @@ def _measured(
     remove_cgroups()
     if job.exit_code != 0:
         sys.exit(f"{what} failed:\n{job.said[-4000:]}")
-    if job.answer.startswith("{") and (found := json.loads(job.answer)["records"]) != records:
-        sys.exit(f"{what}: {found} records instead of {records}")
-    disk = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    if (
+        job.answer.startswith("{")
+        and (record_count := json.loads(job.answer)["records"]) != records
+    ):
+        sys.exit(f"{what}: {record_count} records instead of {records}")
+    disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Measured(what, records, job.seconds, job.cpu_seconds, job.peak_bytes, disk)
 
 
 def remove_cgroups() -> None:
     """Remove the cgroups of executors that have ended."""
     for group in CGROUPS.glob("knafka-bench-*"):
-        with suppress(OSError):  # its executor is still ending: after the next job
+        with suppress(OSError):  # its executor still ends: the next call removes it
             group.rmdir()
 
 
 def limit_executor(process: psutil.Process, cpus: float | None) -> None:
-    """Give an executor a cgroup of its own, once; None: it may use what there is."""
+    """Limit a process to `cpus` cores by a new cgroup, if it is an executor without one; None: do
+    nothing."""
     group = CGROUPS / f"knafka-bench-{process.pid}"
     if (
         cpus is None
         or group.exists()
-        or not any("ExecutorBackend" in each for each in process.cmdline())
+        or not any("ExecutorBackend" in argument for argument in process.cmdline())
     ):
         return
     group.mkdir()
@@ -204,11 +212,13 @@ def limit_executor(process: psutil.Process, cpus: float | None) -> None:
 
 
 def _names(namespace: str) -> list[str]:
+    """Return the names of the dead-letter topics."""
     return [names.dead_letter_topic(namespace, "main", trigger) for trigger in TRIGGERS]
 
 
 @contextmanager
 def _topics(servers: str, namespace: str) -> Iterator[None]:
+    """Make the dead-letter topics, and delete them after the block."""
     admin = AdminClient({"bootstrap.servers": servers})
     new = [NewTopic(name, PARTITIONS, 1) for name in _names(namespace)]
     for created in admin.create_topics(new).values():
@@ -221,8 +231,10 @@ def _topics(servers: str, namespace: str) -> Iterator[None]:
 
 
 def _fill(servers: str, namespace: str, start: int, end: int) -> None:
+    """Write dead letters of the events with the numbers from `start` to `end` to the topics, in
+    turn."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "compression.type": "lz4"})
-    reasons = [each for each in Reason if each is not Reason.UNDECODABLE]
+    reasons = [any_reason for any_reason in Reason if any_reason is not Reason.UNDECODABLE]
     for number in range(start, end):
         trigger = TRIGGERS[number % len(TRIGGERS)]
         reason = reasons[number % len(reasons)]
@@ -234,17 +246,19 @@ def _fill(servers: str, namespace: str, start: int, end: int) -> None:
             ("ce_type", b"bench.%d" % (number % 20)),
             ("content-type", b"application/json"),
         ]
-        at = 1.79e9 + number / 100
-        failure = Failure(f"http://{trigger}/", reason, 3, at, at + 1, status, b"not now")
+        failed_at = 1.79e9 + number / 100
+        failure = Failure(
+            f"http://{trigger}/", reason, 3, failed_at, failed_at + 1, status, b"not now"
+        )
         origin = Origin(namespace, "main", trigger, "broker", number % 10, number)
-        told, value = dead_letter_of(headers, os.urandom(EVENT_BYTES), failure, origin)
+        letter_headers, value = dead_letter_of(headers, os.urandom(EVENT_BYTES), failure, origin)
         while True:
             try:
                 producer.produce(
                     names.dead_letter_topic(namespace, "main", trigger),
                     value,
                     b"%d" % (number % 1000),
-                    headers=told,  # type: ignore[arg-type]
+                    headers=letter_headers,  # type: ignore[arg-type]
                 )
                 break
             except BufferError:

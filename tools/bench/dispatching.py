@@ -17,7 +17,8 @@ from bench.world import World, sink
 PARTITIONS: Final = 10
 KEYS: Final = 10_000
 WARM: Final = 0.2
-"""The share of a backlog that goes by before measuring begins: joining, connecting, warming up."""
+"""The share of a backlog that is delivered before measuring begins: meanwhile a dispatcher joins
+its group, connects and warms up."""
 
 PER_KEY: Final = "in order per key"
 PER_PARTITION: Final = "in order per partition"
@@ -33,7 +34,7 @@ FIVE_CLAUSES: Final = [
 
 
 async def dispatcher_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """A waiting backlog through one Trigger with a filter, in each order."""
+    """Measure the delivery of a backlog to one Trigger with a filter, in each order."""
     count = int(world.sized(200_000, 20_000))
     async with world.topic(PARTITIONS) as topic:
         await world.fill(topic, count, partitions=PARTITIONS, keys=KEYS)
@@ -41,13 +42,13 @@ async def dispatcher_case(world: World, results: Results, externals: Sequence[Ex
             for what, order in ORDERS.items():
                 measured = await deliver(world, OURS, topic, count, order=order)
                 results.add(what, OURS, **measured)
-                others = [BEFORE] if world.options.before else []
-                for name in others + ([FLOOR] if order == "key" else []):
+                other_targets = [BEFORE] if world.options.before else []
+                for name in other_targets + ([FLOOR] if order == "key" else []):
                     more = {} if name == FLOOR else {"order": order}
                     results.add(what, name, **await deliver(world, name, topic, count, **more))
-    for each in externals:
-        if each.topic:
-            await _external(world, results, each, count)
+    for external in externals:
+        if external.topic:
+            await _external(world, results, external, count)
     results.at_most("CPU in order per key, × floor", results.to_floor(PER_KEY, "cpu_us"), 1.4)
     results.at_least("its throughput, × floor", results.to_floor(PER_KEY, "per_s"), 0.7)
     if world.options.before:
@@ -69,6 +70,8 @@ async def dispatcher_case(world: World, results: Results, externals: Sequence[Ex
 
 
 async def _external(world: World, results: Results, external: External, count: int) -> None:
+    """Measure a dispatcher that runs already: fill its topic while a sink is open at its
+    address."""
     for _ in range(world.options.runs):
         async with sink(world, external.sink):
             await world.reset_sink(PARTITIONS)
@@ -79,7 +82,7 @@ async def _external(world: World, results: Results, external: External, count: i
 
 
 async def cesql_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """What five clauses of CESQL cost beside one exact match."""
+    """Measure a filter of five CESQL clauses and one of one exact match."""
     count = int(world.sized(100_000, 20_000))
     exact, clauses = "exact, one attribute", "CESQL, five clauses"
     async with world.topic(PARTITIONS) as topic:
@@ -94,7 +97,8 @@ async def cesql_case(world: World, results: Results, externals: Sequence[Externa
 async def deliver(
     world: World, name: str, topic: str, count: int, *, lanes: int = KEYS, **more: Any
 ) -> dict[str, float | None]:
-    """A whole topic through a new dispatcher that has committed nothing yet."""
+    """Deliver a whole topic of `count` events by a new dispatcher, and return its metrics; `lanes`
+    as in `World.reset_sink`."""
     await world.reset_sink(PARTITIONS if more.get("order") == "partition" else lanes)
     async with dispatcher(world, name, topic, **more) as target:
         return await wait(world, target, count)
@@ -103,7 +107,8 @@ async def deliver(
 async def wait(
     world: World, target: Running, count: int, *, share_before: float = WARM
 ) -> dict[str, float | None]:
-    """Measure from `share_before` of `count` distinct events at the sink until all are there."""
+    """Measure `target` from the arrival of `share_before` of `count` distinct events at the sink
+    until all have arrived; returns its metrics."""
     result = await world.run(
         "wait",
         {"target": target.pids},

@@ -1,4 +1,4 @@
-"""Results as a person reads them: Markdown tables and one plot, put into docs/performance.md.
+"""Results for people: Markdown tables and one plot for docs/performance.md.
 
 The page has one block per case between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; what is
 around them is written by hand. Not here: reading and writing files.
@@ -47,7 +47,7 @@ COLOURS: Final = {OURS: "#0b62c4", FLOOR: "#b3541e"}
 
 
 def markdown(results: Results) -> str:
-    """Verdicts, then every row, then where and when."""
+    """Return Markdown: the verdicts, all rows, and on what machine and when they were measured."""
     parts = []
     if results.verdicts:
         parts.append(_table(["wanted", "limit", "measured", ""], map(_verdict, results.verdicts)))
@@ -79,18 +79,20 @@ def markdown(results: Results) -> str:
 
 
 def put(page: str, blocks: Mapping[str, str]) -> str:
-    """The page with each named block's text replaced; KeyError: the page has no such block."""
+    """Return `page` with each named block's text replaced; raises KeyError if it has no such
+    block."""
     for name, text in blocks.items():
         start, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
         if start not in page or end not in page:
             raise KeyError(name)
-        before, _, rest = page.partition(start)
-        page = f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}"
+        text_before, _, rest = page.partition(start)
+        page = f"{text_before}{start}\n{text}\n{end}{rest.partition(end)[2]}"
     return page
 
 
 def plot(results: Results) -> str:
-    """An SVG of `plot_by`: one panel for each thing that grew, ours and the floor."""
+    """Return an SVG of the metric `plot_by`: a panel for each quantity that grew, with lines of
+    ours and of the floor."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in results.rows:
         title, _, size = row.what.rpartition(": ")
@@ -106,6 +108,8 @@ def plot(results: Results) -> str:
 
 
 def _panel(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], top: int) -> str:
+    """Return the SVG of a panel: a line for each target through its points (x, y); `top` is its
+    upper edge."""
     points = [point for line in lines.values() for point in line]
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     most = max(y for _, y in points) * 1.15 or 1.0
@@ -148,7 +152,8 @@ def _panel(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], top: 
 
 
 def number(value: float) -> str:
-    """Three digits that count, at most."""
+    """Return a number as text: whole numbers below 1,000 as they are, others without decimals from
+    100 on, with one from 10 on, else with two."""
     if value == int(value) and abs(value) < 1000:
         return str(int(value))
     if abs(value) >= 100:
@@ -177,6 +182,8 @@ def _cells(row: Row, metrics: Sequence[str]) -> list[str]:
 
 
 def _to_floor(results: Results, row: Row) -> str:
+    """Return the ratio of a row's CPU to the floor's, as text; empty for the floor and without a
+    ratio."""
     ratio = None if row.target == FLOOR else results.to_floor(row.what, "cpu_us", row.target)
     return "" if ratio is None else f"{ratio:.2f}"
 

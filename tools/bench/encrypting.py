@@ -1,6 +1,6 @@
-"""TLS that a receiver ends itself: what an event costs over it, and what a handshake does.
+"""Measures TLS that a receiver terminates itself: the cost of an event, and of a handshake.
 
-One process serves both ports, so that both had the same machine. The load generator believes any
+One process serves both ports, so that both had the same machine. The load generator accepts any
 certificate, and resumes no session.
 """
 
@@ -20,14 +20,15 @@ from knafka_client.sockets import HOST, free_port
 from knafka_operator.webhooks.server import make_certificate
 
 RATE: Final = 1000
-"""New connections a second: each leaves a port that nobody has for a minute."""
+"""New connections a second; few, since each blocks its port for a minute after it is closed."""
 KEPT: Final = f"TLS, {AT_64}"
 PLAIN_EACH: Final = "plain, a connection for each event"
 EACH: Final = "TLS, a connection for each event"
 
 
 async def tls_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """CPU of an event in plain and over TLS, over connections that are kept and over new ones."""
+    """Measure the CPU of an event in plain and over TLS, over kept connections and over new
+    ones."""
     seconds, port = world.sized(5, 1.5), free_port()
     folder = world.folder / "tls"
     folder.mkdir()

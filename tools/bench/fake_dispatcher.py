@@ -19,7 +19,7 @@ from knafka.core.contract import Kafka
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress
 
 APPLIED: Final = 2**40
-"""Behind every record of a contract's topic."""
+"""An offset above every record of a contract's topic: the fakes have applied all of them."""
 COMMIT_ENDS: Final = """
 import json, sys
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
@@ -38,12 +38,14 @@ for each in commits:
     each.result()
 json.dump(ends, sys.stdout)
 """
-"""Commits the ends of a topic for each group, and tells them."""
+"""A script that commits the ends of a topic's partitions for each group, and prints the ends as
+JSON."""
 
 
 class Settling:
-    """What a dispatcher does for a shard, without delivering: it reports, holds its request for a
-    while, and commits the topic's ends for its groups, in another process, whose CPU isn't ours."""
+    """Does what a dispatcher does for a shard, without delivering: it reports, holds its request
+    for `hold` seconds, and commits the topic's ends for the shard's groups. Another process
+    commits, so that its CPU isn't counted."""
 
     def __init__(
         self, kafka: Kafka, topic: str, shards: Mapping[str, Sequence[str]], hold: float
@@ -54,39 +56,41 @@ class Settling:
         self._shards = shards
 
     async def lines(self, shard: str) -> AsyncIterator[ShardProgress]:
+        """Yield the answer to a shard's request: its progress at first, and that of its end after
+        the commits."""
         groups = self._shards[shard]
-        told = ShardProgress(
+        progress = ShardProgress(
             contract=APPLIED, egresses=dict.fromkeys(groups, DrainProgress(partitions=(0,)))
         )
-        yield told
+        yield progress
         await asyncio.sleep(self.hold)
         committing = await asyncio.create_subprocess_exec(
             sys.executable, "-c", COMMIT_ENDS, stdin=PIPE, stdout=PIPE
         )
-        wanted = {"connection": self._kafka, "topic": self._topic, "groups": list(groups)}
-        ends, _ = await committing.communicate(json.dumps(wanted).encode())
+        commit_request = {"connection": self._kafka, "topic": self._topic, "groups": list(groups)}
+        ends, _ = await committing.communicate(json.dumps(commit_request).encode())
         settled = Settled(topic=self._topic, offsets=json.loads(ends))
-        yield told.model_copy(update={"ended": Ended.IDLE, "settled": settled})
+        yield progress.model_copy(update={"ended": Ended.IDLE, "settled": settled})
 
 
 @contextlib.asynccontextmanager
 async def fake_dispatcher(
     settling: Settling | None = None,
 ) -> AsyncIterator[tuple[str, dict[str, float]]]:
-    """A dispatcher whose drains end at once, or as soon as all is settled: its address, and when
-    each Egress was asked for."""
-    asked: dict[str, float] = {}
+    """Serve a dispatcher whose drains end at once or, with `settling`, once it has committed.
+    Yields its address, and when each shard or Egress was first requested (monotonic)."""
+    asked_at: dict[str, float] = {}
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        wanted = DrainRequest.model_validate_json(await request.content.readline())
-        asked.setdefault(str(wanted.shard or wanted.egress), time.monotonic())
+        drain_request = DrainRequest.model_validate_json(await request.content.readline())
+        asked_at.setdefault(str(drain_request.shard or drain_request.egress), time.monotonic())
         if settling is not None:
             response = web.StreamResponse()
             await response.prepare(request)
-            async for line in settling.lines(str(wanted.shard)):
+            async for line in settling.lines(str(drain_request.shard)):
                 await response.write(line.model_dump_json(by_alias=True).encode() + b"\n")
             return response
-        if wanted.shard is not None:
+        if drain_request.shard is not None:
             return web.Response(
                 text=ShardProgress(contract=APPLIED, ended=Ended.IDLE).model_dump_json()
             )
@@ -100,6 +104,6 @@ async def fake_dispatcher(
     await site.start()
     try:
         host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}", asked
+        yield f"http://{host}:{port}", asked_at
     finally:
         await runner.cleanup()

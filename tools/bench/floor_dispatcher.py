@@ -1,4 +1,4 @@
-"""The floor for a dispatcher: what consuming, one exact filter and an HTTP POST cost in Python.
+"""The floor for a dispatcher: it consumes, filters by one attribute, and sends HTTP POSTs.
 
 No ordering, no retries, no replies, no offsets committed. Usage:
     floor_dispatcher.py BOOTSTRAP TOPIC SINK_HOST:PORT [IN_FLIGHT [PATH]]      (until it is killed)
@@ -48,14 +48,14 @@ async def main() -> None:
     slots = asyncio.Semaphore(IN_FLIGHT)
 
     async def deliver(record) -> None:
-        headers, wanted = [], False
+        headers, is_match = [], False
         for name, value in record.headers() or ():
             if name[:3] == "ce_":
-                wanted = wanted or name == "ce_type"
+                is_match = is_match or name == "ce_type"
                 headers.append(b"ce-%s: %s\r\n" % (name[3:].encode(), value))
             else:
                 headers.append(b"%s: %s\r\n" % (name.encode(), value))
-        if wanted:
+        if is_match:
             if idle:
                 connection = idle.pop()
             else:

@@ -1,4 +1,4 @@
-"""The floor for a receiver: what HTTP parsing and a Kafka produce cost in Python, and nothing else.
+"""The floor for a receiver: it parses HTTP and produces to Kafka, and does nothing else.
 
 No validation beyond counting the required attributes, no limits, no routing, no tracing. Usage:
     floor_receiver.py PORT BOOTSTRAP TOPIC      (needs confluent-kafka, httptools, uvloop)
@@ -19,7 +19,8 @@ UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 
 
 class Log:
-    """Delivery reports are polled on the event loop, only while something is in flight."""
+    """A Kafka producer whose delivery reports are polled on the event loop, only while records are
+    in flight."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.producer = Producer(

@@ -1,4 +1,5 @@
-"""How cost grows as one thing grows alone: Triggers, bodies, partitions, keys."""
+"""Measures how cost grows with one quantity at a time: Triggers, bytes of data, partitions,
+keys."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from bench.targets import External, Running, dispatcher
 from bench.world import PYTHON, World
 
 SIZES: Final = {100: 1, 1024: 1, 16_384: 2, 65_536: 6, 262_144: 20}
-"""Bytes of data, and by how much fewer events of that size are sent."""
+"""Bytes of data -> the number by which the count of events of that size is divided."""
 SINGLE_FILE: Final = 6
-"""By how much fewer where only one event can be under way."""
+"""The number by which the count of events is divided where only one can be under way."""
 ALL_PARTITIONS: Final = 64 * 100
-"""Keys where partitions grow: a multiple of each number of them."""
+"""Number of keys in the steps that add partitions: a multiple of each number of partitions."""
 COPYING: Final = """
 import os
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -25,13 +26,13 @@ block = bytearray(24 * 1024 * 1024)
 while True:
     bytes(block)
 """
-"""Takes what nobody else wants of the cores, and uses their caches as many dispatchers would."""
+"""A script that uses all idle CPU time, and the cores' caches, as many dispatchers would."""
 JOINING: Final = 200
 """Events that every Trigger delivers before its cost is measured."""
 
 
 async def growth_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Every step is a row whose name ends in what grew."""
+    """Measure each step as a row whose name ends in the size of the quantity that grows."""
     results.plot_by = "cpu_us"
     runs = world.options.runs
     count = int(world.sized(60_000, 6_000))
@@ -75,6 +76,8 @@ async def _backlog(
     keys: int = KEYS,
     size: int = 1024,
 ) -> None:
+    """Measure the delivery of a backlog, of `count` events of `size` bytes, by ours and the
+    floor."""
     async with world.topic(partitions) as topic:
         await world.fill(topic, count, partitions=partitions, keys=keys, size=size)
         for _ in range(runs):
@@ -83,14 +86,15 @@ async def _backlog(
 
 
 async def _triggers(world: World, name: str, count: int, triggers: int) -> dict[str, float | None]:
-    """`count` events for each of many Triggers, one dispatcher each, all in their drains."""
+    """Measure the delivery of `count` events to each of `triggers` Triggers, with a dispatcher
+    each."""
     await world.reset_sink(KEYS)
     async with world.topic(PARTITIONS) as topic, AsyncExitStack() as stack:
         targets = [
             await stack.enter_async_context(dispatcher(world, name, topic, f"/trigger-{number}"))
             for number in range(triggers)
         ]
-        together = Running(name, [pid for each in targets for pid in each.pids])
+        together = Running(name, [pid for target in targets for pid in target.pids])
         await world.fill(topic, JOINING, partitions=PARTITIONS, keys=KEYS)
         await wait(world, together, JOINING * triggers)
         await world.fill(topic, count, first_id=JOINING, partitions=PARTITIONS, keys=KEYS)

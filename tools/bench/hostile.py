@@ -1,8 +1,8 @@
-"""A hostile sender beside a good one: what the good one's events wait meanwhile.
+"""Measures how long a good sender's events wait while a hostile sender uses the same receiver.
 
 The good sender's events have 300 kB, more than one read, and come 10 a second at the same receiver.
-With `--before FOLDER` the receiver of another checkout is measured in turn. Not here: what is
-hostile (`hostile_sender`).
+With `--before FOLDER` the receiver of another checkout is measured in turn. Not here: the hostile
+sender (`hostile_sender`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ ALONE: Final = "alone"
 
 
 async def hostile_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Waits of a good sender's events by what another one sends, and what wasn't answered 202."""
+    """Measure for each kind of hostile sender how long a good sender's events wait, and how many
+    weren't answered with 202."""
     names = (OURS, BEFORE) if world.options.before else (OURS,)
     for _ in range(world.options.runs):
         for kind in (ALONE, *KINDS):
@@ -34,36 +35,39 @@ async def hostile_case(world: World, results: Results, externals: Sequence[Exter
     for kind in KINDS:
         longest, lost = results.middle(kind, "max_ms"), results.middle(kind, "not_202")
         results.at_most(f"{kind}: the longest wait, ms", longest, 2_000)
-        # One that is larger than all that drip is told to come again until they have made way.
+        # Some good events may be refused until the receiver has refused the requests that drip.
         most = 0.05 * RATE * world.sized(SECONDS, 20) if kind == "drips" else 0
         results.at_most(f"{kind}: good events that weren't accepted", lost, most)
 
 
 async def _measure(world: World, name: str, kind: str) -> dict[str, float | None]:
+    """Measure a good sender's events at a new receiver while a hostile sender of this kind runs,
+    unless it is `ALONE`."""
     seconds = world.sized(SECONDS, 20)
     async with AsyncExitStack() as stack:
         topic = await stack.enter_async_context(world.topic())
-        # New for each kind: what one has made of its memory is none of the next one's.
+        # A new receiver for each kind, so that none inherits the memory that the one before needed.
         target = await stack.enter_async_context(receiver(world, name, topic))
         if kind != ALONE:
-            await stack.enter_async_context(_hostile(world, target, kind))
-        found = await world.run(
+            await stack.enter_async_context(_run_hostile_sender(world, target, kind))
+        load_result = await world.run(
             "load", {"target": target.pids}, url=target.url, warm="2s", d=f"{seconds}s",
             c=8, rate=RATE, size=SIZE,
         )  # fmt: skip
-        latency = found["latency_ms"]
-        refused = sum(count for code, count in found["status"].items() if code != "202")
+        latency = load_result["latency_ms"]
+        refused = sum(count for code, count in load_result["status"].items() if code != "202")
         return {
             "p50_ms": latency.get("p50"),
             "p99_ms": latency.get("p99"),
             "max_ms": latency.get("max"),
-            "not_202": float(refused + sum(found["errors"].values())),
+            "not_202": float(refused + sum(load_result["errors"].values())),
             "rss_mb": resident_mb(target.pids),
         }
 
 
 @asynccontextmanager
-async def _hostile(world: World, target: Running, kind: str) -> AsyncIterator[None]:
+async def _run_hostile_sender(world: World, target: Running, kind: str) -> AsyncIterator[None]:
+    """Run a hostile sender of this kind until the end of the block."""
     parts = urlsplit(target.url)
     sender = str(HERE / "hostile_sender.py")
     async with world.process(PYTHON, sender, parts.netloc, parts.path, kind):

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import Final
 
 AGAIN: Final = 1.0
-"""Seconds from a refusal to the next try of a connection."""
-DRIP: Final = 2.0
-"""Seconds from byte to byte."""
+"""Seconds after which a closed or refused connection is opened anew."""
+DRIP_INTERVAL: Final = 2.0
+"""Seconds between two pieces that a dripping connection sends."""
 BINARY: Final = b"".join(b"ce-%b: hostile\r\n" % name for name in (b"id", b"source", b"type")) + (
     b"ce-specversion: 1.0\r\n"
 )
@@ -39,6 +39,8 @@ def _integers() -> bytes:
 
 
 def posting(document: bytes) -> Say:
+    """Return a function that sends one structured event after the other on a connection, each after
+    the answer."""
     request = b"content-type: application/cloudevents+json\r\ncontent-length: %d\r\n\r\n%b"
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
@@ -53,12 +55,15 @@ def posting(document: bytes) -> Say:
 
 
 def dripping(begin: bytes, drop: bytes) -> Say:
+    """Return a function that sends the beginning of a request, then `drop` again and again without
+    ever ending the request."""
+
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
         writer.write(head + begin)
         await writer.drain()
         while not reader.at_eof():
             with suppress(TimeoutError):
-                async with asyncio.timeout(DRIP):
+                async with asyncio.timeout(DRIP_INTERVAL):
                     if not await reader.read(4096):
                         return
             writer.write(drop)
@@ -84,7 +89,7 @@ KINDS: Final[dict[str, tuple[int, Callable[[], Say]]]] = {
         ),
     ),
 }
-"""How many connections, and what each of them says."""
+"""By kind: the number of connections, and the factory of the function that each of them runs."""
 
 
 async def main(address: str, path: str, kind: str) -> None:

@@ -2,10 +2,10 @@
 
 With `--shared` they share dispatchers: `--triggers 1000 --per-broker 1000 --shared`.
 
-The operator itself with that many Triggers, on a real Kafka that this starts; nothing is sent to
-them. Prints the CPU that it takes, for how long its event loop is kept from anything else, what a
-restart asks of the API server, and how long after it the last Trigger drains. docs/performance.md
-has 300, 1,000 and 5,000.
+It runs the operator itself with that many Triggers, on a real Kafka that it starts; nothing is sent
+to the Triggers. Prints the CPU that the operator takes, the longest time that its event loop was
+blocked, how many requests a restart makes to the API server, and after what time the last Trigger
+drains. docs/performance.md has 300, 1,000 and 5,000.
 
 Included: the work queue and the cache; reconciling, at first and every five minutes; looking at
 Kafka, at lags and for replays; the status of each Trigger; metrics. Not included: HTTP to the API
@@ -69,18 +69,19 @@ from bench.fake_dispatcher import Settling, fake_dispatcher  # noqa: E402
 NAMESPACE: Final = "load"
 SETTINGS: Final = Settings(namespace="knafka", image="unused", local_addresses=True)
 KAFKA_HEAP: Final = "-Xmx1g"
-"""A hundred topics, and a thousand groups, need more than a node for development has."""
+"""Java's options for Kafka: a hundred topics and a thousand groups need more heap than a
+development node has."""
 READY_TIMEOUT: Final = 1800.0
 TICK: Final = 0.01
-"""Seconds between two looks at how late the event loop is."""
+"""Seconds between two measurements of how late the event loop is."""
 SAMPLE: Final = 50
-"""Reconciliations, and groups, whose cost is measured."""
+"""Most reconciliations, and most groups, whose cost is measured."""
 SCRAPES: Final = 9
 EVENT_TIMEOUT: Final = 60.0
 
 
 class CountedApi:
-    """What a controller asks of the API server, counted."""
+    """An API client on a cluster in memory that counts its calls, by name."""
 
     def __init__(self, cluster: MemoryServing) -> None:
         self.cluster = cluster
@@ -101,31 +102,34 @@ class CountedApi:
 
 
 class MemoryController(ClusterController):
-    """Hears from a cluster in memory what the API server's watches would tell."""
+    """A controller that gets its objects and their changes from a cluster in memory, not from the
+    API server's watches."""
 
     def __init__(self, operator: Operator, cached: CachedCluster, api: CountedApi) -> None:
         super().__init__(operator, cached, cast(Any, api))
         self._counted = api
         self._following: list[asyncio.Task[None]] = []
 
-    def _watch(self, of: WatchSelection) -> None:
-        found = [
-            each
-            for each in self._counted.cluster.of(of.kind)
-            if each["apiVersion"] == of.api_version and of.matches(each)
+    def _watch(self, selection: WatchSelection) -> None:
+        documents = [
+            document
+            for document in self._counted.cluster.of(selection.kind)
+            if document["apiVersion"] == selection.api_version and selection.matches(document)
         ]
-        for at in range(0, max(1, len(found)), PAGE_SIZE):
+        for start in range(0, max(1, len(documents)), PAGE_SIZE):
             self._counted.calls["list"] += 1
-            self.on_objects(of, found[at : at + PAGE_SIZE], ())
-        self.set_synced(of, True)
+            self.on_objects(selection, documents[start : start + PAGE_SIZE], ())
+        self.set_synced(selection, True)
 
-        self._following.append(asyncio.create_task(self._follow(of)))
+        self._following.append(asyncio.create_task(self._follow(selection)))
 
-    async def _follow(self, of: WatchSelection) -> None:
-        async for event in self._counted.cluster.watch(of.api_version, of.kind):
-            if of.matches(event.document):
-                told = (event.document,)
-                self.on_objects(of, *(((), told) if event.type == "DELETED" else (told, ())))
+    async def _follow(self, selection: WatchSelection) -> None:
+        async for event in self._counted.cluster.watch(selection.api_version, selection.kind):
+            if selection.matches(event.document):
+                changed = (event.document,)
+                self.on_objects(
+                    selection, *(((), changed) if event.type == "DELETED" else (changed, ()))
+                )
 
     async def close(self) -> None:
         for task in self._following:
@@ -135,7 +139,7 @@ class MemoryController(ClusterController):
 
 
 class Leader:
-    """An operator and what it is run with."""
+    """An operator with its controller and API client."""
 
     def __init__(self, cluster: MemoryServing) -> None:
         self.api = CountedApi(cluster)
@@ -160,7 +164,7 @@ class Leader:
 
 
 class Load:
-    """An operator with so many Triggers."""
+    """An operator with the Brokers and Triggers of the options, and the measurements of it."""
 
     def __init__(self, servers: str, options: argparse.Namespace) -> None:
         self._kafka = Kafka(bootstrap_servers=servers)
@@ -198,7 +202,9 @@ class Load:
             spec = {"broker": broker, "subscriber": {"uri": "http://127.0.0.1:9/"}}
             self._declare("Trigger", f"t{number}", spec, {})
         shown = began
-        while waiting := [each for each in self._cluster.of("Trigger") if not _is_idle(each)]:
+        while waiting := [
+            trigger for trigger in self._cluster.of("Trigger") if not _is_idle(trigger)
+        ]:
             now = time.monotonic()
             if now - began > READY_TIMEOUT:
                 raise SystemExit(f"{len(waiting)} not Ready: {why_not_ready(waiting[0])}")
@@ -210,21 +216,23 @@ class Load:
         say(f"all Ready after {time.monotonic() - began:.0f} s, {used * 1e3:.1f} ms of CPU each")
 
     async def idle(self) -> None:
+        """Print the CPU that the operator uses while all Triggers are idle, and how much it uses
+        later on."""
         seconds, count = self._options.seconds, self._options.triggers
         say(f"resting for {REST_AFTER_SECONDS:g} s: what moved lately is looked at more often ...")
         await asyncio.sleep(REST_AFTER_SECONDS)
         say(f"idle for {seconds:g} s ...")
-        asked = _counted(KafkaGroups, "committed")
-        reconciled = _counted(Controller, "reconcile")
+        committed_calls = _counted(KafkaGroups, "committed")
+        reconcile_calls = _counted(Controller, "reconcile")
         began, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)
         elapsed = time.monotonic() - began
         used = (time.process_time() - cpu) / elapsed
-        groups, triggers = len(asked), len(reconciled)
+        groups, triggers = len(committed_calls), len(reconcile_calls)
         say(
             f"CPU: {used:.2%} of one core; {groups} groups asked again, {triggers} reconciled again"
         )
-        # So soon after the start these are others than later on.
+        # Soon after the start fewer or more groups and Triggers are due than later on.
         ask, reconcile = await self._cost_of_asking(used), await self._cost_of_reconciling()
         asks, reconciles = count / (0.75 * cache_seconds(count)), count / RESYNC_SECONDS
         used += (asks - groups / elapsed) * ask + (reconciles - triggers / elapsed) * reconcile
@@ -232,8 +240,8 @@ class Load:
         say(f"     and {reconciles:.1f} reconciled a second, {reconcile * 1e3:.2f} ms each")
 
     async def _cost_of_asking(self, meanwhile: float) -> float:
-        """Seconds of CPU to find out what one group has committed, where `meanwhile` of a core is
-        used for the rest."""
+        """Return the seconds of CPU that a request for one group's lag takes, without the share
+        `meanwhile` of a core that everything else uses."""
         topic = names.broker_topic(NAMESPACE, "b0")
         count = min(SAMPLE, self._options.per_broker, self._options.triggers)
         groups = [names.trigger_group(NAMESPACE, f"t{number}") for number in range(count)]
@@ -246,7 +254,7 @@ class Load:
         return max(0.0, used / count)
 
     async def blocked(self) -> None:
-        """How long the event loop keeps a timer waiting."""
+        """Print the longest stretch of the event loop, and by how much a timer was late at most."""
         say(f"idle for {self._options.seconds:g} s, with a look at the event loop every 10 ms ...")
         late = longest = 0.0
         end = time.monotonic() + self._options.seconds
@@ -259,6 +267,7 @@ class Load:
         say(f"a timer was late by at most {late * 1e3:.0f} ms by the clock")
 
     async def scrape(self) -> None:
+        """Print what a scrape of the operator's metrics costs."""
         costs = []
         for _ in range(SCRAPES):
             cpu = time.thread_time()
@@ -269,49 +278,54 @@ class Load:
         say(f"scrape of metrics, {lines} lines: {statistics.median(costs) * 1e3:.1f} ms of CPU")
 
     async def _cost_of_reconciling(self) -> float:
-        """Seconds of CPU to reconcile one Trigger."""
+        """Return the median of the seconds of CPU that it takes to reconcile one Trigger."""
         triggers = list(self._cluster.of("Trigger"))
         costs = []
-        for each in random.sample(triggers, min(SAMPLE, len(triggers))):
+        for trigger in random.sample(triggers, min(SAMPLE, len(triggers))):
             cpu = time.thread_time()
-            await self._operator.triggers.reconcile(each)
+            await self._operator.triggers.reconcile(trigger)
             costs.append(time.thread_time() - cpu)
             await asyncio.sleep(0)
         return statistics.median(costs)
 
     async def restart(self) -> None:
-        """Another operator with an event for every Trigger waiting, until all are reconciled and
-        each has been asked to drain."""
+        """Start another operator while an event waits for every Trigger; print how long it takes
+        until each was asked to drain and all are reconciled."""
         brokers = -(-self._options.triggers // self._options.per_broker)
         producer = Producer({**connection_configuration(self._kafka)})
-        async with fake_dispatcher() as (url, asked):
+        async with fake_dispatcher() as (url, asked_at):
             await self.close()
             for number in range(brokers):
                 producer.produce(names.broker_topic(NAMESPACE, f"b{number}"), b"{}")
             await asyncio.to_thread(producer.flush, EVENT_TIMEOUT)
-            other = Leader(self._cluster)
-            urls = other.operator.states.urls
+            new_leader = Leader(self._cluster)
+            urls = new_leader.operator.states.urls
             began, cpu = time.monotonic(), time.process_time()
-            count = await other.operator.resume()
+            count = await new_leader.operator.resume()
             say(f"a restart: {count} Triggers are resumed after {time.monotonic() - began:.2f} s")
             urls.update(dict.fromkeys(urls, url))
-            other.run()
-            seen = 0
+            new_leader.run()
+            times_idle = 0
             async with asyncio.timeout(READY_TIMEOUT):
                 functions = self._functions(count)
-                while len(asked) < functions or other.operator.queue.failing or seen < 2:
+                while (
+                    len(asked_at) < functions or new_leader.operator.queue.failing or times_idle < 2
+                ):
                     urls.update(dict.fromkeys(urls, url))  # reconciling knows only real Services
-                    seen += not other.operator.queue.is_busy
+                    times_idle += not new_leader.operator.queue.is_busy
                     await asyncio.sleep(0.1)
-            say(f"           the last one drains after {max(asked.values()) - began:.2f} s")
+            say(f"           the last one drains after {max(asked_at.values()) - began:.2f} s")
             say(f"           all are reconciled after {time.monotonic() - began:.2f} s")
             say(f"           {time.process_time() - cpu:.2f} s of CPU")
-            calls = ", ".join(f"{name} {number}" for name, number in other.api.calls.most_common())
-            say(f"           calls: {sum(other.api.calls.values())} ({calls})")
-            await other.close()
+            calls = ", ".join(
+                f"{name} {number}" for name, number in new_leader.api.calls.most_common()
+            )
+            say(f"           calls: {sum(new_leader.api.calls.values())} ({calls})")
+            await new_leader.close()
 
     async def wake(self) -> None:
-        """One event after the other, each from zero until all are idle again."""
+        """Send one event after the other, each once all Triggers are idle; print what waking them
+        costs."""
         scalers = [each.scaler for each in self._operator._kafkas.all()]
         topic, urls = names.broker_topic(NAMESPACE, "b0"), self._operator.states.urls
         shards: dict[str, list[str]] = {}
@@ -321,37 +335,41 @@ class Load:
                 shards.setdefault(str(status.shard), []).append(group)
         settling = Settling(self._kafka, topic, shards, self._options.hold)
         producer = Producer({**connection_configuration(self._kafka)})
-        asks = _counted(KafkaGroups, "committed")
-        ways, groups_asked, costs, lasted = [], [], [], []
-        async with fake_dispatcher(settling) as (url, asked):
+        committed_calls = _counted(KafkaGroups, "committed")
+        waits, groups_asked, costs, idle_seconds = [], [], [], []
+        async with fake_dispatcher(settling) as (url, asked_at):
             for _ in range(self._options.events + 1):
                 urls.update(dict.fromkeys(urls, url))  # reconciling knows only real Services
-                asked.clear()
-                asks.clear()
+                asked_at.clear()
+                committed_calls.clear()
                 cpu = time.process_time()
                 producer.produce(topic, b"{}")
                 await asyncio.to_thread(producer.flush, EVENT_TIMEOUT)
                 began = time.monotonic()
                 async with asyncio.timeout(READY_TIMEOUT):
-                    while not asked or any(not _all_idle(each) for each in scalers):
+                    while not asked_at or any(not _all_idle(each) for each in scalers):
                         urls.update(dict.fromkeys(urls, url))
                         await asyncio.sleep(0.05)
-                ways.append(min(asked.values()) - began)
-                lasted.append(time.monotonic() - began)
-                groups_asked.append(len(asks))
+                waits.append(min(asked_at.values()) - began)
+                idle_seconds.append(time.monotonic() - began)
+                groups_asked.append(len(committed_calls))
                 costs.append(time.process_time() - cpu)
                 await asyncio.sleep(random.uniform(1, 2))
-        # The topic rested before the first one, which was noticed later for that.
-        ways = sorted(ways[1:])
-        say(f"one event for {len(shards)} shards, {len(ways)} times, held for {settling.hold:g} s:")
+        # The operator checks a resting topic less often, so it noticed the first event later.
+        waits = sorted(waits[1:])
+        say(
+            f"one event for {len(shards)} shards, {len(waits)} times, held for {settling.hold:g} s:"
+        )
         say(f"     groups asked: {_spread(groups_asked[1:], '.0f')}")
         say(f"     CPU until all are idle, s: {_spread(costs[1:], '.2f')}")
-        say(f"     all are idle after, s: {_spread(lasted[1:], '.2f')}")
-        p99 = ways[math.ceil(0.99 * len(ways)) - 1]
-        say(f"     a dispatcher is asked after, s: p50 {statistics.median(ways):.2f} p99 {p99:.2f}")
+        say(f"     all are idle after, s: {_spread(idle_seconds[1:], '.2f')}")
+        p99 = waits[math.ceil(0.99 * len(waits)) - 1]
+        say(
+            f"     a dispatcher is asked after, s: p50 {statistics.median(waits):.2f} p99 {p99:.2f}"
+        )
 
     def _functions(self, triggers: int) -> int:
-        """Dispatchers that so many Triggers have."""
+        """Return the number of dispatchers of so many Triggers."""
         if not self._options.shared:
             return triggers
         per_broker = min(self._options.per_broker, self._options.triggers)
@@ -359,6 +377,7 @@ class Load:
         return of_broker * -(-self._options.triggers // self._options.per_broker)
 
     def memory(self) -> None:
+        """Print the resident memory of this process."""
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         say(f"memory: {pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f} MiB")
 
@@ -373,34 +392,36 @@ class Load:
         self._cluster.put(heard)
 
 
-def _counted(of: type, name: str) -> list[None]:
-    """One for each call of this method from now on."""
+def _counted(owner: type, name: str) -> list[None]:
+    """Count the calls of a method from now on: return a list that gets an item for each."""
     calls: list[None] = []
-    method = getattr(of, name)
+    method = getattr(owner, name)
 
     def call(*arguments: Any) -> Any:
         calls.append(None)
         return method(*arguments)
 
-    setattr(of, name, call)
+    setattr(owner, name, call)
     return calls
 
 
 async def _answers(url: str) -> None:
-    """A receiver that does, where there is none."""
+    """Do nothing: stands for a probe or a wake-up call that a function answers."""
 
 
 def _all_idle(scaler: Scaler) -> bool:
-    """Whether nothing drains, and nothing is known to wait."""
-    return all(not each.replicas and each.lag == 0 for each in scaler.statuses().values())
+    """Whether no Trigger drains, and none has a lag."""
+    return all(not status.replicas and status.lag == 0 for status in scaler.statuses().values())
 
 
 def _spread(values: Sequence[float], how: str) -> str:
+    """Return median, lowest and highest value as text; `how` is their format."""
     median = statistics.median(values)
     return f"median {median:{how}}, {min(values):{how}} to {max(values):{how}}"
 
 
 def _is_idle(trigger: Document) -> bool:
+    """Whether a Trigger is Ready, and its status says that its lag is 0."""
     annotations = trigger.get("status", {}).get("annotations") or {}
     return is_ready(trigger) and annotations.get(LAG) == "0"
 
@@ -410,6 +431,7 @@ def say(text: str) -> None:
 
 
 async def measure(options: argparse.Namespace) -> None:
+    """Start a Kafka and an operator, and run all measurements."""
     os.environ["_JAVA_OPTIONS"] = KAFKA_HEAP
     with tempfile.TemporaryDirectory() as directory:
         server = KafkaServer(obtain(), Path(directory))

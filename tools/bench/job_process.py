@@ -1,4 +1,5 @@
-"""A job in a process of its own, watched until it ends: time, CPU and memory, with all below it."""
+"""Runs a job in a process of its own and measures its time, CPU and memory, its descendants
+included."""
 
 from __future__ import annotations
 
@@ -16,23 +17,24 @@ import psutil
 from bench.usage import family
 
 LOOK_INTERVAL: Final = 0.2
-"""Seconds between two looks."""
+"""Seconds between two measurements of the processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job went."""
+    """What a job returned, printed and used."""
 
     exit_code: int
     answer: str
-    """What it printed."""
+    """What it wrote to stdout."""
     said: str
-    """What it logged."""
+    """What it wrote to stderr."""
     seconds: float
     cpu_seconds: float
-    """Steadier than `seconds` on a machine that does other things, too."""
+    """CPU of all its processes; it varies less than `seconds` on a busy machine."""
     peak_bytes: int
-    """What a Python worker shares with the one that it was forked from counts for both."""
+    """The highest resident memory of all its processes; pages that forked processes share count for
+    each."""
 
 
 def run(
@@ -40,8 +42,8 @@ def run(
     environment: Mapping[str, str],
     at_each: Callable[[psutil.Process], None] = lambda process: None,
 ) -> Ended:
-    """Run `command` to its end; `environment` goes over this process's own. `at_each` is called
-    with each of its processes at every look."""
+    """Run `command` to its end; `environment` is added to this process's own. `at_each` is called
+    with each of its processes at every measurement."""
     begun = time.monotonic()
     job = subprocess.Popen(
         command,
@@ -57,11 +59,11 @@ def run(
         nonlocal peak
         while job.poll() is None:
             resident = 0
-            for each in family(job.pid):
+            for process in family(job.pid):
                 with suppress(psutil.NoSuchProcess):  # it has just ended
-                    at_each(each)
-                    resident += each.memory_info().rss
-                    spent[each.pid] = sum(each.cpu_times()[:2])
+                    at_each(process)
+                    resident += process.memory_info().rss
+                    spent[process.pid] = sum(process.cpu_times()[:2])
             peak = max(peak, resident)
             time.sleep(LOOK_INTERVAL)
 

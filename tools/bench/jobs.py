@@ -1,4 +1,5 @@
-"""The jobs on tables of many sizes: does their cost grow with what is new or with what is there?
+"""Measures the jobs on tables of many sizes: does cost grow with what is new or with what is
+stored?
 
     make bench-jobs ARGS="--stored 1000000 5000000 --new 100000"
 
@@ -51,10 +52,11 @@ from knafka_local.kafka.kafka_distribution import obtain
 from knafka_local.kafka.kafka_server import KafkaServer
 
 REPLAYED: Final = 1000
-AT_LEAST: Final = 900
-"""Of these: some have failed again since, by what was compacted."""
+LEAST_REPLAYED: Final = 900
+"""Least number of events that a replay of `REPLAYED` sends: the compactions let some fail again
+later."""
 ONCE_MORE: Final = 100
-"""One of so many new dead letters is of a failure that is there."""
+"""One of so many new dead letters is of a failure that is stored already."""
 REPEATED: Final = {
     0: "none of them repeated",
     1: "1 % of them repeated from the last day",
@@ -85,22 +87,22 @@ def main() -> None:
         help="over how many days the failures lie that some of what is new repeats",
     )
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ.update(dead_letter_jobs.spark_environment(print))
     spark = session.start_session("bench")
     with (
-        tempfile.TemporaryDirectory(dir=given.folder) as folder,
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
         running_kafka(Path(folder)) as servers,
     ):
-        bench = Bench(spark, Path(folder), servers, given.repeated)
-        bench.on_empty_tables(WARM_UP, given.bytes, told=False)
+        bench = Bench(spark, Path(folder), servers, options.repeated)
+        bench.on_empty_tables(WARM_UP, options.bytes, told=False)
         print("| stored | job | s | CPU s | MiB read |", flush=True)
         print("| ---: | --- | ---: | ---: | ---: |", flush=True)
-        if given.first:
-            bench.on_empty_tables(given.first, given.bytes)
-        for stored in given.stored:
-            small = stored >= given.small_from
-            bench.on_tables(stored, given.new, given.bytes, 32 if small else given.bytes)
+        if options.first:
+            bench.on_empty_tables(options.first, options.bytes)
+        for stored in options.stored:
+            small = stored >= options.small_from
+            bench.on_tables(stored, options.new, options.bytes, 32 if small else options.bytes)
     spark.stop()
 
 
@@ -132,8 +134,8 @@ class Bench:
             fill(tables, stored, stored_size, now)
             took = time.monotonic() - begun
             disk = sum(tables.size(name)[1] for name in ("records", "failures", "failure_days"))
-            of = f"{stored:,} stored, {stored_size} bytes each, {disk / MEBIBYTE:,.0f} MiB"
-            print(f"{of}, in {took:.0f} s", file=sys.stderr, flush=True)
+            description = f"{stored:,} stored, {stored_size} bytes each, {disk / MEBIBYTE:,.0f} MiB"
+            print(f"{description}, in {took:.0f} s", file=sys.stderr, flush=True)
             for turn, days in enumerate(self._repeated):
                 with self._topic():
                     numbers = _numbers(stored + turn * new, new, stored, days)
@@ -150,41 +152,44 @@ class Bench:
             self._ask(stored, tables, now)
 
     def _ask(self, stored: int, tables: Tables, now: datetime) -> None:
-        """Of 1,000 events in the middle, and of all."""
+        """Measure the commands without Spark, for 1,000 events in the middle or for all, and a
+        replay of these 1,000."""
         since, until = (
-            moment_of(stored // 2 + more, stored, now) - timedelta(microseconds=500)
-            for more in (0, REPLAYED)
+            moment_of(stored // 2 + offset, stored, now) - timedelta(microseconds=500)
+            for offset in (0, REPLAYED)
         )
-        some = (f"--since={since.isoformat()}", f"--until={until.isoformat()}")
+        period = (f"--since={since.isoformat()}", f"--until={until.isoformat()}")
         files = tuple(f"--{kind}={tables.root}/report.{kind}" for kind in ("html", "json"))
         for words in (
-            ("replay", "--dry-run", *some),
+            ("replay", "--dry-run", *period),
             ("replay", "--dry-run"),
             ("list",),
             ("show", f"{BROKER[0]}/{TRIGGER}"),
             ("report", "--engine=datafusion", *files),
         ):
             command = [sys.executable, "-m", "knafka_cli", "dead-letters", *words]
-            begun, before = time.monotonic(), _of_children()
-            said = subprocess.run(
+            begun, cpu_before = time.monotonic(), _children_cpu_seconds()
+            completed = subprocess.run(
                 [*command, f"--tables={tables.root}"], check=True, capture_output=True, text=True
             )
-            spent = _of_children() - before
+            spent = _children_cpu_seconds() - cpu_before
             name = " ".join(word for word in words[:2] if "=" not in word)
-            name += " of 1,000" if some[0] in words else ""
+            name += " of 1,000" if period[0] in words else ""
             _tell(stored, f"{name}, without Spark", time.monotonic() - begun, spent, None)
-            if some[0] in words:
-                found = int(said.stdout.rpartition(" would be sent")[0].rpartition("\n")[2])
-                assert AT_LEAST <= found <= REPLAYED, said.stdout[-500:]
+            if period[0] in words:
+                event_count = int(
+                    completed.stdout.rpartition(" would be sent")[0].rpartition("\n")[2]
+                )
+                assert LEAST_REPLAYED <= event_count <= REPLAYED, completed.stdout[-500:]
         selection = FailureSelection(since=since, until=until)
 
         def send() -> None:
             sent = replay(
                 tables, self._client, selection, f"r{stored}", "bench", None, _silent
             ).sent
-            assert AT_LEAST <= sent <= REPLAYED, sent
+            assert LEAST_REPLAYED <= sent <= REPLAYED, sent
 
-        with self._topic():  # or there would be nobody to replay to
+        with self._topic():  # a replay goes only to a Trigger whose dead-letter topic exists
             self._measure(stored, "replay of 1,000", send)
 
     def _compact(self, tables: Tables, new: int) -> None:
@@ -201,25 +206,27 @@ class Bench:
     def _measure(
         self, stored: int, name: str, job: Callable[[], Any], *, told: bool = True
     ) -> None:
-        before, spent, begun = self._bytes_read(), self._cpu_seconds(), time.monotonic()
+        """Run a job, and print its row if `told`."""
+        bytes_before, spent, begun = self._bytes_read(), self._cpu_seconds(), time.monotonic()
         job()
         seconds, spent = time.monotonic() - begun, self._cpu_seconds() - spent
         if told:
-            _tell(stored, name, seconds, spent, self._bytes_read() - before)
+            _tell(stored, name, seconds, spent, self._bytes_read() - bytes_before)
 
     def _cpu_seconds(self) -> float:
-        """Of the JVM, which does all the work."""
+        """Return the seconds of CPU that the JVM has used, which does all the work."""
         gateway: Any = self._spark.sparkContext._gateway
         return sum(psutil.Process(gateway.proc.pid).cpu_times()[:2])
 
     def _bytes_read(self) -> int:
-        """Of all stages so far."""
+        """Return the bytes that all stages of Spark have read until now."""
         executors = self._spark.sparkContext._jsc.sc().statusStore().executorList(False)
         return sum(int(executors.apply(n).totalInputBytes()) for n in range(executors.size()))
 
     @contextmanager
     def _topic(self) -> Iterator[None]:
-        """The Trigger's dead-letter topic, as its dispatcher makes it."""
+        """Make the Trigger's dead-letter topic, as its dispatcher does, and delete it with its
+        replay topic after the block."""
         self._admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result()
         try:
             yield
@@ -233,7 +240,8 @@ class Bench:
 
 @contextmanager
 def running_kafka(folder: Path) -> Iterator[str]:
-    """Its output is read by a loop that runs all the while, or it would wait for a reader."""
+    """Run a Kafka during the block, and yield its address. An event loop in a thread reads its
+    output, or it would block."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -248,24 +256,27 @@ def running_kafka(folder: Path) -> Iterator[str]:
 
 
 def _numbers(first: int, new: int, stored: int, days: int) -> Iterator[int]:
-    """Events from `first` on; one in `ONCE_MORE` is one of the last `days`, if any."""
+    """Yield `new` numbers of events from `first` on; with `days`, one in `ONCE_MORE` is of an event
+    stored in the last `days` days."""
     late = stored * days // DAYS
-    for each in range(new):
-        again = bool(days) and each % ONCE_MORE == 0
-        yield stored - 1 - each * 7919 % late if again else first + each
+    for index in range(new):
+        again = bool(days) and index % ONCE_MORE == 0
+        yield stored - 1 - index * 7919 % late if again else first + index
 
 
-def _of_children() -> float:
+def _children_cpu_seconds() -> float:
+    """Return the seconds of CPU that ended child processes have used."""
     return sum(psutil.Process().cpu_times()[2:4])
 
 
 def _tell(stored: int, name: str, seconds: float, spent: float, read: int | None) -> None:
+    """Print a row of the table; `spent` is CPU in seconds, `read` in bytes."""
     amount = "" if read is None else f"{read / MEBIBYTE:,.1f}"
     print(f"| {stored:,} | {name} | {seconds:.1f} | {spent:.1f} | {amount} |", flush=True)
 
 
 def _silent(line: str) -> None:
-    """What a job says of its progress is not looked at."""
+    """Do nothing: stands for the function to which a job reports its progress."""
 
 
 if __name__ == "__main__":

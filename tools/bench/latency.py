@@ -1,7 +1,7 @@
-"""How long a record waits: latency and CPU over rates, without and with keys, and end to end.
+"""Measures latency and CPU at several rates, without and with keys, and end to end.
 
 With `--before FOLDER` a checkout of another state is measured beside ours, run by run on the same
-Kafka, so that one command tells what a change did.
+Kafka, so that one command shows what a change did.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ KEYS: Final = 10_000
 LOADS: Final = (("", {}), (f", {KEYS:,} keys", {"keys": KEYS}))
 SATURATED: Final = "64 connections"
 END_TO_END: Final = 2000
-"""Events a second from a sender's POST to the subscriber's receipt."""
+"""Events a second where latency is measured from a sender's POST to the subscriber's receipt."""
 
 
 async def latency_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """The receiver over rates, at saturation, and both functions end to end."""
+    """Measure the receiver at several rates and at saturation, and both functions end to end."""
     names = [OURS, BEFORE] if world.options.before else [OURS]
     async with AsyncExitStack() as stack:
         targets = []
@@ -34,9 +34,9 @@ async def latency_case(world: World, results: Results, externals: Sequence[Exter
             topic = await stack.enter_async_context(world.topic())
             targets.append(await stack.enter_async_context(receiver(world, name, topic)))
         targets += [
-            Running(each.name, [each.pid] if each.pid else [], each.url)
-            for each in externals
-            if each.url
+            Running(external.name, [external.pid] if external.pid else [], external.url)
+            for external in externals
+            if external.url
         ]
         for target in targets:
             await load(world, target, seconds=world.sized(5, 1.5), c=64)
@@ -59,6 +59,7 @@ async def latency_case(world: World, results: Results, externals: Sequence[Exter
 
 
 async def _rates(world: World, results: Results, targets: Sequence[Running]) -> None:
+    """Measure receivers at each rate and at saturation, without and with keys."""
     for suffix, flags in LOADS:
         for rate in RATES:
             seconds = world.sized(10 if rate < 100 else 5, 1.5)
@@ -73,6 +74,8 @@ async def _rates(world: World, results: Results, targets: Sequence[Running]) -> 
 
 
 async def _end_to_end(world: World, name: str) -> dict[str, float]:
+    """Return the latency from a sender's POST to the subscriber's receipt, through both
+    functions."""
     async with both(world, name) as (inlet, _):
         await world.run("load", url=inlet.url, c=32, rate=END_TO_END, d="2s")
         await settled(world)
@@ -81,4 +84,4 @@ async def _end_to_end(world: World, name: str) -> dict[str, float]:
         await world.run("load", url=inlet.url, c=32, rate=END_TO_END, d=f"{seconds}s")
         await settled(world)
         latency = (await world.sink_stats(latency=True))["latency_ms"]
-        return {f"{each}_ms": value for each, value in latency.items()}
+        return {f"{percentile}_ms": value for percentile, value in latency.items()}

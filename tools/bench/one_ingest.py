@@ -1,7 +1,8 @@
-"""Prints the CPU, in µs, of one event in a receiver's `IngestHandler` that asks nobody for a token.
+"""Prints the CPU, in µs, that one event takes in a receiver's `IngestHandler` which requires no
+token.
 
-A program of its own, as it is run on the code of another checkout, too (PYTHONPATH): what is used
-here is what both have. No sockets and no Kafka, so that nothing but Python's own is measured.
+A program of its own, since `tokens` also runs it on the code of another checkout (PYTHONPATH); it
+uses only what both have. No sockets and no Kafka, so that nothing but Python's own is measured.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EVENT_HEADERS = (
 
 
 class Writer:
-    """Kafka has it at once."""
+    """A Kafka writer that reports each record as written at once."""
 
     away = None
     in_flight = 0
@@ -37,7 +38,8 @@ class Writer:
 
 
 def main() -> None:
-    """The least of so many loops, as whatever disturbs one makes it longer."""
+    """Print the least time of as many loops as the argument says: whatever disturbs a loop makes it
+    longer."""
     kafka = Kafka(bootstrap_servers="none")
     ingress = Ingress(namespace="shop", broker="default", topic="t", kafka=kafka)
     writer: Any = Writer()

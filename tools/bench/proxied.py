@@ -1,4 +1,4 @@
-"""Our receiver behind Knative's queue-proxy, beside itself: what an event costs on Knative.
+"""Compares our receiver behind Knative's queue-proxy with the same receiver alone.
 
     past the proxy     kbench -> the function's port, as senders of `knafka.dev/direct`
     through the proxy  kbench -> queue-proxy -> the function's port, as Knative has it
@@ -29,7 +29,7 @@ BATCHES: Final = f"batches of {BATCH}, 16 connections"
 
 
 async def proxy_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """CPU of receiver and proxy together, events a second and latency."""
+    """Measure the CPU of receiver and proxy together, events a second and latency."""
     seconds = world.sized(5, 1.5)
     async with world.topic() as topic, receiver(world, OURS, topic) as alone:
         async with proxied(world, alone) as behind:
@@ -55,7 +55,7 @@ async def proxy_case(world: World, results: Results, externals: Sequence[Externa
 
 @asynccontextmanager
 async def proxied(world: World, function: Running) -> AsyncIterator[Running]:
-    """Knative's proxy in front of a function; its processes are both."""
+    """Run Knative's proxy in front of a function; the target's processes are those of both."""
     port = free_port()
     own, path = function.url.removeprefix(f"http://{HOST}:").split("/", 1)
     environment = {

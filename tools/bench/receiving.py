@@ -1,6 +1,7 @@
-"""Cases whose load comes by HTTP: the receiver alone, and two of them.
+"""Cases whose load comes by HTTP: one receiver, and several of them.
 
-Each runs its targets in turn, run by run, so that neighbours had the same machine.
+Each measures its targets in turn in every run, so that consecutive figures have the same
+conditions.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from bench.usage import resident_mb
 from bench.world import World, limited
 
 FIXED_RATE: Final = 2000
-"""Events a second where latency is compared: far below what either can do."""
+"""Events a second where latency is compared: far below what receiver and floor can do."""
 MANY_EVENTS: Final = 1_000_000
-"""After so many the receiver's memory is judged."""
+"""Number of events after which the receiver's memory is judged."""
 
 SHARE: Final = 0.1
 """Cores that a receiver may use where several are compared with one: few enough that four, Kafka
@@ -36,14 +37,15 @@ KEYED: Final = "10,000 keys, 64 connections"
 
 
 async def receiver_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """CPU, throughput and latency at 64 and 256 connections and at a fixed rate; memory."""
+    """Measure CPU, throughput and latency at 64 and 256 connections and at a fixed rate, and
+    memory."""
     seconds = world.sized(5, 1.5)
     async with receivers(world, externals) as targets:
         for target in targets:
             await load(world, target, seconds=seconds, c=64)
         for _ in range(world.options.runs):
             for target in targets:
-                if target.name == FLOOR:  # it knows neither
+                if target.name == FLOOR:  # it has neither keys nor structured mode
                     continue
                 measured = await load(world, target, seconds=seconds, keys=10_000)
                 results.add(KEYED, target.name, **measured)
@@ -76,27 +78,27 @@ async def receiver_case(world: World, results: Results, externals: Sequence[Exte
 
 
 async def scale_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Two and four receivers beside one, and what share of the machine was left to them (CHN-25).
-
-    Where the machine is too small to leave a core free, a limit on each receiver's CPU does.
+    """Compare the throughput of two and four receivers with that of one (CHN-25). So that a small
+    machine leaves CPU for all, each receiver's CPU is also limited.
     """
     seconds = world.sized(5, 1.5)
     share = f", {SHARE:g} cores each"
     async with world.topic() as topic, AsyncExitStack() as stack:
-        all_ = [
+        targets = [
             await stack.enter_async_context(receiver(world, OURS, topic))
             for _ in range(max(SEVERAL.values()))
         ]
-        cases = {what: _together(all_[:count]) for what, count in SEVERAL.items()}
-        await load(world, _together(all_), seconds=seconds)
+        cases = {what: _as_one_target(targets[:count]) for what, count in SEVERAL.items()}
+        await load(world, _as_one_target(targets), seconds=seconds)
         for _ in range(world.options.runs):
             for what in (ONE, TWO):
                 results.add(what, OURS, **await load(world, cases[what], seconds=seconds))
-        for each in all_:
+        for each in targets:
             stack.enter_context(limited(each.pids, SHARE))
         for _ in range(world.options.runs):
             for what, target in cases.items():
-                # As many at each: one that has few in flight sends each event by itself.
+                # As many connections for each receiver: with few events in flight it would not
+                # batch them.
                 measured = await load(world, target, seconds=seconds, c=64 * SEVERAL[what])
                 results.add(what + share, OURS, **measured)
     for what, least in ((TWO, 1.7), (FOUR, 3.4)):
@@ -104,7 +106,8 @@ async def scale_case(world: World, results: Results, externals: Sequence[Externa
         results.at_least(f"throughput of {what}{share}, × one", ratio, least)
 
 
-def _together(targets: Sequence[Running]) -> Running:
+def _as_one_target(targets: Sequence[Running]) -> Running:
+    """Return several receivers as one target: the load's connections are shared among them."""
     pids = [pid for each in targets for pid in each.pids]
     return Running(OURS, pids, ",".join(each.url for each in targets))
 
@@ -113,16 +116,17 @@ def _together(targets: Sequence[Running]) -> Running:
 async def receivers(
     world: World, externals: Sequence[External]
 ) -> AsyncIterator[Sequence[Running]]:
-    """Ours, as it was before, and the floor, each on a topic of its own; what runs elsewhere."""
+    """Start our receiver, that of `--before` and the floor, each with a topic of its own; yields
+    them and the external receivers."""
     async with AsyncExitStack() as stack:
         targets = []
         for name in (OURS, BEFORE, FLOOR) if world.options.before else (OURS, FLOOR):
             topic = await stack.enter_async_context(world.topic())
             targets.append(await stack.enter_async_context(receiver(world, name, topic)))
         targets += [
-            Running(each.name, [each.pid] if each.pid else [], each.url)
-            for each in externals
-            if each.url
+            Running(external.name, [external.pid] if external.pid else [], external.url)
+            for external in externals
+            if external.url
         ]
         yield targets
 
@@ -130,7 +134,8 @@ async def receivers(
 async def load(
     world: World, target: Running, *, seconds: float, **flags: Any
 ) -> dict[str, float | None]:
-    """Half a second to warm up, then `seconds` that count."""
+    """Send load to a target for `seconds`, after half a second to warm up, and return its
+    metrics."""
     result = await world.run(
         "load", {"target": target.pids}, url=target.url, warm="500ms", d=f"{seconds}s", **flags
     )

@@ -1,4 +1,5 @@
-"""A replay of many events on the default heap, killed on its way: each event is sent once.
+"""Replays many events on the default heap, kills the replay several times, and checks that each
+event is sent once.
 
     make bench-replay ARGS="--events 1000000 --kills 3"
 
@@ -47,7 +48,7 @@ from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.topic_offsets import OffsetSpan
 
 PARTITIONS: Final = 12
-"""Of the replay topic, as a Broker's topic might have."""
+"""Partitions of the replay topic: as many as a Broker's topic might have."""
 
 
 def main() -> None:
@@ -59,47 +60,50 @@ def main() -> None:
     parser.add_argument("--executor-cpus", type=float, help="limit each to so much of a core")
     parser.add_argument("--runs", type=int, default=1, help="of each number of executors")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
-    given = parser.parse_args()
+    options = parser.parse_args()
     environment = dead_letter_jobs.spark_environment(print)
     os.environ.update(environment)
     with (
-        tempfile.TemporaryDirectory(dir=given.folder) as folder,
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
         running_kafka(Path(folder)) as servers,
     ):
         root = f"{folder}/tables"
         spark = session.start_session("bench")
-        fill(Tables(spark, root), given.events, given.bytes, today())
+        fill(Tables(spark, root), options.events, options.bytes, today())
         spark.stop()
         client = KafkaClient(KafkaConnection(servers))
         replays = names.replay_topic(*BROKER, TRIGGER)
         client.create(TOPIC, 1, 1, {})
         client.create(replays, PARTITIONS, 1, {})
-        if given.executors:
+        if options.executors:
             print("| executors | s | sending, s | events/s | CPU s | peak MiB |", flush=True)
             print("| ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
-            for turn, number in product(range(given.runs), given.executors):
-                start = Start(executors=number, executor_cpus=given.executor_cpus)
-                replay_by(start, turn, root, servers, client, replays, given.events)
+            for turn, number in product(range(options.runs), options.executors):
+                start = Start(executors=number, executor_cpus=options.executor_cpus)
+                replay_by(start, turn, root, servers, client, replays, options.events)
             return
         print(
             "| run | ended | s | JVM peak MiB | Python peak MiB | lay in the topic then |",
             flush=True,
         )
         print("| ---: | --- | ---: | ---: | ---: | ---: |", flush=True)
-        for run in range(given.kills + 1):
-            until = None if run == given.kills else given.events * (run + 1) // (given.kills + 1)
+        for run in range(options.kills + 1):
+            until = (
+                None if run == options.kills else options.events * (run + 1) // (options.kills + 1)
+            )
             replay_once(run, root, servers, client, replays, until)
-        there = read_all(client, replays)
-        twice = sum(count - 1 for count in there.values())
-        print(f"{len(there):,} events of {given.events:,} are there, {twice} more than once")
-        if len(there) != given.events or twice:
+        counts = read_all(client, replays)
+        repeated = sum(count - 1 for count in counts.values())
+        print(f"{len(counts):,} events of {options.events:,} are there, {repeated} more than once")
+        if len(counts) != options.events or repeated:
             sys.exit(1)
 
 
 def replay_once(
     run: int, root: str, servers: str, client: KafkaClient, topic: str, until: int | None
 ) -> None:
-    """One run, killed once so many records lie in the topic."""
+    """Run the replay; kill it once `until` records are in the topic, if `until` isn't None. Prints
+    a row."""
     command = [sys.executable, "-m", "knafka_jobs", "replay", f"--tables={root}"]
     begun = time.monotonic()
     job = subprocess.Popen(
@@ -115,8 +119,8 @@ def replay_once(
             os.killpg(job.pid, signal.SIGKILL)
             break
         time.sleep(0.2)
-    said, _ = job.communicate()
-    ended = "killed" if job.returncode < 0 else json.loads(said)
+    output, _ = job.communicate()
+    ended = "killed" if job.returncode < 0 else json.loads(output)
     seconds = time.monotonic() - begun
     peak = f"{peaks['java'] / MEBIBYTE:,.0f} | {peaks['python'] / MEBIBYTE:,.0f}"
     print(f"| {run} | {ended} | {seconds:.1f} | {peak} | {lying(client, topic):,} |", flush=True)
@@ -131,7 +135,8 @@ def replay_by(
     topic: str,
     events: int,
 ) -> None:
-    """One replay of all events by executors, as if there had been none before."""
+    """Replay all events by executors, after deleting all traces of earlier replays. Prints a
+    row."""
     for table in ("sent", "replays"):
         shutil.rmtree(f"{root}/{table}", ignore_errors=True)
     ends = client.topics([topic])[topic].spans
@@ -151,8 +156,8 @@ def replay_by(
     if job.exit_code != 0 or json.loads(job.answer)["sent"] != events:
         sys.exit(f"{job.answer}\n{job.said[-4000:]}")
     end = max(count for _, count in growth)
-    first = next(at for at, count in growth if count)
-    sending = next(at for at, count in growth if count == end) - first
+    first = next(moment for moment, count in growth if count)
+    sending = next(moment for moment, count in growth if count == end) - first
     print(
         f"| {start.executors} | {job.seconds:.1f} | {sending:.1f} | {events / sending:,.0f} | "
         f"{job.cpu_seconds:.1f} | {job.peak_bytes / MEBIBYTE:,.0f} |",
@@ -161,37 +166,41 @@ def replay_by(
 
 
 def memory_of(pid: int) -> Counter[str]:
-    found = Counter[str]()
+    """Return the resident bytes of a process and its descendants, as `java` and `python`."""
+    resident = Counter[str]()
     try:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
-        return found
+        return resident
     for process in processes:
         try:
             name = "java" if "java" in process.name() else "python"
-            found[name] += process.memory_info().rss
+            resident[name] += process.memory_info().rss
         except psutil.NoSuchProcess:
             pass
-    return found
+    return resident
 
 
 def lying(client: KafkaClient, topic: str) -> int:
-    """About how many events were sent: with the markers of their transactions."""
+    """Return about how many events the topic has: the markers of their transactions are counted
+    too."""
     spans = client.topics([topic])[topic].spans.values()
     return sum(span.end - span.start for span in spans)
 
 
 def read_all(client: KafkaClient, topic: str) -> Counter[bytes]:
-    """How often each event lies in the topic."""
+    """Return how often each event is in the topic, by the last part of its last header."""
     from knafka_jobs.io.kafka_records import KafkaRecords
 
-    found = client.topics([topic])[topic]
-    records = KafkaRecords(client, {found.id: topic})
-    there = Counter[bytes]()
-    for partition, span in found.spans.items():
-        for message in records.messages((found.id, partition), OffsetSpan(span.start, span.end)):
-            there[message.headers()[-1][1].rpartition(b"/")[2]] += 1
-    return there
+    topic_info = client.topics([topic])[topic]
+    records = KafkaRecords(client, {topic_info.id: topic})
+    event_counts = Counter[bytes]()
+    for partition, span in topic_info.spans.items():
+        for message in records.messages(
+            (topic_info.id, partition), OffsetSpan(span.start, span.end)
+        ):
+            event_counts[message.headers()[-1][1].rpartition(b"/")[2]] += 1
+    return event_counts
 
 
 if __name__ == "__main__":

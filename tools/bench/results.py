@@ -1,7 +1,8 @@
-"""Results: what each run measured, and what it says: medians, spreads, ratios, verdicts.
+"""Results: what each run measured, and the medians, spreads, ratios and verdicts that follow from
+it.
 
-A `Row` is one thing measured on one target, once per run. Runs of different targets are
-interleaved, so the ratio to the floor is the median of the ratios of neighbours. Not here:
+A `Row` has one measurement of one target, once per run. Runs of different targets are interleaved,
+so the ratio to the floor is the median of the ratios of runs with the same number. Not here:
 measuring.
 """
 
@@ -15,30 +16,30 @@ from typing import Any, Final
 OURS: Final = "ours"
 FLOOR: Final = "floor"
 BEFORE: Final = "before"
-"""Ours as it was, from another checkout."""
+"""The target with our code from another checkout (`--before`)."""
 
 
 @dataclass
 class Row:
-    """One thing measured on one target: metric to its value in each run."""
+    """One measurement of one target: for each metric, its value in each run."""
 
     what: str
     target: str
     runs: dict[str, list[float]] = field(default_factory=dict)
 
     def middle(self, metric: str) -> float | None:
-        """The median, None if it was never measured."""
+        """Return the median of a metric's runs; None if it was never measured."""
         values = self.runs.get(metric)
         return median(values) if values else None
 
     def spread(self, metric: str) -> tuple[float, float]:
-        """Lowest and highest."""
+        """Return the lowest and the highest value of a metric."""
         return min(self.runs[metric]), max(self.runs[metric])
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One target of the project: `value` must be at most (or at least) `limit`."""
+    """A goal of the project: `value` must be at most (or at least) `limit`."""
 
     what: str
     value: float | None
@@ -47,7 +48,7 @@ class Verdict:
 
     @property
     def met(self) -> bool | None:
-        """None: not measured."""
+        """Whether the goal is met; None: it wasn't measured."""
         if self.value is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -63,10 +64,11 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     plot_by: str = ""
-    """The metric to plot over the rows, if their names say how they grow."""
+    """The metric to plot, if the rows' names end in a growing size; empty: no plot."""
 
     def add(self, what: str, target: str, **metrics: float | None) -> None:
-        """One run's figures; those that are None were not to be had."""
+        """Add the metrics of one run to the row of `what` and `target`; those that are None are
+        left out."""
         row = self.row(what, target)
         if row is None:
             row = Row(what, target)
@@ -76,90 +78,104 @@ class Results:
                 row.runs.setdefault(metric, []).append(value)
 
     def row(self, what: str, target: str = OURS) -> Row | None:
+        """Return the row of a measurement on a target; None if there is none."""
         return next((row for row in self.rows if (row.what, row.target) == (what, target)), None)
 
     def middle(self, what: str, metric: str, target: str = OURS) -> float | None:
+        """Return the median of a metric in the row of `what`; None if it was never measured."""
         row = self.row(what, target)
         return row.middle(metric) if row is not None else None
 
     def to_floor(self, what: str, metric: str, target: str = OURS) -> float | None:
-        """How many times the floor's: the median of the ratios of neighbouring runs."""
+        """Return a metric's ratio to the floor's, as the median of the runs' ratios; None if either
+        is missing."""
         return self._ratio(self.row(what, target), self.row(what, FLOOR), metric)
 
     def to(self, target: str, what: str, metric: str) -> float | None:
-        """How many times another target's, as `to_floor` has it."""
+        """Return the ratio of our metric to another target's, computed as in `to_floor`."""
         return self._ratio(self.row(what), self.row(what, target), metric)
 
     def error_to(self, target: str, what: str, metric: str) -> float | None:
-        """The standard error of `to`, were the ratios of neighbours spread normally."""
-        ratios = self._compared(self.row(what), self.row(what, target), metric, _ratio)
+        """Return the standard error of `to`, assuming that the runs' ratios are normally
+        distributed; None with less than two of them."""
+        ratios = self._compare_runs(self.row(what), self.row(what, target), metric, _ratio)
         if len(ratios) < 2:
             return None
         middle = median(ratios)
-        deviation = 1.4826 * median(abs(each - middle) for each in ratios)
+        deviation = 1.4826 * median(abs(ratio - middle) for ratio in ratios)
         return 1.2533 * deviation / len(ratios) ** 0.5
 
-    def to_other(self, what: str, other: str, metric: str) -> float | None:
-        """Ours in one row to ours in another one, run by run."""
-        return self._ratio(self.row(what), self.row(other), metric)
+    def to_other(self, what: str, base_what: str, metric: str) -> float | None:
+        """Return the ratio of our metric in one row to that in another, as the median of the runs'
+        ratios."""
+        return self._ratio(self.row(what), self.row(base_what), metric)
 
-    def added(self, what: str, other: str, metric: str) -> float | None:
-        """What ours costs more in one row than in another one, run by run."""
-        return self._of_pairs(self.row(what), self.row(other), metric, lambda mine, its: mine - its)
+    def added(self, what: str, base_what: str, metric: str) -> float | None:
+        """Return by how much our metric in one row exceeds that in another, as the median over the
+        runs."""
+        return self._median_of_runs(
+            self.row(what), self.row(base_what), metric, lambda value, base: value - base
+        )
 
     def _ratio(self, row: Row | None, base: Row | None, metric: str) -> float | None:
-        return self._of_pairs(row, base, metric, _ratio)
+        return self._median_of_runs(row, base, metric, _ratio)
 
-    def _of_pairs(
+    def _median_of_runs(
         self,
         row: Row | None,
         base: Row | None,
         metric: str,
         compare: Callable[[float, float], float | None],
     ) -> float | None:
-        compared = self._compared(row, base, metric, compare)
+        """Return the median of `compare` over the runs of two rows; None without any."""
+        compared = self._compare_runs(row, base, metric, compare)
         return median(compared) if compared else None
 
     @staticmethod
-    def _compared(
+    def _compare_runs(
         row: Row | None,
         base: Row | None,
         metric: str,
         compare: Callable[[float, float], float | None],
     ) -> list[float]:
+        """Return `compare` of each run of two rows, without the results that are None."""
         if row is None or base is None:
             return []
         pairs = zip(row.runs.get(metric, ()), base.runs.get(metric, ()), strict=False)
-        return [each for pair in pairs if (each := compare(*pair)) is not None]
+        return [compared for pair in pairs if (compared := compare(*pair)) is not None]
 
     def at_most(self, what: str, value: float | None, limit: float) -> None:
+        """Add a verdict: `value` must be at most `limit`."""
         self.verdicts.append(Verdict(what, value, limit))
 
     def at_least(self, what: str, value: float | None, limit: float) -> None:
+        """Add a verdict: `value` must be at least `limit`."""
         self.verdicts.append(Verdict(what, value, limit, at_least=True))
 
     def metrics(self) -> Sequence[str]:
-        """All that any row has, in the order of their first appearance."""
+        """Return the metrics of all rows, in the order of their first appearance."""
         return list(dict.fromkeys(metric for row in self.rows for metric in row.runs))
 
     def document(self) -> dict[str, Any]:
-        """As JSON values; `from_document` reads them back."""
+        """Return these results as JSON values, which `from_document` reads back."""
         return asdict(self)
 
     @staticmethod
     def from_document(document: Mapping[str, Any]) -> Results:
+        """Return the results that `document` wrote."""
         fields = dict(document)
         fields["rows"] = [Row(**row) for row in fields["rows"]]
         fields["verdicts"] = [Verdict(**verdict) for verdict in fields["verdicts"]]
         return Results(**fields)
 
 
-def _ratio(mine: float, its: float) -> float | None:
-    return mine / its if its else None
+def _ratio(value: float, base: float) -> float | None:
+    return value / base if base else None
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Least squares: the slope of y over x, and its standard error; for flatness over time."""
+    """Return the slope of y over x by least squares, and its standard error. Raises ValueError if
+    the points give none."""
     count = len(points)
     if count < 3:
         raise ValueError(f"{count} points have no slope with an error: want three")

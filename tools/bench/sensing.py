@@ -1,7 +1,7 @@
-"""A Sensor: what an event costs it, beside a plain Trigger, and how long a start takes that has
-much to restore.
+"""Measures a Sensor: the cost of an event, beside a plain Trigger, and the time that a start with
+many held events takes.
 
-Half of the events are of the type a and half of the type b, each pair with an order of its own.
+Half of the events have the type a and half the type b; each pair has its own value of `order`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from knafka_local.processes.children import Child
 PARTITIONS: Final = 4
 DATA: Final = b'{"text":"' + b"x" * 190 + b'"}'
 LOG_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
-"""As a Broker's topic has it."""
+"""Configuration of topics whose records get Kafka's time, as a Broker's topic has it."""
 PLAIN: Final = "a plain Trigger"
 SAME_ORDER: Final = "a && b with the same order"
 MILLION: Final = f"{SAME_ORDER}, 1,000,000 over 10 partitions"
@@ -59,13 +59,15 @@ COMMITTED: Final = "knafka_sensor_transactions_total{outcome=committed}"
 
 
 async def sensors_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """A backlog through each kind of condition, a large one, and restored keys by their number."""
+    """Measure a backlog with each kind of condition, a larger one, and restores of several numbers
+    of keys."""
     count = int(world.sized(100_000, 30_000))
     async with world.topic(PARTITIONS, LOG_TIME) as bus:
         await asyncio.to_thread(_fill, world, bus, count)
         for _ in range(world.options.runs):
             plain = await deliver(world, OURS, bus, count, filters=[])
-            # Order is the dispatcher's case: these events have no numbers by which a sink knows it.
+            # These events have no numbers by which the sink checks their order (see
+            # `dispatcher_case`).
             results.add(PLAIN, OURS, **{k: v for k, v in plain.items() if k not in FAULTS})
             for what, trigger in TRIGGERS.items():
                 results.add(what, OURS, **await _fire(world, bus, trigger, count))
@@ -83,7 +85,8 @@ async def sensors_case(world: World, results: Results, externals: Sequence[Exter
 async def _fire(
     world: World, bus: str, trigger: Mapping[str, str], count: int
 ) -> dict[str, float | None]:
-    """From `WARM` of the events until all have fired that will."""
+    """Measure a Sensor from the read of the share `WARM` of the events until all firings are done;
+    returns its metrics."""
     firings = count if trigger["conditions"] == "a || b" else count // 2
     async with (
         _declared(world, bus, trigger) as sensor,
@@ -91,28 +94,28 @@ async def _fire(
     ):
         await _until(url, READ, count * WARM)
         kafka = [] if world.kafka_pid is None else [world.kafka_pid]
-        before, usage = await _counts(url), Usage({"target": [child.pid], "kafka": kafka})
+        counts_before, usage = await _counts(url), Usage({"target": [child.pid], "kafka": kafka})
         began = time.monotonic()
-        # Of uncorrelated events not all pairs meet: the last one of each type counts.
+        # Without correlation not all events fire: the last one of each type is used.
         done = MATCHED if trigger == TRIGGERS["a && b"] else FIRED
         await _until(url, done, count if done == MATCHED else firings)
-        took, found, after = time.monotonic() - began, usage.end(), await _counts(url)
-    if (measured := count - before[READ]) <= 0:
+        took, used, counts_after = time.monotonic() - began, usage.end(), await _counts(url)
+    if (measured := count - counts_before[READ]) <= 0:
         raise BenchError(f"{count} events were read between two looks: want more of them")
     return {
-        "cpu_us": found["cpu_s"]["target"] * 1e6 / measured,
+        "cpu_us": used["cpu_s"]["target"] * 1e6 / measured,
         "per_s": measured / took,
-        "rss_mb": found["rss_peak_mb"]["target"],
-        "kafka_cpu_us": found["cpu_s"]["kafka"] * 1e6 / measured,
-        "a_transaction": measured / max(1, after[COMMITTED] - before[COMMITTED]),
+        "rss_mb": used["rss_peak_mb"]["target"],
+        "kafka_cpu_us": used["cpu_s"]["kafka"] * 1e6 / measured,
+        "a_transaction": measured / max(1, counts_after[COMMITTED] - counts_before[COMMITTED]),
     }
 
 
 async def sensor_latency_case(
     world: World, results: Results, externals: Sequence[External]
 ) -> None:
-    """From the moment Kafka took the last event of a firing until it took its action, by the rate
-    at which events come over 10 partitions, of a Sensor that is awake."""
+    """Measure the time from Kafka's receipt of a firing's last event to that of its action, at
+    several rates of events over 10 partitions, for a Sensor that is awake."""
     seconds = world.sized(30, 5)
     for _ in range(world.options.runs):
         for rate in (20, 2_000):
@@ -127,39 +130,41 @@ async def sensor_latency_case(
 async def _fire_at(
     world: World, trigger: Mapping[str, str], rate: int, seconds: float
 ) -> Sequence[float]:
-    """Waits, in ms, of all actions but those of the first second."""
+    """Return the waits, in ms, of all actions but those of the first second."""
     count = round(rate * (seconds + 1))
     async with (
         world.topic(10, LOG_TIME) as bus,
         _declared(world, bus, trigger) as sensor,
         _process(world, sensor) as (url, _, _),
     ):
-        # A first pair, by which it is awake and its transactions have begun.
+        # A first pair wakes the Sensor and begins its transactions.
         await asyncio.to_thread(_pace, world, bus, 0, 2, rate)
         await _until(url, READ, 2)
         await asyncio.to_thread(_pace, world, bus, 2, count, rate)
         await _until(url, MATCHED, count)
         await asyncio.sleep(1.0)  # the last transaction
-        taken = {event["id"]: at for at, event in await asyncio.to_thread(_stored, world, bus)}
+        taken_at = {
+            event["id"]: time_ms for time_ms, event in await asyncio.to_thread(_stored, world, bus)
+        }
         waits = []
-        for at, action in await asyncio.to_thread(_stored, world, sensor.action_topic):
+        for time_ms, action in await asyncio.to_thread(_stored, world, sensor.action_topic):
             numbers = [each["id"] for each in json.loads(action["data"])]
             if max(map(int, numbers)) > rate:
-                waits.append(float(at - max(taken[each] for each in numbers)))
+                waits.append(float(time_ms - max(taken_at[each] for each in numbers)))
     if len(waits) < count // 8:
         raise BenchError(f"{len(waits)} firings of {count} events")
     return waits
 
 
 def _pace(world: World, topic: str, first: int, end: int, rate: int) -> None:
-    """Events of these numbers at a rate, each sent when it is its time."""
+    """Send the events with the numbers from `first` to `end` at a rate (events per second)."""
     producer = Producer({"bootstrap.servers": world.bootstrap, "linger.ms": 0})
     began = time.monotonic()
     for number in range(first, end):
         while (wait := began + (number - first) / rate - time.monotonic()) > 0:
             producer.poll(min(wait, 0.001))
         draft = to_record(_event(number))
-        # Neither of a pair's partitions follows from the other's.
+        # The two events of a pair have independent partitions.
         partition = zlib.crc32(b"%d" % number) % 10
         headers: Any = draft.headers
         producer.produce(topic, draft.value, draft.key, partition, headers=headers)
@@ -168,7 +173,8 @@ def _pace(world: World, topic: str, first: int, end: int, rate: int) -> None:
 
 
 def _stored(world: World, topic: str) -> Sequence[tuple[int, Mapping[str, Any]]]:
-    """When Kafka took each committed event, in ms since the Unix epoch, and the event."""
+    """Return for each committed event when Kafka got it, in ms since the Unix epoch, and the
+    event."""
     consumer = Consumer(
         {
             "bootstrap.servers": world.bootstrap,
@@ -179,8 +185,8 @@ def _stored(world: World, topic: str) -> Sequence[tuple[int, Mapping[str, Any]]]
     )
     try:
         numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
-        consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in numbers])
-        found: list[tuple[int, Mapping[str, Any]]] = []
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in numbers])
+        stored: list[tuple[int, Mapping[str, Any]]] = []
         ended: set[int | None] = set()
         while len(ended) < len(numbers):
             for record in consumer.consume(1000, 1.0):
@@ -188,8 +194,8 @@ def _stored(world: World, topic: str) -> Sequence[tuple[int, Mapping[str, Any]]]
                     ended.add(record.partition())
                     continue
                 event = read(headers_of(cast(Record, record)), record.value()).event
-                found.append((record.timestamp()[1], {**event.attributes, "data": event.data}))
-        return found
+                stored.append((record.timestamp()[1], {**event.attributes, "data": event.data}))
+        return stored
     finally:
         consumer.close()
 
@@ -197,33 +203,38 @@ def _stored(world: World, topic: str) -> Sequence[tuple[int, Mapping[str, Any]]]
 async def _restore(
     world: World, keys: int
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """Until a new process holds what the changelog says; and from the kill of that one until its
-    successor does, which has the partitions once the group has noticed."""
+    """Measure until a new process has restored `keys` keys from the changelog; then kill it, and
+    measure until another process has, which gets the partitions once the group has noticed."""
     trigger = TRIGGERS[SAME_ORDER]
     async with (
         world.topic(PARTITIONS, LOG_TIME) as bus,
         _declared(world, bus, trigger, keys) as sensor,
     ):
         async with _process(world, sensor, mortal=True) as (url, child, began):
-            start = await _until_held(url, child, began, keys)
+            start = await _wait_until_held(url, child, began, keys)
             child.kill()
             killed = time.monotonic()
         async with _process(world, sensor) as (url, child, _):
-            return start, await _until_held(url, child, killed, keys)
+            return start, await _wait_until_held(url, child, killed, keys)
 
 
-async def _until_held(url: str, child: Child, began: float, keys: int) -> dict[str, float | None]:
+async def _wait_until_held(
+    url: str, child: Child, began: float, keys: int
+) -> dict[str, float | None]:
+    """Wait until a Sensor's process holds `keys` keys; return the seconds since `began`, and its
+    memory."""
     usage = Usage({"target": [child.pid]})
     await _until(url, HELD, keys)
-    found = usage.end()
-    return {"seconds": time.monotonic() - began, "rss_mb": found["rss_mb"]["target"]}
+    used = usage.end()
+    return {"seconds": time.monotonic() - began, "rss_mb": used["rss_mb"]["target"]}
 
 
 @asynccontextmanager
 async def _declared(
     world: World, bus: str, trigger: Mapping[str, str], keys: int = 0
 ) -> AsyncIterator[SensorContract]:
-    """A Sensor with topics of its own, whose changelog holds so many keys."""
+    """Declare a Sensor with topics of its own, whose changelog has `keys` held events with a key
+    each."""
     async with (
         world.topic(PARTITIONS) as triggers,
         world.topic(PARTITIONS) as changelog,
@@ -244,7 +255,7 @@ async def _declared(
                 "bus": "bench",
                 "deadLetterTopic": f"{actions}-dead-letters",
                 "dependencies": [
-                    {"name": each, "filter": {"attributes": {"type": each}}} for each in "ab"
+                    {"name": letter, "filter": {"attributes": {"type": letter}}} for letter in "ab"
                 ],
                 "triggers": [{"name": "t", **trigger}],
             },
@@ -255,7 +266,8 @@ async def _declared(
 async def _process(
     world: World, sensor: SensorContract, *, mortal: bool = False
 ) -> AsyncIterator[tuple[str, Child, float]]:
-    """A process that drains from its start: where its metrics are, and when it was started."""
+    """Run a Sensor's process that drains from its start. Yields the URL of its metrics, the
+    process, and when it was started (monotonic)."""
     port = free_port()
     environment = {
         "HOST": HOST, "PORT": str(port), DRAIN_AT_START: "true", SENSOR: json.dumps(dump(sensor)),
@@ -268,6 +280,7 @@ async def _process(
 
 
 def _event(number: int) -> Event:
+    """Return the event with this number; two consecutive ones are a pair."""
     kind = "ab"[number % 2]
     attributes = {
         "specversion": "1.0",
@@ -282,31 +295,32 @@ def _event(number: int) -> Event:
 
 
 def _fill(world: World, topic: str, count: int) -> None:
+    """Write the first `count` events to a topic."""
     drafts = (to_record(_event(number)) for number in range(count))
-    _produce(world, topic, ((each.key, each.value, each.headers, -1) for each in drafts))
+    _produce(world, topic, ((draft.key, draft.value, draft.headers, -1) for draft in drafts))
 
 
 def _hold(world: World, changelog: str, keys: int) -> None:
-    """As if so many a had come without their b."""
+    """Write a changelog as if `keys` events a had come without their b."""
 
     def held() -> Iterator[tuple[bytes, bytes, Any, int]]:
         for number in range(keys):
             event = _event(2 * number)
             key = records.key_of("t", event.attributes["order"])
-            found = HeldEvent(
+            held_event = HeldEvent(
                 "a", records.identity_of(event.attributes), 1, number, json_format.write(event)
             )
             name = records.changelog_key(key, number)
-            yield name, found.document, records.headers_of(found, 0), number % PARTITIONS
+            yield name, held_event.document, records.headers_of(held_event, 0), number % PARTITIONS
 
     _produce(world, changelog, held())
 
 
-def _produce(world: World, topic: str, found: Iterator[tuple[Any, Any, Any, int]]) -> None:
+def _produce(world: World, topic: str, records: Iterator[tuple[Any, Any, Any, int]]) -> None:
     producer = Producer(
         {"bootstrap.servers": world.bootstrap, "linger.ms": 20, "enable.idempotence": True}
     )
-    for key, value, headers, partition in found:
+    for key, value, headers, partition in records:
         while True:
             try:
                 producer.produce(topic, value, key, partition, headers=headers)
@@ -319,28 +333,31 @@ def _produce(world: World, topic: str, found: Iterator[tuple[Any, Any, Any, int]
 
 
 async def _counts(url: str) -> Mapping[str, float]:
-    """Its metrics, by name and outcome."""
+    """Return the process's counters that are used here, by name and outcome."""
 
     def ask() -> bytes:
         with urlopen(url, timeout=60) as answer:
             content: bytes = answer.read()
             return content
 
-    found: dict[str, float] = {READ: 0, MATCHED: 0, FIRED: 0, HELD: 0, COMMITTED: 0}
+    counts: dict[str, float] = {READ: 0, MATCHED: 0, FIRED: 0, HELD: 0, COMMITTED: 0}
     for line in (await asyncio.to_thread(ask)).decode().splitlines():
         name, _, value = line.rpartition(" ")
         if line.startswith("#"):
             continue
-        for each in found:
-            of, _, outcome = each.rstrip("}").partition("{outcome=")
-            if name.startswith(f"{of}{{") and (not outcome or f'outcome="{outcome}"' in name):
-                found[each] += float(value)
-    return found
+        for metric in counts:
+            metric_name, _, outcome = metric.rstrip("}").partition("{outcome=")
+            if name.startswith(f"{metric_name}{{") and (
+                not outcome or f'outcome="{outcome}"' in name
+            ):
+                counts[metric] += float(value)
+    return counts
 
 
 async def _until(url: str, metric: str, value: float) -> None:
+    """Wait until a metric has reached a value; raises `BenchError` after `PATIENCE` seconds."""
     deadline = time.monotonic() + PATIENCE
-    while (found := (await _counts(url))[metric]) < value:
+    while (reached := (await _counts(url))[metric]) < value:
         if time.monotonic() > deadline:
-            raise BenchError(f"{metric} is {found}, and not {value}")
+            raise BenchError(f"{metric} is {reached}, and not {value}")
         await asyncio.sleep(LOOK)

@@ -1,4 +1,5 @@
-"""Many Triggers of one Broker: a process for each, and all in one with one read."""
+"""Measures many Triggers of one Broker: with a process each, and with one process and read for
+all."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ OWN: Final = "own"
 TOGETHER: Final = "shared, one read"
 HOWS: Final = (OWN, TOGETHER)
 NONE_WANT: Final = [{"exact": {"type": "com.example.nobody"}}]
-WANTED_BY: Final = 4
-"""Triggers that each event is for, where they have exact filters."""
+TRIGGERS_PER_EVENT: Final = 4
+"""Number of Triggers whose exact filter an event matches."""
 STEP: Final = 5.0
 """Seconds for which idle Triggers are measured."""
 SETTLING: Final = 3.0
-"""Seconds before that in which they may come to rest."""
+"""Seconds before that in which the Triggers become idle."""
 
 
 async def sharing_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Every Trigger takes every event; then nothing happens; then events that one of them takes."""
+    """Measure Triggers that all take every event of a backlog, and their idle cost afterwards."""
     sizes = (1, 3) if world.options.quick else (1, 10, 50, 200)
     deliveries = int(world.sized(60_000, 6_000))
     for _ in range(world.options.runs):
@@ -47,7 +48,8 @@ async def sharing_case(world: World, results: Results, externals: Sequence[Exter
 
 
 async def filters_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Triggers with exact filters that share a dispatcher: each event is for four of them."""
+    """Measure Triggers with exact filters that share a dispatcher: each event is for four of
+    them."""
     few, many = (8, 40) if world.options.quick else (50, 1_000)
     events = int(world.sized(20_000, 4_000))
     names = [OURS, BEFORE] if world.options.before else [OURS]
@@ -63,45 +65,47 @@ async def filters_case(world: World, results: Results, externals: Sequence[Exter
 
 
 async def _filtered(world: World, name: str, events: int, triggers: int) -> dict[str, Any]:
-    """CPU a delivery of a backlog, and what is paid while nothing comes."""
-    types = triggers // WANTED_BY
-    every = [
+    """Measure the CPU of each delivery of a backlog, and the CPU that idle Triggers use
+    afterwards."""
+    types = triggers // TRIGGERS_PER_EVENT
+    all_triggers = [
         Neighbour(
             f"/trigger-{number}",
             {"filters": [{"exact": {"type": f"com.example.bench.{number % types}"}}]},
             behind=True,
         )
-        for number in range(types * WANTED_BY)
+        for number in range(types * TRIGGERS_PER_EVENT)
     ]
     flags = {"partitions": PARTITIONS, "keys": KEYS, "types": types}
     joining = PARTITIONS * types
     await world.reset_sink(KEYS)
     async with (
         world.topic(PARTITIONS) as topic,
-        neighbours(world, topic, every, name=name) as target,
+        neighbours(world, topic, all_triggers, name=name) as target,
     ):
         await world.fill(topic, joining, **flags)
-        await wait(world, target, joining * WANTED_BY)
+        await wait(world, target, joining * TRIGGERS_PER_EVENT)
         await world.fill(topic, events, first_id=joining, **flags)
-        found: dict[str, Any] = await wait(world, target, (joining + events) * WANTED_BY)
+        metrics: dict[str, Any] = await wait(world, target, (joining + events) * TRIGGERS_PER_EVENT)
         await asyncio.sleep(SETTLING)
-        before = cpu_seconds(target.pids)
+        cpu_before = cpu_seconds(target.pids)
         await asyncio.sleep(STEP)
-        found["idle_ms_per_s"] = (cpu_seconds(target.pids) - before) / STEP * 1000
-    return found
+        metrics["idle_ms_per_s"] = (cpu_seconds(target.pids) - cpu_before) / STEP * 1000
+    return metrics
 
 
 async def deliver_together(
     world: World, deliveries: int, triggers: int, **more: Any
 ) -> dict[str, Any]:
-    """A backlog for so many that share one read, then nothing; `more` are fields of each."""
+    """Measure `triggers` Egresses that share one read, with a backlog and then idle; `more` are
+    fields of each contract."""
     return await _measure(world, TOGETHER, deliveries, triggers, **more)
 
 
 async def _measure(
     world: World, how: str, deliveries: int, triggers: int, **more: Any
 ) -> dict[str, Any]:
-    # What is ordered by partition has its lanes there.
+    # With the order of partitions, a partition is a lane.
     await world.reset_sink(PARTITIONS if more.get("order") == "partition" else KEYS)
     count = max(2_000, deliveries // triggers)
     async with (
@@ -111,20 +115,21 @@ async def _measure(
         await world.fill(topic, JOINING, partitions=PARTITIONS, keys=KEYS)
         await wait(world, target, JOINING * triggers)
         await world.fill(topic, count, first_id=JOINING, partitions=PARTITIONS, keys=KEYS)
-        found: dict[str, Any] = await wait(world, target, (JOINING + count) * triggers)
+        metrics: dict[str, Any] = await wait(world, target, (JOINING + count) * triggers)
         await asyncio.sleep(SETTLING)
-        before = cpu_seconds(target.pids)
+        cpu_before = cpu_seconds(target.pids)
         await asyncio.sleep(STEP)
-        found["idle_ms_per_s"] = (cpu_seconds(target.pids) - before) / STEP * 1000
-        found["idle_mb"] = resident_mb(target.pids)
-        found["threads"] = sum(threads(each) for each in target.pids)
-    return found
+        metrics["idle_ms_per_s"] = (cpu_seconds(target.pids) - cpu_before) / STEP * 1000
+        metrics["idle_mb"] = resident_mb(target.pids)
+        metrics["threads"] = sum(threads(pid) for pid in target.pids)
+    return metrics
 
 
 @asynccontextmanager
 async def running(
     world: World, how: str, topic: str, triggers: int, **more: Any
 ) -> AsyncIterator[Running]:
+    """Run Triggers in a dispatcher each (`OWN`) or in one, until the end of the block."""
     if how != OWN:
         async with shard(world, topic, triggers, **more) as target:
             yield target
@@ -140,4 +145,5 @@ async def running(
 
 
 def threads(pid: int) -> int:
+    """Return the number of a process's threads."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[17])

@@ -1,7 +1,7 @@
-"""How long a function takes from its start to its first answer, and what its imports cost.
+"""Measures how long a function takes from its start to its first answer, and what its imports cost.
 
-The socket is made before the process (`--fd`), so the first request waits in its backlog and is
-answered the moment that the function serves: nothing polls.
+The socket is opened before the process (`--fd`), so the first request waits in its backlog and is
+answered as soon as the function serves: no polling makes the time longer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from knafka_client.sockets import HOST, listen, port_of
 BACKLOG: Final = 1_000
 RECEIVER: Final = "receiver: to the first 202"
 DISPATCHER: Final = "dispatcher: to the first delivery"
-SHOWN: Final = 8
-"""Packages whose imports are listed, the dearest ones."""
+SHOWN_PACKAGES: Final = 8
+"""Number of packages whose imports are listed, the slowest first."""
 
 _EVENT: Final = (
     b"POST /bench/broker HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nce-specversion: 1.0\r\n"
@@ -35,7 +35,7 @@ _IMPORT = re.compile(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)").fullmatch
 
 
 async def start_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Ours and the floor in turn; the first of each only warms the page cache."""
+    """Measure ours and the floor in turn; the first start of each only warms the page cache."""
     async with world.topic() as empty, world.topic() as topic:
         await world.fill(topic, BACKLOG, partitions=PARTITIONS, keys=KEYS)
         for run in range(world.options.runs + 1):
@@ -52,6 +52,7 @@ async def start_case(world: World, results: Results, externals: Sequence[Externa
 
 
 async def _start_receiver(world: World, name: str, topic: str) -> float:
+    """Return the seconds from a receiver's start to the answer to its first event."""
     with listen() as listener:
         port = port_of(listener)
         began = time.monotonic()
@@ -78,6 +79,7 @@ async def _start_receiver(world: World, name: str, topic: str) -> float:
 
 
 async def _start_dispatcher(world: World, name: str, topic: str) -> float:
+    """Return the seconds from a dispatcher's start to its first delivery."""
     await world.reset_sink(KEYS)
     with listen() as listener:
         port = port_of(listener)
@@ -99,6 +101,8 @@ async def _start_dispatcher(world: World, name: str, topic: str) -> float:
 
 
 async def _first_delivery(world: World, began: int) -> float:
+    """Wait for the first event at the sink; return the seconds since `began` (ns since the Unix
+    epoch)."""
     async with asyncio.timeout(30):
         while not (first := (await world.sink_stats())["first_ns"]):  # noqa: ASYNC110  # it polls
             await asyncio.sleep(0.05)
@@ -106,7 +110,8 @@ async def _first_delivery(world: World, began: int) -> float:
 
 
 async def _imports(results: Results, module: str) -> None:
-    """Milliseconds by package; a function without a contract ends once all is imported."""
+    """Measure the imports of a function's module by package. Without a contract the function ends
+    once all is imported."""
     process = await asyncio.create_subprocess_exec(
         PYTHON, "-X", "importtime", "-m", module,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -114,16 +119,17 @@ async def _imports(results: Results, module: str) -> None:
     _, output = await process.communicate()
     costs = import_costs(output.decode())
     results.add(f"{module}: all imports", OURS, milliseconds=sum(costs.values()))
-    dearest = sorted(costs.items(), key=lambda each: -each[1])
-    for package, cost in dearest[:SHOWN]:
+    slowest = sorted(costs.items(), key=lambda item: -item[1])
+    for package, cost in slowest[:SHOWN_PACKAGES]:
         results.add(f"{module}: {package}", OURS, milliseconds=cost)
 
 
 def import_costs(output: str) -> dict[str, float]:
-    """Milliseconds of `-X importtime` output by top-level package, each module's own time only."""
+    """Return milliseconds by top-level package from the output of `-X importtime`; each module's
+    own time only."""
     costs = defaultdict[str, float](float)
     for line in output.splitlines():
-        if found := _IMPORT(line.rstrip()):
-            own, name = found.groups()
+        if match := _IMPORT(line.rstrip()):
+            own, name = match.groups()
             costs[name.partition(".")[0]] += int(own) / 1000
     return costs

@@ -1,7 +1,7 @@
-"""Tables as compactions of `DAYS` days leave them, and dead letters in Kafka, made of numbers.
+"""Generates tables as compactions of `DAYS` days leave them, and dead letters in Kafka.
 
-An event has the number `n` wherever it comes from: a dead letter in Kafka is of the failure that
-the tables keep for that number, so what is new can be what failed before.
+Everything about an event follows from its number: a dead letter in Kafka belongs to the failure
+that the tables have for that number. So a new dead letter can be of an event that failed before.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ BROKER: Final = ("shop", "main")
 TRIGGER: Final = "mail"
 TOPIC: Final = names.dead_letter_topic(*BROKER, TRIGGER)
 BLOCK: Final = 64
-"""Bytes that one digest fills: payloads that no compression makes smaller."""
+"""Bytes of one digest; payloads consist of digests, so that no compression makes them smaller."""
 _ERROR: Final = b"db down"
 
 
 def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
-    """One dead letter of `size` bytes for each event from 0 to `stored`, in the order of time."""
+    """Fill the tables with one dead letter of `size` bytes for each event from 0 to `stored`, in
+    the order of time."""
     spark, per_day = tables.spark, -(-stored // DAYS)
     # Tasks of a day or less: none has more than one day's files open.
     tasks = DAYS * max(1, per_day // 500_000)
@@ -46,7 +47,7 @@ def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
     appended = F.timestamp_seconds(F.lit(begun) + F.col("id") * (DAYS * 86_400.0 / stored))
     records = _records(rows, appended, size)
     checkpoints = Checkpoints(tables)
-    # As if they had been read from a topic that is no more.
+    # As if they had been read from a topic that was deleted since.
     tables.append(records, "records", txnAppId=_WRITER, txnVersion="1")
     checkpoints.save_offsets(1, {("id", 0): ReadState(stored)})
     tables.append(_failures(tables.read("records").select(*compact_plan.FOLDED)), "failures")
@@ -64,14 +65,15 @@ def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
 
 
 def moment_of(number: int, stored: int, now: datetime) -> datetime:
-    """When the event of this number failed."""
+    """Return when the event of this number failed; `now` is the end of the `DAYS` days."""
     return now - timedelta(days=DAYS) + timedelta(days=DAYS) * number / stored
 
 
 def produce(servers: str, numbers: Iterable[int], size: Callable[[int], int]) -> None:
-    """Dead letters of these events, as a dispatcher writes them; `size` is each one's."""
+    """Write dead letters of these events to Kafka, as a dispatcher does; `size` returns the bytes
+    of an event's data."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "compression.type": "lz4"})
-    at = time.time()
+    failed_at = time.time()
     for number in numbers:
         headers = [
             ("ce_specversion", b"1.0"),
@@ -79,12 +81,14 @@ def produce(servers: str, numbers: Iterable[int], size: Callable[[int], int]) ->
             ("ce_source", b"/bench"),
             ("ce_type", b"bench"),
         ]
-        failure = Failure("http://mail/", Reason.STATUS, 3, at, at + 1, 503, _ERROR)
+        failure = Failure("http://mail/", Reason.STATUS, 3, failed_at, failed_at + 1, 503, _ERROR)
         origin = Origin(*BROKER, TRIGGER, "broker", 0, number)
-        told, value = dead_letter_of(headers, payload(number, size(number)), failure, origin)
+        letter_headers, value = dead_letter_of(
+            headers, payload(number, size(number)), failure, origin
+        )
         while True:
             try:
-                producer.produce(TOPIC, value, b"%d" % (number % 1000), headers=told)  # type: ignore[arg-type]
+                producer.produce(TOPIC, value, b"%d" % (number % 1000), headers=letter_headers)  # type: ignore[arg-type]
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -93,17 +97,17 @@ def produce(servers: str, numbers: Iterable[int], size: Callable[[int], int]) ->
 
 
 def payload(number: int, size: int) -> bytes:
-    """The event's data; `_payload` in Spark."""
+    """Return the data of the event of this number; `_payload` computes the same in Spark."""
     blocks = (
-        hashlib.sha512(b"%d/%d" % (number, each)).digest() for each in range(-(-size // BLOCK))
+        hashlib.sha512(b"%d/%d" % (number, block)).digest() for block in range(-(-size // BLOCK))
     )
     return b"".join(blocks)[:size]
 
 
 def _payload(number: Column, size: int) -> Column:
     blocks = (
-        F.unhex(F.sha2(F.concat(number, F.lit(f"/{each}")), 512))
-        for each in range(-(-size // BLOCK))
+        F.unhex(F.sha2(F.concat(number, F.lit(f"/{block}")), 512))
+        for block in range(-(-size // BLOCK))
     )
     return F.substring(F.concat(*blocks), 1, size)
 
@@ -113,23 +117,24 @@ def _records(rows: DataFrame, appended: Column, size: int) -> DataFrame:
     text |= {"trigger": TRIGGER, "source": "/bench", "type": "bench"}
     text |= {"destination": "http://mail/", "reason": "status", "error": "ZGIgZG93bg=="}
     number = F.col("number").cast("string")
-    made: dict[str, Any] = {name: F.lit(value) for name, value in text.items()}
-    parts = [made[name] for name in ("namespace", "broker", "trigger", "source")]
-    made |= {"id": number, "offset": F.col("id"), "value": F.col("data")}
-    made |= {"failure_id": compact_plan._digest(*parts, number, F.hex(F.xxhash64("data")))}
-    made |= {"partition": F.lit(0), "code": F.lit(503), "attempts": F.lit(3)}
-    made |= dict.fromkeys(("appended", "first_attempt", "last_attempt"), appended)
-    made |= {"data_bytes": F.lit(size), "day": F.to_date(appended)}
+    columns: dict[str, Any] = {name: F.lit(value) for name, value in text.items()}
+    parts = [columns[name] for name in ("namespace", "broker", "trigger", "source")]
+    columns |= {"id": number, "offset": F.col("id"), "value": F.col("data")}
+    columns |= {"failure_id": compact_plan._digest(*parts, number, F.hex(F.xxhash64("data")))}
+    columns |= {"partition": F.lit(0), "code": F.lit(503), "attempts": F.lit(3)}
+    columns |= dict.fromkeys(("appended", "first_attempt", "last_attempt"), appended)
+    columns |= {"data_bytes": F.lit(size), "day": F.to_date(appended)}
     return rows.withColumn("data", _payload(number, size)).select(
-        *(made.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in RECORDS.items())
+        *(columns.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in RECORDS.items())
     )
 
 
 def _failures(records: DataFrame) -> DataFrame:
-    """What `plan.failures_of` makes of records that are each of another failure."""
+    """Return the failures of records, each of which is of another failure, as the compaction
+    computes them."""
     once = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     day = F.to_date("appended")
-    made: dict[str, Column] = {
+    columns: dict[str, Column] = {
         "summary": F.lit(fingerprint(_ERROR.decode())),
         "failures": F.lit(1),
         "retries": F.lit(2),
@@ -138,10 +143,12 @@ def _failures(records: DataFrame) -> DataFrame:
         "history": F.array(once),
         **dict.fromkeys(("first_day", "last_day", "day"), day),
     }
-    there = set(records.columns)
+    record_columns = set(records.columns)
     return records.select(
         *(
-            made.get(name, F.col(name) if name in there else F.lit(None)).cast(kind).alias(name)
+            columns.get(name, F.col(name) if name in record_columns else F.lit(None))
+            .cast(kind)
+            .alias(name)
             for name, kind in FAILURES.items()
         )
     )

@@ -1,8 +1,8 @@
-"""Targets: what is measured, each started the same way and known by what the load needs of it.
+"""Targets: the functions that are measured, all started in the same way.
 
-`ours` and `floor` are started here. Anything else is somebody's that runs already, named on the
-command line by its URL (a receiver) or its topic and the sink it was told of (a dispatcher).
-Not here: measuring.
+`ours`, `before` and `floor` are started here. Any other target runs already; the command line names
+it by its URL (a receiver), or by its topic and the sink it delivers to (a dispatcher). Not here:
+measuring.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from knafka_client.sockets import HOST, free_port
 
 EXACT: Final = [{"exact": {"type": "com.example.bench"}}]
 IN_FLIGHT: Final = 100
-"""Attempts under way at once in ours and in the floor: our default, and the peer's pool."""
+"""Most attempts under way at once in ours and in the floor: our default, and the size of the peer's
+pool."""
 DRAIN: Final = DrainRequest(idle=7200, budget=MAX_BUDGET)
-"""It goes on when the request is over."""
+"""A request for a drain that lasts as long as any measurement: neither its idle time nor its budget
+runs out."""
 
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """A target of somebody else's.
+    """A target that runs already and isn't ours.
 
     name=peer,url=http://host/ns/broker,pid=123              a receiver
     name=peer,topic=T,sink=127.0.0.1:18090,pid=123           a dispatcher that reads T
@@ -48,11 +50,12 @@ class External:
 
     @staticmethod
     def parse(text: str) -> External:
-        """Raises ValueError that says what is wrong."""
+        """Return the target that a text as above names. Raises ValueError that says what is
+        wrong."""
         fields: dict[str, Any] = {}
         for part in text.split(","):
-            key, found, value = part.partition("=")
-            if not found or key not in ("name", "url", "topic", "sink", "pid"):
+            key, equals_sign, value = part.partition("=")
+            if not equals_sign or key not in ("name", "url", "topic", "sink", "pid"):
                 raise ValueError(f"{part!r}: want name=, url=, topic=, sink= or pid=")
             fields[key] = int(value) if key == "pid" else value
         external = External(**{"name": "", **fields})
@@ -65,7 +68,7 @@ class External:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A target that serves, or delivers."""
+    """A running target: its name, its processes and, for a receiver, its URL."""
 
     name: str
     pids: Sequence[int]
@@ -73,19 +76,20 @@ class Running:
 
 
 def ingress(world: World, topic: str, **more: Any) -> Ingress:
-    """A Broker with this topic; `more` are fields of it."""
+    """Return the Ingress of a Broker with this topic; `more` are further fields of it."""
     kafka = Kafka(bootstrap_servers=world.bootstrap)
     whole = Ingress(namespace="bench", broker="broker", topic=topic, kafka=kafka)
     return whole.model_copy(update=more)
 
 
 def contract_of(served: Sequence[Ingress]) -> str:
-    """A receiver's, as its environment has it."""
-    return json.dumps([dump(each) for each in served])
+    """Return a receiver's contract, as the value of its environment variable."""
+    return json.dumps([dump(ingress_) for ingress_ in served])
 
 
 def egress(world: World, topic: str, path: str = "/", **more: Any) -> str:
-    """A Trigger with a group of its own, which begins at the start of the topic."""
+    """Return the contract (JSON) of a Trigger with a new group, which begins at the start of the
+    topic; `path` is its subscriber's at the sink, `more` are further fields."""
     whole = Egress(
         namespace="bench", broker="broker", trigger="trigger", topic=topic,
         group=f"bench-{uuid.uuid4().hex[:12]}", dead_letter_topic=f"{topic}-dead",
@@ -96,7 +100,7 @@ def egress(world: World, topic: str, path: str = "/", **more: Any) -> str:
 
 
 def _source(world: World, name: str) -> Mapping[str, str]:
-    """Where `before` has its code from."""
+    """Return the environment variables with which a process runs the code of the target `name`."""
     if name != BEFORE:
         return {}
     return {"PYTHONPATH": str(world.options.before / "functions")}
@@ -106,14 +110,15 @@ def _source(world: World, name: str) -> Mapping[str, str]:
 async def receiver(
     world: World, name: str, topic: str, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[Running]:
-    """Our receiver or its floor, serving; `more` is added to its environment."""
+    """Run our receiver or its floor until the end of the block; `more` is added to its
+    environment."""
     async with _receiver(world, name, [ingress(world, topic)], more) as (target,):
         yield target
 
 
 @asynccontextmanager
 async def channels(world: World, topics: Sequence[str]) -> AsyncIterator[Sequence[Running]]:
-    """KafkaChannels with these topics, all served by one receiver."""
+    """Run one receiver that serves KafkaChannels with these topics; yields a target for each."""
     served = [
         ingress(world, topic, broker=f"channel-{number}", kind="KafkaChannel")
         for number, topic in enumerate(topics)
@@ -126,7 +131,7 @@ async def channels(world: World, topics: Sequence[str]) -> AsyncIterator[Sequenc
 async def _receiver(
     world: World, name: str, served: Sequence[Ingress], more: Mapping[str, str] | None = None
 ) -> AsyncIterator[Sequence[Running]]:
-    """Of each Ingress what serves it: one process."""
+    """Run one receiver that serves these Ingresses; yields a target for each."""
     port = free_port()
     environment = {
         "HOST": HOST, "PORT": str(port), INGRESSES: contract_of(served), **_source(world, name),
@@ -139,7 +144,7 @@ async def _receiver(
         )  # fmt: skip
     async with world.process(PYTHON, *command, environment=environment) as process:
         await listens(f"{HOST}:{port}")
-        urls = [f"http://{HOST}:{port}{each.path}" for each in served]
+        urls = [f"http://{HOST}:{port}{ingress_.path}" for ingress_ in served]
         yield [Running(name, [process.pid], url) for url in urls]
 
 
@@ -147,7 +152,7 @@ async def _receiver(
 async def dispatcher(
     world: World, name: str, topic: str, path: str = "/", **more: Any
 ) -> AsyncIterator[Running]:
-    """Our dispatcher in a drain, or its floor; `more` are fields of our contract."""
+    """Run our dispatcher in a drain, or its floor; `more` are fields of our contract."""
     if name == FLOOR:
         command = (
             str(HERE / "floor_dispatcher.py"), world.bootstrap, topic, world.sink,
@@ -174,14 +179,14 @@ class Neighbour:
     path: str
     more: Mapping[str, Any] = field(default_factory=dict)
     behind: bool = False
-    """Whether it begins at the topic's start; else where the topic ends."""
+    """Whether it begins at the topic's start; otherwise it begins at the topic's end."""
 
 
 @asynccontextmanager
 async def shard(world: World, topic: str, triggers: int, **more: Any) -> AsyncIterator[Running]:
-    """One dispatcher with many Egresses, all in their drains from the topic's start; `more` are
+    """Run one dispatcher with many Egresses, which all drain from the topic's start; `more` are
     fields of their contracts."""
-    paths = [Neighbour(f"/trigger-{each}", more, behind=True) for each in range(triggers)]
+    paths = [Neighbour(f"/trigger-{number}", more, behind=True) for number in range(triggers)]
     async with neighbours(world, topic, paths) as target:
         yield target
 
@@ -190,12 +195,14 @@ async def shard(world: World, topic: str, triggers: int, **more: Any) -> AsyncIt
 async def neighbours(
     world: World, topic: str, triggers: Sequence[Neighbour], *, name: str = OURS
 ) -> AsyncIterator[Running]:
-    """One dispatcher with these, all in their drains."""
+    """Run one dispatcher with these Triggers, which all drain."""
     port, group = free_port(), f"shard-{uuid.uuid4().hex[:8]}"
-    egresses = [json.loads(egress(world, topic, each.path, **each.more)) for each in triggers]
-    for each, made in zip(triggers, egresses, strict=True):
-        if not each.behind:
-            await world.begin_at_end(made["group"], topic)
+    egresses = [
+        json.loads(egress(world, topic, trigger.path, **trigger.more)) for trigger in triggers
+    ]
+    for trigger, contract in zip(triggers, egresses, strict=True):
+        if not trigger.behind:
+            await world.begin_at_end(contract["group"], topic)
     async with world.topic(1) as rules:
         await asyncio.to_thread(_write_contract, world, rules, group, egresses)
         whole = {
@@ -213,19 +220,20 @@ async def neighbours(
 
 
 def _write_contract(world: World, topic: str, shard: str, egresses: Sequence[Any]) -> None:
-    """As an operator does."""
+    """Write the shard's contract to its topic, as an operator does."""
     producer = Producer({"bootstrap.servers": world.bootstrap})
-    for each in egresses:
-        value = json.dumps({"shard": shard, "egress": each}).encode()
-        producer.produce(topic, value, each["group"].encode())
+    for contract in egresses:
+        value = json.dumps({"shard": shard, "egress": contract}).encode()
+        producer.produce(topic, value, contract["group"].encode())
     if producer.flush(60):
         raise BenchError("the contract's topic takes no records")
 
 
 @asynccontextmanager
 async def drain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
-    """A drain, held over this connection for the length of the block."""
-    body = json.dumps(dump(DRAIN)).encode()  # what is default may be unknown to what was before
+    """Hold a drain over this connection until the end of the block; raises `BenchError` if it ended
+    before."""
+    body = json.dumps(dump(DRAIN)).encode()  # `dump` omits defaults, which `before` may not know
     writer.write(
         b"POST /drain HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     )

@@ -15,16 +15,16 @@ from bench.usage import resident_mb
 from bench.world import BenchError, World
 
 RATE: Final = 100
-"""Events a second where latency is measured: what the peer was measured at."""
+"""Events a second where latency is measured: the rate of the peer's own measurements."""
 SOAK_STEP: Final = 10.0
-"""Seconds between two looks at memory."""
+"""Seconds between two measurements of memory."""
 CATCH_UP: Final = 60.0
-"""Seconds for the last events to arrive."""
+"""Seconds in which the last events must arrive."""
 KEYS: Final = 1000
 
 
 async def e2e_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """From a sender's POST to the subscriber's receipt."""
+    """Measure the latency from a sender's POST to the subscriber's receipt."""
     seconds = world.sized(15, 4)
     what = f"{RATE} events a second"
     for _ in range(world.options.runs):
@@ -36,13 +36,18 @@ async def e2e_case(world: World, results: Results, externals: Sequence[External]
                 await world.run("load", url=inlet.url, c=4, rate=RATE, d=f"{seconds}s")
                 await settled(world)
                 latency = (await world.sink_stats(latency=True))["latency_ms"]
-                results.add(what, name, **{f"{name_}_ms": each for name_, each in latency.items()})
+                results.add(
+                    what,
+                    name,
+                    **{f"{percentile}_ms": value for percentile, value in latency.items()},
+                )
     results.at_most("p50, ms", results.middle(what, "p50_ms"), 3.8)
     results.at_most("p99, ms", results.middle(what, "p99_ms"), 25)
 
 
 async def soak_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Half of what both functions can do together, for long: memory, loss, latency."""
+    """Send half of the rate that both functions can take together, for long; measure memory, loss
+    and latency."""
     minutes = world.sized(world.options.soak_minutes, 0.5)
     window = max(15.0, minutes * 60 / 6)
     async with both(world, OURS) as (inlet, outlet):
@@ -55,19 +60,19 @@ async def soak_case(world: World, results: Results, externals: Sequence[External
         )
         memory: dict[str, list[tuple[float, float]]] = {"receiver": [], "dispatcher": []}
         latencies: list[dict[str, float]] = []
-        began, asked = time.monotonic(), time.monotonic()
+        began, asked_at = time.monotonic(), time.monotonic()
         while not sending.done():
             await asyncio.wait({sending}, timeout=SOAK_STEP)
             hours = (time.monotonic() - began) / 3600
             memory["receiver"].append((hours, resident_mb(inlet.pids)))
             memory["dispatcher"].append((hours, resident_mb(outlet.pids)))
-            if time.monotonic() - asked >= window or sending.done():
-                asked = time.monotonic()
+            if time.monotonic() - asked_at >= window or sending.done():
+                asked_at = time.monotonic()
                 latencies.append((await world.sink_stats(latency=True))["latency_ms"])
         sent = sending.result()
         await settled(world)
         arrived = await world.sink_stats()
-    latencies = [each for each in latencies if each]
+    latencies = [percentiles for percentiles in latencies if percentiles]
     for name, points in memory.items():
         # The first sixth is warming up: pools grow to what the rate needs.
         steady = points[len(points) // 6 :]
@@ -93,7 +98,8 @@ async def soak_case(world: World, results: Results, externals: Sequence[External
 
 @asynccontextmanager
 async def both(world: World, name: str) -> AsyncIterator[tuple[Running, Running]]:
-    """A receiver and a dispatcher on one topic, the latter in its group."""
+    """Run a receiver and a dispatcher on one topic; yields them once the dispatcher has
+    delivered."""
     await world.reset_sink(KEYS)
     async with (
         world.topic() as topic,
@@ -108,9 +114,9 @@ async def both(world: World, name: str) -> AsyncIterator[tuple[Running, Running]
 async def settled(world: World, at_least: int = 0) -> None:
     """Wait until the sink gets nothing more."""
     deadline = time.monotonic() + CATCH_UP
-    before: Any = None
-    while (total := (await world.sink_stats())["total"]) != before or total < at_least:
+    total_before: Any = None
+    while (total := (await world.sink_stats())["total"]) != total_before or total < at_least:
         if time.monotonic() > deadline:
             raise BenchError(f"after {CATCH_UP:g} s only {total} of {at_least} events arrived")
-        before = total
+        total_before = total
         await asyncio.sleep(0.5)

@@ -1,7 +1,9 @@
-"""What a sender's token costs a receiver: seen before, new, and one whose signature doesn't hold.
+"""Measures what a sender's token costs a receiver: a known one, a new one, and one with a wrong
+signature.
 
-In this process, as it is Python's and cryptography's alone: CPU of `SenderCheck.admit`, which is
-all that a token adds to an event. Not here: what an event costs without (`receiving`, `beside`).
+Measures the CPU of `SenderCheck.admit`, which is all that a token adds to an event; it needs
+neither network nor Kafka, so it runs in this process. Not here: an event without a token
+(`receiving`, `beside`).
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ PAIRS: Final = 30
 LOOP: Final = 1000
 """Requests whose headers are made before the clock starts."""
 BAD_TOKENS: Final = MAX_SENDER_FAILURES_PER_SECOND
-"""As many of one sender as are looked at in a second."""
+"""As many bad tokens of one sender as the receiver verifies in a second."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class _Keys:
-    """An issuer's, in memory."""
+    """An issuer's keys, in memory."""
 
     issuer = ISSUER
     generation = 1
@@ -63,7 +65,7 @@ class _Keys:
 
 
 async def tokens_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """CPU of each kind of token, in turns."""
+    """Measure the CPU of each kind of token, in turns."""
     loops, few = int(world.sized(200, 20)), int(world.sized(1_000, 200))
     signing: dict[str, Any] = {
         "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
@@ -82,13 +84,14 @@ async def tokens_case(world: World, results: Results, externals: Sequence[Extern
         results.add(BAD, OURS, cpu_us=_seconds(check, bad) * 1e6 / len(bad))
     results.at_most("µs of a token seen before", results.middle(SEEN, "cpu_us"), 3.0)
     if world.options.before is not None:
-        await _off(world, results, world.options.before)
+        await _measure_without_tokens(world, results, world.options.before)
 
 
-async def _off(world: World, results: Results, before: Path) -> None:
-    """What an event costs where nobody is asked, beside a state from before tokens, in turns. Each
-    is measured in many processes, as one differs from the next by more than is looked for."""
-    folders = {OURS: HERE.parents[1], BEFORE: before}
+async def _measure_without_tokens(world: World, results: Results, before_folder: Path) -> None:
+    """Measure an event where no token is required, in turns with a checkout from before tokens.
+    Each is measured in many processes, as they differ by more than the difference that is looked
+    for."""
+    folders = {OURS: HERE.parents[1], BEFORE: before_folder}
     for _ in range(int(world.sized(PAIRS, 2))):
         for name, folder in folders.items():
             environment = {**os.environ, "PYTHONPATH": str(folder / "functions")}
@@ -114,7 +117,7 @@ def _check(signing: dict[str, Any]) -> SenderCheck:
 
 
 def _token(signing: dict[str, Any], algorithm: str) -> bytes:
-    """As long as the API server's: some 900 bytes."""
+    """Return a signed token that is as long as the API server's, about 900 bytes."""
     now = int(time.time())
     claims = {
         "aud": [AUDIENCE],
@@ -134,18 +137,19 @@ def _token(signing: dict[str, Any], algorithm: str) -> bytes:
     return token.encode()
 
 
-def _with_signature_of(other: bytes, token: bytes) -> bytes:
-    """A token that is right but for its signature, which is as long."""
-    return token[: token.rindex(b".")] + other[other.rindex(b".") :]
+def _with_signature_of(other_token: bytes, token: bytes) -> bytes:
+    """Return `token` with the signature of `other_token`, which is wrong but as long."""
+    return token[: token.rindex(b".")] + other_token[other_token.rindex(b".") :]
 
 
 def _with(token: bytes) -> Headers:
-    """A new object each time, as from a socket: nobody has its hash."""
+    """Return the headers of an event with this token. The value is a new object, as from a socket:
+    its hash isn't cached."""
     return (*EVENT_HEADERS, (b"authorization", b"Bearer " + token))
 
 
 def _seconds(check: SenderCheck, tokens: Sequence[bytes]) -> float:
-    """CPU of them all."""
+    """Return the seconds of CPU that it takes to check all tokens."""
     requests, admit = [_with(token) for token in tokens], check.admit
     began = time.thread_time()
     for headers in requests:

@@ -1,6 +1,6 @@
-"""Usage: what CPU and memory processes take between two moments, their descendants included.
+"""Measures the CPU and memory of processes and their descendants between two moments.
 
-A process that ends meanwhile is lost: who is measured must live until `end`.
+A process that ends meanwhile isn't counted: a measured process must live until `end`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 import psutil
 
 SAMPLE_INTERVAL: Final = 0.5
-"""Seconds between two looks at memory, for its peak."""
+"""Seconds between two measurements of memory, for its peak."""
 
 
 def family(pid: int) -> Iterator[psutil.Process]:
-    """A process and all below it, as far as they are there."""
+    """Yield a process and all its descendants, as far as they still run."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         yield process
@@ -27,36 +27,38 @@ def family(pid: int) -> Iterator[psutil.Process]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """Of processes that are there, their descendants included, up to now."""
-    return sum(sum(cpu_nanoseconds(each).values()) for each in pids) / 1e9
+    """Return the CPU that running processes and their descendants have used until now."""
+    return sum(sum(cpu_nanoseconds(pid).values()) for pid in pids) / 1e9
 
 
 def cpu_nanoseconds(pid: int) -> Counter[int]:
-    """Of each process of a family up to now, in user and system mode, by pid."""
+    """Return the CPU, in user and system mode, that a process and each descendant have used until
+    now, by pid."""
     spent: Counter[int] = Counter()
-    for each in family(pid):
+    for process in family(pid):
         with suppress(OSError):  # it has ended
-            spent[each.pid] = time.clock_gettime_ns(_clock_of(each.pid))
+            spent[process.pid] = time.clock_gettime_ns(_clock_of(process.pid))
     return spent
 
 
 def _clock_of(pid: int) -> int:
-    """Linux's clock of a process's CPU time: /proc has it in hundredths of a second."""
+    """Return Linux's clock of a process's CPU time, in nanoseconds; /proc counts only hundredths of
+    a second."""
     return ~pid << 3 | 2
 
 
 def resident_mb(pids: Sequence[int]) -> float:
-    """Megabytes that the processes hold."""
+    """Return the resident memory of processes and their descendants, in megabytes (2**20 bytes)."""
     held = 0
     for pid in pids:
-        for each in family(pid):
+        for process in family(pid):
             with suppress(psutil.NoSuchProcess):
-                held += each.memory_info().rss
+                held += process.memory_info().rss
     return held / 2**20
 
 
 class Usage:
-    """Of named groups of processes, from when it is made until `end`."""
+    """The usage of named groups of processes, from its creation until `end`."""
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
         self._groups = groups
@@ -67,8 +69,8 @@ class Usage:
         self._sampling = asyncio.create_task(self._sample())
 
     def end(self) -> dict[str, Any]:
-        """Seconds of CPU (`cpu_s`) and megabytes (`rss_mb`, `rss_peak_mb`) by group, and of CPU
-        what the machine took in all and what others did."""
+        """Return by group the seconds of CPU (`cpu_s`) and megabytes (`rss_mb`, `rss_peak_mb`);
+        also the CPU of the whole machine and of all other processes."""
         self._sampling.cancel()
         now = self._cpu_now()
         cpu = {name: sum((now[name] - self._cpu[name]).values()) / 1e9 for name in self._groups}
@@ -99,6 +101,7 @@ class Usage:
 
 
 def _machine_cpu() -> float:
-    """Seconds that all processes of the machine have used; guests are in `user` already."""
+    """Return the seconds of CPU that all processes of the machine have used; `user` includes
+    guests."""
     spent = psutil.cpu_times()
     return float(sum(spent[:8]) - spent.idle - spent.iowait)

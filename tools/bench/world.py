@@ -1,7 +1,8 @@
-"""The world of a benchmark: a Kafka, a sink, kbench, and the processes that are measured.
+"""The environment of a benchmark: a Kafka, a sink, kbench, and the processes that are measured.
 
-Everything it starts dies with it. With `bootstrap` given, Kafka is somebody else's, and so is its
-CPU unless its process is named. Not here: knowing what is measured (`targets`, the cases).
+Everything it starts ends with it. With `bootstrap`, an existing Kafka is used, whose CPU is
+measured only if its process is named. Not here: the functions that are measured (`targets`), and
+the cases.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from knafka_local.processes.parent_death import die_with_parent
 
 HERE: Final = Path(__file__).parent
 START_TIMEOUT: Final = 30.0
-"""Seconds for a process to listen."""
+"""Seconds until a started process must listen."""
 CPU_GROUPS: Final = Path("/sys/fs/cgroup/cpu")
 CPU_PERIOD: Final = 10_000
-"""Microseconds in which a limited process gets its share: short, so that it isn't away for long."""
+"""Microseconds in which a limited process gets its share of CPU; short, so that it never waits for
+long."""
 SINK_NICE: Final = -15
-"""The sink's priority. Others' subscribers have machines of their own; here many dispatchers would
-leave it a turn among theirs, get its answers in drips and be woken for each."""
+"""The sink's priority. Real subscribers have machines of their own; here many dispatchers compete
+with the sink for CPU, would get its answers one by one, and would be woken for each."""
 END_TIMEOUT: Final = 15.0
 """Seconds for a process to end after SIGTERM; a dispatcher may still leave its group."""
 
@@ -52,21 +54,21 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much is measured."""
+    """What the command line says about how to measure."""
 
     runs: int = 5
     quick: bool = False
-    """Small numbers, to see that everything works: the figures mean little."""
+    """Whether to use small numbers, to see that everything works: the figures mean little."""
     soak_minutes: float = 30.0
     bootstrap: str | None = None
     kafka_pid: int | None = None
     before: Path | None = None
-    """A checkout of another state, to be measured beside this one."""
+    """A checkout of another commit, which is measured beside this one."""
 
 
 @dataclass
 class World:
-    """What every case works in; made by `world`."""
+    """What every case uses: Kafka, the sink, kbench and the options. `world` makes it."""
 
     options: Options
     folder: Path
@@ -82,14 +84,14 @@ class World:
         self._admin = KafkaAdmin({"bootstrap.servers": self.bootstrap})
 
     def sized(self, full: float, quick: float) -> float:
-        """A number of events or seconds: the full one, or what a quick look takes."""
+        """Return a number of events or seconds: `full`, or `quick` with the option of that name."""
         return quick if self.options.quick else full
 
     @asynccontextmanager
     async def topic(
         self, partitions: int = 10, config: Mapping[str, str] | None = None
     ) -> AsyncIterator[str]:
-        """A new topic, which is deleted afterwards."""
+        """Make a new topic, and delete it after the block; yields its name."""
         name = f"bench-{uuid.uuid4().hex[:12]}"
         await self._admin.ensure_topic(name, partitions, 1, config or {})
         try:
@@ -98,17 +100,21 @@ class World:
             await self._admin.delete_topic(name)
 
     async def fill(self, topic: str, count: int, **flags: Any) -> None:
-        """`count` events with ids from 0, in batches as a receiver writes them."""
+        """Write `count` events to a topic, with ids from 0, in batches as a receiver writes them;
+        `flags` are kbench's."""
         await self.run("fill", bootstrap=self.bootstrap, topic=topic, n=count, **flags)
 
     async def begin_at_end(self, group: str, topic: str) -> None:
-        """Have a group read what comes from now on."""
+        """Commit the topic's ends for a group, so that it reads only later records."""
         await self._admin.ensure_committed(group, topic)
 
     async def reset_sink(self, lanes: int) -> None:
+        """Make the sink forget its counts. Events whose ids are equal modulo `lanes` are of one key
+        or partition, whose order it checks."""
         await asyncio.to_thread(self._ask_sink, f"_reset?lanes={lanes}")
 
     async def sink_stats(self, latency: bool = False) -> dict[str, Any]:
+        """Return the sink's counts; with `latency` also the latency since the last such call."""
         answer = await asyncio.to_thread(self._ask_sink, f"_stats{'?latency' * latency}")
         stats: dict[str, Any] = json.loads(answer)
         return stats
@@ -121,7 +127,8 @@ class World:
     async def run(
         self, command: str, pids: Mapping[str, Sequence[int]] | None = None, **flags: Any
     ) -> dict[str, Any]:
-        """One kbench command; its result. `pids` are measured, Kafka and the sink besides."""
+        """Run a kbench command and return its result, with the usage of the groups `pids`, of Kafka
+        and of the sink, unless `pids` is None."""
         arguments = [f"-{name.replace('_', '-')}={value}" for name, value in flags.items()]
         process = await asyncio.create_subprocess_exec(
             self.kbench, command, *arguments, stdin=subprocess.PIPE,
@@ -133,17 +140,17 @@ class World:
         kafka = [] if self.kafka_pid is None else [self.kafka_pid]
         measured = {"sink": [self.sink_pid], "kafka": kafka, "load": [process.pid], **(pids or {})}
         usage: Usage | None = None
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         try:
             async for line in process.stdout:
                 match json.loads(line):
                     case "begin" if pids is not None:
                         usage = Usage({name: each for name, each in measured.items() if each})
                     case "end" if usage is not None:
-                        found = usage.end()
+                        results = usage.end()
                     case dict() as result:
-                        found |= result
-                process.stdin.write(b"\n")  # it may go on
+                        results |= result
+                process.stdin.write(b"\n")  # lets kbench go on
             problem = await process.stderr.read()
             await process.wait()
         except asyncio.CancelledError:
@@ -152,9 +159,11 @@ class World:
         if process.returncode:
             raise BenchError(problem.decode().strip())
         if usage is not None:
-            count = found["measured"] or math.inf
-            found["cpu_us"] = {name: each * 1e6 / count for name, each in found["cpu_s"].items()}
-        return found
+            count = results["measured"] or math.inf
+            results["cpu_us"] = {
+                name: each * 1e6 / count for name, each in results["cpu_s"].items()
+            }
+        return results
 
     @asynccontextmanager
     async def process(
@@ -164,10 +173,10 @@ class World:
         listener: socket.socket | None = None,
         mortal: bool = False,
     ) -> AsyncIterator[Child]:
-        """A process that is ended with the block, and before it only if it is `mortal`; its output
-        goes into a log of its own."""
+        """Run a process until the end of the block; its output goes into a log file. Raises
+        `BenchError` if it ends before and isn't `mortal`."""
         log = self.folder / f"{uuid.uuid4().hex[:8]}.log"
-        words = [str(each) for each in command]
+        words = [str(word) for word in command]
         child = await Child.start(
             Command(
                 words,
@@ -187,7 +196,8 @@ class World:
 
 @asynccontextmanager
 async def world(options: Options) -> AsyncIterator[World]:
-    """Kafka, kbench and a sink."""
+    """Start Kafka, unless the options name one, and a sink, and compile kbench; stop all after the
+    block."""
     kbench = build_kbench()
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="knafka-bench-")))
@@ -198,17 +208,18 @@ async def world(options: Options) -> AsyncIterator[World]:
             stack.push_async_callback(kafka.stop)
             bootstrap, pid = kafka.bootstrap_servers, kafka.pid
         (folder / "logs").mkdir()
-        made = World(options, folder / "logs", bootstrap, pid, kbench)
-        async with sink(made):
-            yield made
+        bench_world = World(options, folder / "logs", bootstrap, pid, kbench)
+        async with sink(bench_world):
+            yield bench_world
 
 
 @asynccontextmanager
 async def sink(world: World, address: str | None = None) -> AsyncIterator[None]:
-    """The world's sink, for the length of the block; at `address` for a target that insists."""
-    before = world.sink, world.sink_pid
+    """Run the world's sink until the end of the block, at `address` if a target delivers there,
+    else at a free port."""
+    outer_sink = world.sink, world.sink_pid
     world.sink = address or f"{HOST}:{free_port()}"
-    nice = "nice", "-n", str(SINK_NICE)  # all threads of what it becomes have that priority
+    nice = "nice", "-n", str(SINK_NICE)  # all threads of the started program get that priority
     async with world.process(*nice, world.kbench, "sink", f"-addr={world.sink}") as process:
         world.sink_pid = process.pid
         await listens(world.sink)
@@ -217,12 +228,12 @@ async def sink(world: World, address: str | None = None) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            world.sink, world.sink_pid = before
+            world.sink, world.sink_pid = outer_sink
 
 
 @contextmanager
 def limited(pids: Sequence[int], cores: float) -> Iterator[None]:
-    """The processes together may use that much of the machine's CPU, by a cgroup of their own."""
+    """Limit the processes to so many cores together, by a cgroup, until the end of the block."""
     group = CPU_GROUPS / f"knafka-bench-{uuid.uuid4().hex[:8]}"
     try:
         group.mkdir()
@@ -244,7 +255,7 @@ def limited(pids: Sequence[int], cores: float) -> Iterator[None]:
 
 
 async def listens(address: str) -> None:
-    """Wait until somebody does."""
+    """Wait until a process listens at this address; raises `BenchError` after `START_TIMEOUT`."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(START_TIMEOUT):
@@ -255,7 +266,7 @@ async def listens(address: str) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on, and how busy it was before them."""
+    """Return what machine the figures are measured on, and its load average now."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
     return {
@@ -269,7 +280,7 @@ def machine() -> dict[str, Any]:
 
 
 def build_kbench() -> Path:
-    """kbench, compiled; Go's own cache makes the second time fast."""
+    """Compile kbench and return its path; Go's own cache makes the second time fast."""
     go = shutil.which("go")
     if go is None:
         raise BenchError("kbench is written in Go, and there is no `go` on PATH: install it")

@@ -37,8 +37,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 OUT: Final = ROOT / "build" / "images"
 CACHE: Final = Path(
     os.environ.get("KNAFKA_IMAGES_HOME", "~/.cache/knafka/images")
-).expanduser()  # what is made once and kept: tool, Python, dependencies
-REPOSITORY: Final = "registry.local:5000"  # what archives are named after; a push renames
+).expanduser()  # layers and the image tool, which are built once and kept
+REPOSITORY: Final = "registry.local:5000"  # the archives' registry; a push renames the image
 USER: Final = "65532"  # by number: Knative and `runAsNonRoot` can't look names up
 PYTHON: Final = "python3.11"
 
@@ -48,7 +48,7 @@ PACKAGES: Final = (
     "python3.11-minimal libpython3.11-minimal libpython3.11-stdlib tini"
 ).split()
 JAVA_PACKAGES: Final = "openjdk-17-jre-headless libstdc++6 bash libtinfo6".split()
-"""For Spark: its launcher is a script for bash."""
+"""Debian packages that Spark needs, bash among them for its launcher."""
 JAVA_HOME: Final = "/usr/lib/jvm/java-17"
 UNUSED: Final = (
     "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug",
@@ -60,7 +60,7 @@ EXAMPLES: Final = {
     "knafka-sensor-example": "sensor",
     "knafka-chat-example": "chat",
 }
-"""Images of subscribers, by the folder of their example."""
+"""Images of subscribers -> the folder of their example."""
 FUNC_RUNTIME: Final = "func-python==0.8.1"
 
 
@@ -110,13 +110,13 @@ def main(arguments: Sequence[str]) -> None:
             "knafka-test-func", chosen.tag, _func_runtime(),
             [f"{subscribers}/func_function.py"], "func_function",
         )  # fmt: skip
-        _func_built("knafka-func", chosen.tag)
+        _build_as_func("knafka-func", chosen.tag)
         names += ["knafka-test", "knafka-test-func", "knafka-func"]
     _finish(names, chosen)
 
 
 def _finish(names: Sequence[str], chosen: argparse.Namespace) -> None:
-    """Say what was built, and push it if that was asked for."""
+    """Print the built archives and their sizes, and push them with the option `--push`."""
     for name in names:
         archive = OUT / f"{name}.tar"
         print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size / 1e6:.0f} MB", flush=True)
@@ -127,6 +127,7 @@ def _finish(names: Sequence[str], chosen: argparse.Namespace) -> None:
 
 
 def _jobs(tag: str) -> None:
+    """Build the image of the dead-letter jobs."""
     path = ROOT / "requirements" / "spark_jobs.lock"
     of_hash = "--no-binary=pyspark", "--require-hashes", "-r", path  # it comes as source only
     base = _installed("spark_jobs", path.read_bytes(), *of_hash, base=_java())
@@ -140,7 +141,8 @@ def _jobs(tag: str) -> None:
 def _source(
     name: str, tag: str, base: Path, sources: Sequence[str], module: str, *options: str
 ) -> None:
-    """The image itself: our source over its dependencies."""
+    """Build an image: our sources, compiled, over the layer `base`; its entrypoint runs
+    `module`."""
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "source"
         target.mkdir()
@@ -163,18 +165,21 @@ def _source(
 
 
 def _dependencies(lock: str) -> Path:
-    """The layer of what requirements/`lock`.lock pins."""
+    """Return the layer of the packages that requirements/`lock`.lock pins; it is built if
+    missing."""
     path = ROOT / "requirements" / f"{lock}.lock"
     return _installed(lock, path.read_bytes(), "--require-hashes", "-r", path)
 
 
 def _func_runtime() -> Path:
-    """func's own Python runtime: it can't share an environment with functions-framework (FF-4)."""
+    """Return the layer of func's own Python runtime, which can't share an environment with
+    functions-framework (FF-4)."""
     return _installed("func", FUNC_RUNTIME.encode(), FUNC_RUNTIME)
 
 
-def _func_built(name: str, tag: str) -> None:
-    """Layers and settings as func's own, but for the base's Python and what owns the files."""
+def _build_as_func(name: str, tag: str) -> None:
+    """Build an image of our functions as func's host builder does; only Python and the files' owner
+    differ."""
     with tempfile.TemporaryDirectory() as directory:
         function, build = Path(directory) / "func", ".func/builds/by-hash/test"
         ignored = shutil.ignore_patterns("__pycache__", ".func")
@@ -190,10 +195,11 @@ def _func_built(name: str, tag: str) -> None:
 
 
 def install_func_scaffolding(folder: Path) -> None:
-    """What func does with pip: install the project, with all that it needs, into `lib`."""
+    """Install the project in `folder`, with its dependencies, into its folder `lib`, as func does
+    with pip."""
     _run(
-        # By uv, which takes a second where pip takes ten. It takes a folder for unchanged while its
-        # pyproject.toml is.
+        # By uv, which takes a second where pip takes ten. It would take a folder for unchanged if
+        # its pyproject.toml is, so both packages are refreshed.
         sys.executable, "-m", "uv", "--quiet", "pip", "install", "--python", sys.executable,
         "--target", "lib", "--link-mode=hardlink", "--refresh-package=function",
         "--refresh-package=service", ".", cwd=folder,
@@ -201,8 +207,9 @@ def install_func_scaffolding(folder: Path) -> None:
 
 
 def write_func_scaffolding(folder: Path, function: Path) -> None:
-    """The project that func's host builder writes around a Python function whose `invoke` is http:
-    `function` is the function's folder, which `folder` may be inside (FN-5, FN-13)."""
+    """Write into `folder` the project that func's host builder generates for a Python function
+    whose `invoke` is http; `function` is the function's folder, which may contain `folder` (FN-5,
+    FN-13)."""
     (folder / "service").mkdir(parents=True)
     (folder / "f").symlink_to(os.path.relpath(function, folder))
     (folder / "pyproject.toml").write_text(
@@ -219,6 +226,8 @@ def write_func_scaffolding(folder: Path, function: Path) -> None:
 
 
 def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None) -> Path:
+    """Return the layer of packages that pip installs with the options `what`, over `base` (Python's
+    if None); it is built if `inputs` or the base have changed."""
     base = base or _python()
     archive = CACHE / f"{name}-{_digest(inputs, base.name.encode())}.tar"
     if not archive.exists():
@@ -237,8 +246,9 @@ def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None
 
 
 def _java() -> Path:
-    """The layer of Java, and of the jars that Spark lacks, over Python's."""
-    sys.path[:0] = [str(ROOT / each) for each in ("functions", "local")]
+    """Return the layer of Java and of the jars that Spark lacks, over Python's; it is built if
+    missing."""
+    sys.path[:0] = [str(ROOT / folder) for folder in ("functions", "local")]
     # It needs requirements/local.lock.
     from knafka_local.kafka.kafka_distribution import obtain_for_spark
 
@@ -260,7 +270,8 @@ def _java() -> Path:
 
 
 def _unpack_java(root: Path, packages: Path) -> None:
-    """As Python: no package's script runs. Java has a store of authorities of its own."""
+    """Unpack Java's packages without running their scripts, and write Java's own store of
+    certificate authorities."""
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
     from cryptography.x509 import load_pem_x509_certificates
 
@@ -274,7 +285,7 @@ def _unpack_java(root: Path, packages: Path) -> None:
     (home,) = (root / "usr" / "lib" / "jvm").glob("java-17-openjdk-*")
     (root / JAVA_HOME.lstrip("/")).symlink_to(home.name)
     (root / "usr" / "bin").mkdir(exist_ok=True)
-    (root / "usr" / "bin" / "env").symlink_to("/bin/busybox")  # the launcher's first line
+    (root / "usr" / "bin" / "env").symlink_to("/bin/busybox")  # for the launcher's #!/usr/bin/env
     authorities = certificates / "usr" / "share" / "ca-certificates"
     pem = b"".join(each.read_bytes() for each in sorted(authorities.rglob("*.crt")))
     trusted = [
@@ -283,13 +294,13 @@ def _unpack_java(root: Path, packages: Path) -> None:
     ]
     store = root / "etc" / "ssl" / "certs" / "java" / "cacerts"
     store.parent.mkdir(parents=True, exist_ok=True)
-    # Java's own password for what is no secret.
+    # Java's default password: the store has no secrets.
     password = BestAvailableEncryption(b"changeit")
     store.write_bytes(pkcs12.serialize_java_truststore(trusted, password))
 
 
 def _python() -> Path:
-    """The layer of Python, without the rest of Debian."""
+    """Return the layer of Python without the rest of Debian; it is built if missing."""
     recipe = (inspect.getsource(_unpack_python), *PACKAGES, *UNUSED)
     archive = CACHE / f"python-{_digest(*(part.encode() for part in recipe))}.tar"
     if not archive.exists():
@@ -306,7 +317,7 @@ def _python() -> Path:
 
 
 def _unpack_python(root: Path, packages: Path) -> None:
-    """Packages are unpacked, none of their scripts run: what these would do is done here."""
+    """Unpack Python's packages without running their scripts, and do here what these would do."""
     _run("apt-get", "download", "--quiet", *PACKAGES, cwd=packages)
     for package in sorted(packages.glob("*.deb")):
         _run("dpkg-deb", "--extract", package, root)
@@ -327,11 +338,12 @@ def _unpack_python(root: Path, packages: Path) -> None:
     authorities = sorted((root / "usr" / "share" / "ca-certificates").rglob("*.crt"))
     bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
     bundle.parent.mkdir(parents=True, exist_ok=True)
-    bundle.write_bytes(b"".join(each.read_bytes() for each in authorities))
+    bundle.write_bytes(b"".join(certificate.read_bytes() for certificate in authorities))
 
 
 def _compile(directory: Path, inside: str) -> None:
-    """Byte code that is valid whatever the times of its files, which layers don't keep."""
+    """Compile a folder, which the image has at `inside`, to byte code that ignores the files'
+    times, which layers don't keep."""
     _run(
         sys.executable, "-m", "compileall", "-q", "-j0", "--invalidation-mode", "unchecked-hash",
         "-s", directory, "-p", inside, directory,
@@ -349,7 +361,8 @@ def _build(
 
 
 def _tool() -> Path:
-    """The image tool, compiled when its source is new: one second, or ten with empty caches."""
+    """Return the image tool; it is compiled if its source has changed, in one second, or ten with
+    empty caches."""
     source = Path(__file__).resolve().parent / "tool"
     digest = _digest(*(path.read_bytes() for path in sorted(source.iterdir())))
     tool = CACHE / f"image-{digest}"

@@ -1,1 +1,1 @@
-"""Mutation testing of what is pure: `make mutants` (docs/design/tests.md, docs/decisions/0032)."""
+"""Mutation testing of the pure code: `make mutants` (docs/design/tests.md, docs/decisions/0032)."""

@@ -1,9 +1,10 @@
-"""Mutation testing: changes what is pure, one small thing at a time, and sees if a test fails.
+"""Mutation testing: makes one small change at a time to the pure code, and checks that a test
+fails.
 
     make mutants ARGS="--seed 7 --sample 300 --seconds 3600 --module functions/knafka/core"
 
-Of each mutant only the tests that run its line are run, those first that run little else. What
-survives some of them is run against all of them when the sample is through. Results are in
+For each mutant only the tests that run its line are run, first those that run few other lines. A
+mutant that survives the quick ones gets all of them after the rest of the sample. Results are in
 build/mutants/: results.json, and report.md with the survivors.
 """
 
@@ -37,17 +38,18 @@ MODULES: Final = (
     "spark_jobs/knafka_jobs/compact/ingest_batches.py",
     "spark_jobs/knafka_jobs/compact/compact_plan.py",
 )
-"""What is mutated: files by the beginning of their path."""
+"""The files to mutate, by the beginning of their path."""
 FIRST_SECONDS: Final = 10.0
-"""The tests that a mutant is shown at first, by what they took when lines were counted."""
+"""Seconds of tests that a mutant gets at first, by what each test took when lines were counted."""
 GRACE: Final = 10.0
-"""Seconds that a mutant's tests may take besides, until it counts as hanging."""
+"""Seconds added to the time that a mutant's tests may take before it counts as hanging."""
 SLOWER: Final = 3.0
-"""How many times as long as usual they and pytest's start may take: the machine may be busy."""
+"""How many times their usual duration the tests and pytest's start may take: the machine may be
+busy."""
 SPARK_START: Final = 60.0
 """Seconds that a Spark session takes to start, at most."""
 SMALLEST: Final = "tests/unit/test_turn_limit.py"
-"""A file with few tests, to see how long pytest takes to start."""
+"""A file with few tests, by which pytest's start is timed."""
 SLOWEST_START: Final = 120.0
 
 
@@ -74,7 +76,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    os.environ.pop("CI", None)  # a test whose parts are missing is skipped
+    os.environ.pop("CI", None)  # without CI, a test whose programs are missing is skipped
     FOLDER.mkdir(parents=True, exist_ok=True)
     files = repository_files()
     tree = Tree(ROOT, FOLDER / "tree", files)
@@ -107,14 +109,15 @@ def say(text: str) -> None:
 
 
 def repository_files() -> Collection[str]:
-    """What git knows or would take, by path from the root."""
+    """Return the files that git tracks or would add, as paths from the root."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return {name for name in listed.splitlines() if (ROOT / name).is_file()}
 
 
 def current_coverage(tree: Tree, files: Collection[str], is_kept: bool) -> covering.Coverage:
-    """The map of lines to tests, collected anew if a source or a test has changed."""
+    """Return the map of lines to tests; it is collected anew if a file has changed, unless
+    `is_kept`."""
     stamp, kept = covering.stamp(ROOT, (name for name in files if name.endswith(".py"))), ""
     if (FOLDER / "stamp").exists():
         kept = (FOLDER / "stamp").read_text()
@@ -128,7 +131,8 @@ def current_coverage(tree: Tree, files: Collection[str], is_kept: bool) -> cover
 def sample_of(
     files: Collection[str], modules: Sequence[str], seed: int, count: int
 ) -> list[Mutant]:
-    """The same mutants for the same seed and sources; a larger sample begins with a smaller one."""
+    """Choose `count` mutants of the modules: the same for the same seed and sources; a larger
+    sample begins with a smaller one."""
     sources = {
         name: (ROOT / name).read_text(encoding="utf-8")
         for name in sorted(files)
@@ -147,12 +151,13 @@ def sample_of(
 
 
 def last_results() -> list[Result]:
+    """Return the results of the last run."""
     results = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
-    return [Result(Mutant(**each["mutant"]), Verdict(**each["verdict"])) for each in results]
+    return [Result(Mutant(**result["mutant"]), Verdict(**result["verdict"])) for result in results]
 
 
 def last_survivors(files: Collection[str]) -> list[Mutant]:
-    """The survivors of the last results, as far as their code is still there."""
+    """Return the survivors of the last results, as far as their code still exists."""
     survivors: list[Mutant] = []
     for result in last_results():
         last = result.mutant
@@ -169,7 +174,7 @@ def last_survivors(files: Collection[str]) -> list[Mutant]:
 
 
 class Examination:
-    """Shows mutants to tests until its deadline (of the monotonic clock)."""
+    """Runs tests against mutants until a deadline (of the monotonic clock)."""
 
     def __init__(
         self, tree: Tree, coverage: covering.Coverage, files: Sequence[str], deadline: float
@@ -185,9 +190,11 @@ class Examination:
         self._start = time.monotonic() - began
 
     def run(self, sample: Sequence[Mutant]) -> None:
-        known = {result.mutant for result in self.results}
+        """Examine all mutants with quick tests, then the survivors with all their tests, until the
+        deadline."""
+        examined = {result.mutant for result in self.results}
         for mutant in sample:
-            if mutant in known:
+            if mutant in examined:
                 continue
             if time.monotonic() > self._deadline:
                 return
@@ -204,6 +211,7 @@ class Examination:
                 say(f"with more tests: {self.results[place]}")
 
     def _verdict(self, mutant: Mutant, seconds: float) -> Verdict:
+        """Run the mutant's tests that fit into so many seconds, and return the verdict."""
         lines = range(mutant.line, mutant.last_line + 1)
         tests = self._coverage.tests_for(mutant.path, lines)
         quick = self._coverage.quick(tests, seconds)

@@ -1,8 +1,7 @@
-"""Which tests run which lines: collected by one run of the pure tests with coverage's contexts.
+"""Finds out which tests run which lines, by one run of the pure tests with coverage's contexts.
 
-The run has this module as a plugin, which notes what each test takes and which of them passed.
-Coverage makes it about twice as long as the tests alone; the map is kept until a source or a test
-changes.
+The run has this module as a plugin, which records the duration of each test that passed. Coverage
+makes it about twice as long as the tests alone; the map is kept until a source or a test changes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import pytest
 
 PURE: Final = ("tests/unit", "tests/property", "tests/behaviour", "tests/conformance")
 SPARK: Final = ("tests/unit/test_jobs_compaction.py",)
-"""Slow tests, which `compact/compact_plan.py` has no others than."""
+"""Slow tests that are run too: `compact/compact_plan.py` has no others."""
 NOT_REAL: Final = "not kafka and not cluster"
 ROOT: Final = Path(__file__).resolve().parents[2]
 _DECLARED: Final = ("knafka_operator.model", "knafka_operator.installation")
@@ -35,7 +34,7 @@ OPERATOR: Final = tuple(
     ]
     if name.startswith("knafka_operator.") and name not in _DECLARED
 )
-"""What the operator decides with: its pure packages and modules, without what is declared."""
+"""The operator's pure packages and modules, without those that only declare values."""
 PACKAGES: Final = (
     "knafka.clients",
     "knafka.core",
@@ -52,11 +51,11 @@ class Coverage:
     """What tests run; a test is named by its node id."""
 
     tests_of: Mapping[str, Mapping[int, Collection[str]]]
-    """By file (from the root) and line, those that passed."""
+    """By file (its path from the root) and line: the passed tests that run it."""
     seconds: Mapping[str, float]
-    """By test, fixtures included, as long as it took when lines were counted."""
+    """By test: how long it took when lines were counted, fixtures included."""
     _size: dict[str, int] = field(default_factory=dict, repr=False)
-    """By test, how many lines it runs."""
+    """By test: how many lines it runs."""
 
     def __post_init__(self) -> None:
         for file in self.tests_of.values():
@@ -65,17 +64,19 @@ class Coverage:
                     self._size[test] = self._size.get(test, 0) + 1
 
     def tests_for(self, path: str, lines: Iterable[int]) -> list[str]:
-        """The tests that run any of these lines, those first that run little else.
+        """Return the tests that run any of these lines, first those that run few lines.
 
-        What runs at import belongs to no test: those count that run anything of the file.
+        Lines that run at import belong to no test: for these, all tests that run any line of the
+        file.
         """
         file = self.tests_of.get(path, {})
         tests = {test for line in lines for test in file.get(line, ())}
-        tests = tests or {test for some in file.values() for test in some}
+        tests = tests or {test for line_tests in file.values() for test in line_tests}
         return sorted(tests, key=lambda test: (self._size[test], test))
 
     def quick(self, tests: Sequence[str], seconds: float) -> list[str]:
-        """Of the tests, in their order, those that fit into so many seconds; at least one."""
+        """Return those of the tests, in their order, that fit into so many seconds; at least the
+        quickest one."""
         chosen: list[str] = []
         for test in tests:
             took = self.seconds.get(test, 0.0)
@@ -88,7 +89,7 @@ class Coverage:
 def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
     """Run the tests of the tree, and write into the folder what `read` reads.
 
-    Tests may fail: those kill no mutants. Raises `RuntimeError` if none passed.
+    Tests may fail: failed ones are left out of the map. Raises `RuntimeError` if none passed.
     """
     settings, passed = folder / "settings.ini", folder / "passed"
     sources = "".join(f"    {package}\n" for package in PACKAGES)
@@ -112,7 +113,7 @@ def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
 
 
 def read(folder: Path, tree: Path) -> Coverage:
-    """What `collect` has written."""
+    """Return what `collect` has written."""
     seconds: dict[str, float] = {}
     for line in (folder / "passed").read_text(encoding="utf-8").splitlines():
         test, took = json.loads(line)
@@ -130,7 +131,7 @@ def read(folder: Path, tree: Path) -> Coverage:
 
 
 def stamp(root: Path, files: Iterable[str]) -> str:
-    """A digest of files: of another one the map is out of date."""
+    """Return a digest of the files; if it changes, the map is out of date."""
     digest = hashlib.sha256()
     for name in sorted(files):
         digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
@@ -151,7 +152,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count the lines of all tests: tests/conftest.py leaves some out."""
+    """Count the lines of all tests: also of those with the marker `no_cover`, which excludes them
+    from coverage."""
     for item in items:
         item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "no_cover"]
 

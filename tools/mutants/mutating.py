@@ -1,7 +1,7 @@
 """The mutants of a source file: one small change each, such as `<` for `<=`.
 
-Pure: text in, `Mutant`s out. Left alone is what no test should hold: annotations, docstrings, what
-is logged, and strings with a space, which are words for people.
+Pure: text in, `Mutant`s out. Not mutated is what no test should check: annotations, docstrings, log
+calls, and strings with a space, which are text for people.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ ARITHMETIC: Final[dict[type[ast.operator], type[ast.operator]]] = {
 }
 FUNCTIONS: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
 BOUNDS: Final = frozenset({"min", "max"})
-"""Of two arguments, each alone is a mutant: their value without the bound."""
+"""Functions of two arguments for which each argument alone is a mutant: the value without its
+bound."""
 NEGATED_ALREADY: Final = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
-"""Comparisons whose mutant is their negation."""
+"""Comparisons whose mutant in `COMPARISONS` is their negation already."""
 
 Node = TypeVar("Node", bound=ast.AST)
 
@@ -70,14 +71,15 @@ class Mutant:
         )
 
     def applied_to(self, source: str) -> str:
-        """The file's text with the change. Raises `ValueError` if it isn't the text it is of."""
+        """Return the file's text with the change. Raises `ValueError` if `source` has changed
+        since."""
         whole = source.encode()
         if whole[self.start : self.end].decode() != self.old:
             raise ValueError(f"{self.path} has changed since the mutant was made")
         return (whole[: self.start] + self.new.encode() + whole[self.end :]).decode()
 
     def compiles(self, source: str) -> bool:
-        """Whether Python takes the file with the change."""
+        """Whether the file with the change is valid Python."""
         try:
             compile(self.applied_to(source), self.path, "exec", dont_inherit=True)
         except SyntaxError:
@@ -86,25 +88,28 @@ class Mutant:
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """All mutants of a file, in its order; few of them don't compile (`Mutant.compiles`)."""
+    """Return all mutants of a file, in its order; a few of them don't compile
+    (`Mutant.compiles`)."""
     places = _Places(path, source)
-    found: dict[tuple[int, int, str], Mutant] = {}
+    mutants: dict[tuple[int, int, str], Mutant] = {}
     for node in _mutable(ast.parse(source)):
         for kind, replaced, new in _changes(node):
             mutant = places.mutant(kind, replaced, new)
             if mutant.new != mutant.old:
-                found.setdefault((mutant.start, mutant.end, mutant.new), mutant)
-    return sorted(found.values(), key=lambda each: (each.start, each.end, each.new))
+                mutants.setdefault((mutant.start, mutant.end, mutant.new), mutant)
+    return sorted(
+        mutants.values(), key=lambda candidate: (candidate.start, candidate.end, candidate.new)
+    )
 
 
 def shortened(text: str) -> str:
-    """Code in one line of at most 60 characters."""
+    """Return code in one line of at most 60 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:57]}..."
 
 
 class _Places:
-    """Where nodes are in a file's bytes: ast counts columns in them."""
+    """Finds nodes in a file's bytes, in which ast counts columns."""
 
     def __init__(self, path: str, source: str) -> None:
         self._path = path
@@ -114,6 +119,7 @@ class _Places:
             self._lines.append(self._lines[-1] + len(line))
 
     def mutant(self, kind: str, node: ast.expr | ast.stmt, new: str) -> Mutant:
+        """Return the mutant that replaces a node by the text `new`."""
         last_line = node.end_lineno or node.lineno
         start = self._lines[node.lineno - 1] + node.col_offset
         end = self._lines[last_line - 1] + (node.end_col_offset or 0)
@@ -122,19 +128,20 @@ class _Places:
 
 
 def _mutable(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below, without those that are left alone."""
+    """Yield a node and all nodes below it, without those that aren't mutated."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "type_comment", "type_params"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if name == "decorator_list" and "dataclass" in ast.unparse(child):
-                continue  # frozen and slots: the types hold them
+                continue  # its options, frozen and slots, are checked by the type checker
             if isinstance(child, ast.AST) and not _is_left_alone(child):
                 yield from _mutable(child)
 
 
 def _is_left_alone(node: ast.AST) -> bool:
+    """Whether a node and all below it aren't mutated."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.JoinedStr() | ast.Assert():
             return True  # the positions in an f-string are wrong before Python 3.12
@@ -152,14 +159,17 @@ def _is_left_alone(node: ast.AST) -> bool:
 
 
 Change = tuple[str, "ast.expr | ast.stmt", str]
-"""Kind, what is replaced, and by which text."""
+"""The kind of a mutant, the node that is replaced, and the new text."""
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
+    """Yield all changes of one node, without those of the nodes below it."""
     match node:
         case ast.Compare(ops=[operator, *_]) if type(operator) in COMPARISONS:
             yield "comparison", node, _with(node, ops=[_other(operator), *node.ops[1:]])
-        case ast.BinOp(op=operator) if type(operator) in ARITHMETIC and not _is_no_sum(node):
+        case ast.BinOp(op=operator) if type(operator) in ARITHMETIC and not _is_not_arithmetic(
+            node
+        ):
             yield "arithmetic", node, _with(node, op=ARITHMETIC[type(operator)]())
         case ast.AugAssign(op=operator):
             yield "statement left out", node, "pass"
@@ -213,6 +223,7 @@ def _changes_of_statement(node: ast.stmt) -> Iterator[Change]:
 
 
 def _negations(node: ast.AST) -> Iterator[Change]:
+    """Yield the negation of a node's condition, unless another change negates it already."""
     tests = [
         *([node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else ()),
         *(node.ifs if isinstance(node, ast.comprehension) else ()),
@@ -231,8 +242,9 @@ def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _is_no_sum(node: ast.BinOp) -> bool:
-    """Formatting, text that is joined, or a union of types: the mutant would be a TypeError."""
+def _is_not_arithmetic(node: ast.BinOp) -> bool:
+    """Whether an operator formats or joins text, or unites types: its mutant would raise a
+    TypeError."""
     return any(
         isinstance(side, ast.JoinedStr)
         or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes | None))
@@ -253,4 +265,5 @@ def _copy(node: Node, **changes: object) -> Node:
 
 
 def _with(node: ast.expr, **changes: object) -> str:
+    """Return the text, in parentheses, of an expression with some fields changed."""
     return f"({ast.unparse(_copy(node, **changes))})"

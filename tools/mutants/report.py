@@ -1,4 +1,4 @@
-"""What a sample of mutants came to, as Markdown."""
+"""Verdicts of mutants, and a report of a sample as Markdown."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mutants.mutating import Mutant, shortened
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What tests made of a mutant."""
+    """The outcome of a mutant's tests."""
 
     outcome: str
     """`killed`, `timeout` (it hangs, or takes too long: killed, too), `survived`, `no tests`."""
     by: str = ""
-    """The test that failed first, or the error that let none be run."""
+    """The test that failed first, or the error that kept pytest from running any."""
     tests: int = 0
-    """How many it was shown."""
+    """Number of tests that were run."""
     of: int = 0
-    """How many run its lines."""
+    """Number of tests that run the mutant's lines."""
     seconds: float = 0.0
 
     @property
@@ -41,7 +41,7 @@ class Result:
 
 
 def page(results: Sequence[Result], sample: int, seed: int, seconds: float) -> str:
-    """A table by folder, those that hung, and the survivors."""
+    """Return the report: a table by folder, the mutants that hung, and the survivors."""
     by_folder: defaultdict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_folder[PurePosixPath(result.mutant.path).parent.as_posix()].append(result)
@@ -50,12 +50,17 @@ def page(results: Sequence[Result], sample: int, seed: int, seconds: float) -> s
         "",
         "| folder | mutants | killed | by timeout | survived | no test runs the line |",
         "| --- | --: | --: | --: | --: | --: |",
-        *(_row(folder, some) for folder, some in sorted(by_folder.items())),
+        *(_row(folder, folder_results) for folder, folder_results in sorted(by_folder.items())),
         _row("all", results),
     ]
     hung = [result for result in results if result.verdict.outcome == "timeout"]
     if hung:
-        lines += ["", "Killed by timeout only:", "", *(f"- {each.mutant}" for each in hung)]
+        lines += [
+            "",
+            "Killed by timeout only:",
+            "",
+            *(f"- {hung_result.mutant}" for hung_result in hung),
+        ]
     survivors = [result for result in results if not result.verdict.is_killed]
     if survivors:
         lines += ["", "| survivor | kind | change | tests |", "| --- | --- | --- | --: |"]

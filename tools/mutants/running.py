@@ -1,7 +1,7 @@
 """Runs tests against a mutant, in a fork of a process that has the libraries imported already.
 
-A mutant is written into a copy of the repository, so nothing sees it but its tests and what they
-start. Starting pytest takes seconds, most of them imports of what is never mutated.
+A mutant is written into a copy of the repository, so only its tests and what they start see it.
+Starting pytest takes seconds, most of them for imports of libraries, which are never mutated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mutants.mutating import Mutant
 from mutants.report import Verdict
 
 ROOTS: Final = ("functions", "operator", "local", "spark_jobs", "tools")
-"""The folders of the repository from which is imported."""
+"""The repository's source roots."""
 LIBRARIES: Final = (
     *("aiohttp", "confluent_kafka.admin", "cronsim", "cryptography.x509", "httptools", "httpx"),
     *(
@@ -42,13 +42,14 @@ LIBRARIES: Final = (
     *("opentelemetry.sdk.trace", "selenium.webdriver", "typer", "uvicorn", "uvloop", "watchfiles"),
     "yaml",
 )
-"""Imported once for all mutants; of those that aren't there nothing is said."""
+"""Libraries that are imported once for all mutants, if they are installed."""
 MEMORY: Final = 4 * 1024**3
-"""Bytes of address space: a mutant may loop and allocate. Java reserves more, so isn't bounded."""
+"""Most bytes of address space of a test run: a mutant may allocate for ever. Runs with Spark have
+no limit, as Java reserves more."""
 
 
 class Tree:
-    """A copy of the repository, in which one file at a time is another."""
+    """A copy of the repository, in which one file at a time is replaced by a mutant."""
 
     def __init__(self, root: Path, folder: Path, files: Collection[str]) -> None:
         self.folder = folder
@@ -65,7 +66,8 @@ class Tree:
                     path.unlink()
 
     def warm_up(self) -> None:
-        """Write the bytecode of all files, that of tests by collecting them: forks write none."""
+        """Write the bytecode of all files, that of the tests by collecting them; test runs don't
+        write any."""
         environment = {**self.environment, "PYTHONDONTWRITEBYTECODE": ""}
         roots = [name for name in ROOTS if (self.folder / name).is_dir()]
         for command in (
@@ -78,13 +80,15 @@ class Tree:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For processes that import from the tree."""
+        """The environment of processes that import from the tree."""
         path = os.pathsep.join(str(self.folder / name) for name in ROOTS)
-        # A mutant may have its original's size and second: its bytecode would be taken for it.
+        # A mutant may have the size and the time (in seconds) of the original, whose bytecode would
+        # then be used for it.
         return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
     @contextmanager
     def holding(self, mutant: Mutant) -> Iterator[None]:
+        """Replace a file by its mutant until the end of the block."""
         path = self.folder / mutant.path
         source, times = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(mutant.applied_to(source), encoding="utf-8")
@@ -104,14 +108,15 @@ class Runner:
         os.environ.update(tree.environment)
         sys.dont_write_bytecode = True
         roots = [str(tree.folder / name) for name in ROOTS]
-        others = {Path(root).name for root in roots}
-        sys.path[:] = roots + [each for each in sys.path if Path(each).name not in others]
+        root_names = {Path(root).name for root in roots}
+        sys.path[:] = roots + [entry for entry in sys.path if Path(entry).name not in root_names]
         for name in LIBRARIES:
             with suppress(ImportError):
                 importlib.import_module(name)
 
     def run(self, tests: Sequence[str], files: Sequence[str], seconds: float) -> Verdict:
-        """Run tests, and all tests of the files, until one fails; stop after so many seconds."""
+        """Run tests, and all tests of the files, until one fails or after so many seconds; return
+        the verdict."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -120,7 +125,7 @@ class Runner:
         os.close(writing)
         failed, is_over = "", False
         try:
-            # Its end closes the pipe, and so does a failure: one test is enough.
+            # Readable once a test has failed, or the child has ended and closed the pipe.
             if select.select([reading], [], [], seconds)[0]:
                 failed, is_over = os.read(reading, 65_536).decode(), True
         finally:
@@ -129,7 +134,7 @@ class Runner:
                     os.killpg(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
             with suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)  # what it has started
+                os.killpg(child, signal.SIGKILL)  # also the processes that the child has started
             os.close(reading)
         if not is_over:
             return Verdict("timeout")
@@ -140,15 +145,17 @@ class Runner:
                 return Verdict("survived")
             case pytest.ExitCode.NO_TESTS_COLLECTED | pytest.ExitCode.USAGE_ERROR:
                 return Verdict("no tests")
-        return Verdict("killed", self._last_words())
+        return Verdict("killed", self._startup_error())
 
-    def _last_words(self) -> str:
-        """The error that kept pytest from running any test, mostly one of an import."""
+    def _startup_error(self) -> str:
+        """Return the error that kept pytest from running any test, mostly one of an import."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("E  ")] or lines
         return errors[-1].removeprefix("E").strip() if errors else ""
 
     def _be_child(self, tests: Sequence[str], files: Sequence[str], report: int) -> None:
+        """Run pytest in the forked process and end it; failed tests are written to the descriptor
+        `report`."""
         code: int = pytest.ExitCode.INTERNAL_ERROR
         try:
             os.setsid()
@@ -158,7 +165,7 @@ class Runner:
             os.chdir(self._tree.folder)
             if not any(test.startswith(SPARK) for test in tests):
                 resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            chosen = _Chosen(tests, files, report)
+            chosen = _ChosenTests(tests, files, report)
             code = pytest.main(
                 [
                     *dict.fromkeys([*files, *(test.partition("::")[0] for test in tests)]),
@@ -172,8 +179,9 @@ class Runner:
             os._exit(code)
 
 
-class _Chosen:
-    """The plugin of a mutant's run: some tests in their order, and without what takes long."""
+class _ChosenTests:
+    """The pytest plugin of a mutant's run: selects and orders the tests, and makes Hypothesis
+    quick."""
 
     def __init__(self, tests: Sequence[str], files: Sequence[str], report: int) -> None:
         self._rank: Mapping[str, int] = {test: rank for rank, test in enumerate(tests)}
@@ -182,7 +190,7 @@ class _Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
-        # To find an example is enough: making it small takes most of a failing test's time.
+        # Finding a failing example is enough: to shrink it takes most of a failing test's time.
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile(
             "mutants", deadline=None, derandomize=True, database=None, phases=phases
@@ -199,7 +207,7 @@ class _Chosen:
         ]
         items.sort(key=lambda item: self._rank.get(item.nodeid, -1))
         for item in items:
-            # A busy machine would kill mutants.
+            # Else the check for a blocked event loop would kill mutants on a busy machine.
             item.add_marker(pytest.mark.blocks_the_loop)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -208,5 +216,5 @@ class _Chosen:
 
 
 def is_real(item: pytest.Item) -> bool:
-    """Whether a test needs more than this process."""
+    """Whether a test needs a real service, or is slow."""
     return any(item.get_closest_marker(name) for name in ("kafka", "cluster", "slow"))

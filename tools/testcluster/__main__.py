@@ -7,7 +7,7 @@
     jobs [TAG]    build the image of the dead-letter jobs, 0.6 GB, and push it
     api-server ACT  `stop` it alone, what runs in the cluster runs on; or `start` it again
     down          stop it; what it knew stays, and `up` resumes
-    purge         down, and forget what it knew; programs and Go's caches stay
+    purge         down, and delete its state; programs and Go's caches stay
 
 README.md says what it is made of and how it is kept.
 """
@@ -59,7 +59,8 @@ def main(command: str = "", argument: str = "") -> None:
 
 
 def push_images(which: str, tag: str) -> None:
-    """What the recipes print is progress."""
+    """Build images (`which`: an option of tools/images/build.py) and push them to the cluster's
+    registry."""
     options = [which, "--tag", tag, "--push", REGISTRY_ADDRESS, "--insecure"]
     if subprocess.run([sys.executable, IMAGE_RECIPES, *options], stdout=sys.stderr).returncode:
         raise ClusterError("the images could not be built")

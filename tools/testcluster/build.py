@@ -1,4 +1,4 @@
-"""From Debian packages and Go modules to the programs and images that the cluster is made of.
+"""Builds the cluster's programs and images from Debian packages and Go modules.
 
 Compiling takes minutes when Go's caches are empty, so each program is kept with the digest of what
 it was made from, and made again only when that changes.
@@ -42,19 +42,20 @@ SERVING: Final = ("activator", "autoscaler", "controller", "webhook", "queue")
 SERVING_COMMANDS: Final = "knative.dev/serving/cmd"
 CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 
-# Measured on queue-proxy, from nothing: 98 CPU-seconds without either of these, 81 with the first
-# and 70 with both.
+# Compiling queue-proxy with empty caches takes 98 CPU-seconds without either of these options, 81
+# with the first and 70 with both.
 _NO_DEBUGGER: Final = "-gcflags=all=-dwarf=false"
 _GO_ENVIRONMENT: Final = {
     "CGO_ENABLED": "0",
     "GOFLAGS": "-buildvcs=false",
-    "GOGC": os.environ.get("GOGC", "off"),  # compilers end before it pays to collect garbage
-    "GOMEMLIMIT": os.environ.get("GOMEMLIMIT", "3GiB"),  # of each compiler
+    "GOGC": os.environ.get("GOGC", "off"),  # compilers end before garbage collection pays
+    "GOMEMLIMIT": os.environ.get("GOMEMLIMIT", "3GiB"),  # memory of each compiler
 }
 
 
 def build() -> None:
-    """Make what is missing; a second one that runs at the same time waits for the first."""
+    """Build all programs and images that are missing or out of date. Waits for another build that
+    runs at the same time."""
     for directory in (BIN, IMAGES):
         directory.mkdir(parents=True, exist_ok=True)
     with _alone():
@@ -71,7 +72,8 @@ def build() -> None:
 
 
 def build_queue_proxy() -> Path:
-    """Knative Serving's queue-proxy alone, as a program; `make bench` has it before a receiver."""
+    """Build only Knative Serving's queue-proxy, and return the program's path; `make bench` runs it
+    in front of a receiver."""
     BIN.mkdir(parents=True, exist_ok=True)
     with _alone():
         _go(GO / "serving", "queue", f"{SERVING_COMMANDS}/queue")
@@ -79,7 +81,8 @@ def build_queue_proxy() -> Path:
 
 
 def build_eventing() -> None:
-    """Knative Eventing's controller and what is installed with it, beside the Kubernetes programs.
+    """Build Knative Eventing's controller and the Kubernetes programs, and copy Eventing's
+    ConfigMaps and CRDs.
 
     Not a part of the cluster: tests/integration/test_knative_eventing runs it.
     """
@@ -91,7 +94,8 @@ def build_eventing() -> None:
             return
         say("compiling eventing-controller")
         with tempfile.TemporaryDirectory() as copied:
-            # It is compiled as it is: its go.mod replaces nothing, and its caches can't be written.
+            # A copy, as the Go module cache is read-only; it needs no go.mod of ours, since
+            # Eventing's own replaces nothing.
             source = Path(copied) / "eventing"
             shutil.copytree(eventing_source(), source, ignore=shutil.ignore_patterns("vendor"))
             run("chmod", "-R", "u+w", source)
@@ -100,29 +104,32 @@ def build_eventing() -> None:
                 "go", "-C", source, "build", *options, "-o", program, "./cmd/controller",
                 environment=_GO_ENVIRONMENT,
             )  # fmt: skip
-            for each in ("configmaps", "resources"):
+            for folder in ("configmaps", "resources"):
                 ignored = shutil.ignore_patterns("*.go")
-                config = EVENTING_CONFIG / each
+                config = EVENTING_CONFIG / folder
                 shutil.copytree(
-                    source / "config" / "core" / each, config, ignore=ignored, dirs_exist_ok=True
+                    source / "config" / "core" / folder, config, ignore=ignored, dirs_exist_ok=True
                 )
         _made(program, digest)
 
 
 def eventing_source() -> Path:
-    """Where the Go module cache keeps Knative Eventing, CRDs included; it is fetched if need be."""
+    """Return the folder of Knative Eventing in the Go module cache, CRDs included; it is fetched if
+    missing."""
     module = f"knative.dev/eventing@{EVENTING_VERSION}"
     return Path(json.loads(run("go", "mod", "download", "-json", module))["Dir"])
 
 
 def module_directory(module: str) -> Path:
-    """Where the Go module cache keeps a module of Serving's."""
-    found = json.loads(run("go", "-C", GO / "serving", "mod", "download", "-json", module))
-    return Path(found["Dir"])
+    """Return the folder in the Go module cache of a module that Serving needs; it is fetched if
+    missing."""
+    download = json.loads(run("go", "-C", GO / "serving", "mod", "download", "-json", module))
+    return Path(download["Dir"])
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
+    """Hold a lock during the block, so that only one process builds at a time."""
     with (HOME / "build.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +140,8 @@ def _alone() -> Iterator[None]:
 
 
 def _install_packages() -> None:
-    missing = [each for each in PACKAGES if not succeeds("dpkg", "-s", each)]
+    """Install the missing Debian packages; raises `ClusterError` if Go or kubectl is missing."""
+    missing = [package for package in PACKAGES if not succeeds("dpkg", "-s", package)]
     if missing:
         say(f"installing {' '.join(missing)} from Debian's packages")
         run("apt-get", "update", "-q")
@@ -147,7 +155,8 @@ def _install_packages() -> None:
 
 
 def _kubernetes_version() -> str:
-    """The stamp without which Knative takes the server for too old."""
+    """Return linker options that set the version; without them Knative takes the API server for too
+    old."""
     major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
     values = {
         "gitVersion": KUBERNETES_VERSION, "gitMajor": major, "gitMinor": minor,
@@ -158,6 +167,8 @@ def _kubernetes_version() -> str:
 
 
 def _go(module: Path, program: str, package: str = ".", link: str = "") -> None:
+    """Compile a package of a Go module to a program in `BIN`, unless it is up to date; `link` are
+    linker options."""
     sources = sorted(p for p in module.iterdir() if p.suffix in (".go", ".mod", ".sum"))
     options = ["-trimpath", "-tags=grpcnotrace", _NO_DEBUGGER, f"-ldflags=-s -w {link}"]
     digest = _digest(*(word.encode() for word in options), *(p.read_bytes() for p in sources))
@@ -168,11 +179,12 @@ def _go(module: Path, program: str, package: str = ".", link: str = "") -> None:
             "go", "-C", module, "build", *options, "-o", new, package,
             environment=_GO_ENVIRONMENT,
         )  # fmt: skip
-        new.replace(BIN / program)  # the one that runs keeps the file it was started from
+        new.replace(BIN / program)  # not overwritten: a running program keeps its old file
         _made(BIN / program, digest)
 
 
 def _image(program: str, name: str, path: str) -> None:
+    """Build an image named `name` with a program at `path`, unless it is up to date."""
     archive = IMAGES / f"{program}.tar"
     digest = _digest(name.encode(), _stamp(BIN / program).read_bytes())
     if not _is_made(archive, digest):
@@ -189,12 +201,15 @@ def _digest(*parts: bytes) -> str:
 
 
 def _stamp(path: Path) -> Path:
+    """Return the file that has the digest of what `path` was built from."""
     return path.with_name(f".{path.name}.made-from")
 
 
 def _is_made(path: Path, digest: str) -> bool:
+    """Whether a file exists and was built from what has this digest."""
     return path.exists() and _stamp(path).exists() and _stamp(path).read_text() == digest
 
 
 def _made(path: Path, digest: str) -> None:
+    """Note the digest of what a file was built from."""
     _stamp(path).write_text(digest)

@@ -1,4 +1,5 @@
-"""Knative Serving on the running node, from its modules' own manifests, with our few settings."""
+"""Installs Knative Serving on the running node, from its modules' own manifests and our few
+settings."""
 
 from __future__ import annotations
 
@@ -13,21 +14,23 @@ from testcluster.shell import ClusterError, apply, kubectl, wait_until
 
 DEPLOYMENTS: Final = ("controller", "webhook", "autoscaler", "activator")
 INSTALLED: Final = STATE / "knative.yaml"
-"""What was applied; a cluster that is resumed has it already."""
+"""The file with the manifests that were applied last; a resumed cluster has them already."""
 
 
 def install() -> None:
-    """Apply what isn't yet, and return once Knative runs."""
+    """Apply the manifests unless they were applied already, and return once Knative runs."""
     serving = module_directory("knative.dev/serving") / "config" / "core"
     networking = module_directory("knative.dev/networking") / "config"
-    # Modules leave symbolic links out: what Serving links to comes from where it lies.
+    # Go modules have no symbolic links: the files that Serving links to come from the module
+    # networking.
     linked = ("certificate", "domain-claim", "ingress", "serverlessservice")
     resources = _manifests(
         *serving.glob("300-resources/*.yaml"),
         *(networking / f"{name}.yaml" for name in linked),
         module_directory("knative.dev/caching") / "config" / "image.yaml",
     )
-    # Settings come before what reads them, and before the webhook that would judge them.
+    # Settings come before the programs that read them, and before the webhook that would validate
+    # them.
     settings = _manifests(
         serving / "100-namespace.yaml",
         serving / "200-serviceaccount.yaml",
@@ -43,11 +46,11 @@ def install() -> None:
     images = _manifests(serving / "999-cache.yaml")
 
     everything = "\n---\n".join((resources, settings, ours, programs, images))
-    known = INSTALLED.read_text() if INSTALLED.exists() else None
-    if known is not None:
+    applied = INSTALLED.read_text() if INSTALLED.exists() else None
+    if applied is not None:
         start_ingress()
         _await_programs()
-    if known != everything:
+    if applied != everything:
         apply(resources)
         wait_until(_are_established, "Knative's definitions are established", 60)
         start_ingress()
@@ -79,6 +82,7 @@ def _await_programs() -> None:
 
 
 def _manifests(*files: Path) -> str:
+    """Return the files as one YAML text, with our images and Serving's version filled in."""
     text = "\n---\n".join(file.read_text() for file in files)
     image = rf"{REGISTRY}/knative/\1:{SERVING_VERSION}"
     text = re.sub(r"ko://knative\.dev/serving/cmd/([a-z]+)", image, text)

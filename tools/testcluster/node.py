@@ -1,7 +1,7 @@
-"""One Kubernetes node: every part a process of its own in one network namespace of this machine.
+"""Runs one Kubernetes node: each part is a process in one network namespace of this machine.
 
-Pods and Services are routed from the machine; nothing in the cluster has a way out. `start` leaves
-alone what runs already. Nothing enforces NetworkPolicies.
+The machine reaches Pods and Services; nothing in the cluster reaches the outside. Nothing enforces
+NetworkPolicies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PARTS: Final = (
 
 
 def start() -> None:
-    """Start what doesn't run, and return once the node takes pods."""
+    """Start all parts that don't run yet, and return once the node takes pods."""
     for directory in (LOGS, PIDS, STATE / "etcd", STATE / "kubelet", STATE / "logpods"):
         directory.mkdir(parents=True, exist_ok=True)
     _make_network()
@@ -90,7 +90,7 @@ def start() -> None:
 
 
 def stop_api_server() -> None:
-    """Stop the API server alone; what runs in the cluster runs on."""
+    """Stop only the API server; pods run on."""
     _stop("kube-apiserver")
 
 
@@ -101,20 +101,20 @@ def start_api_server() -> None:
 
 
 def rotate_signing_key(private: str, public: str) -> None:
-    """Have a new key for service accounts' tokens, as PEM: the API server signs with it from its
-    next start on, and believes what it signed with the ones before."""
+    """Add a key (PEM) for service accounts' tokens: from its next start on the API server signs
+    with it, and still accepts tokens signed with the earlier keys."""
     key = PKI / f"sa-{len(_signing_keys())}.key"
     key.write_text(private)
     key.with_suffix(".pub").write_text(public)
 
 
 def signing_key() -> Path:
-    """The private key with which service accounts' tokens are signed, as PEM."""
+    """Return the file (PEM) of the private key that signs service accounts' tokens."""
     return _signing_keys()[-1]
 
 
 def start_ingress() -> None:
-    """Start Knative's ingress; its resources must be known by then."""
+    """Start Knative's ingress; its custom resources must be defined already."""
     _start(
         "ingress", BIN / "kit", "ingress", "--kubeconfig", PKI / "ingress.kubeconfig",
         "--public", f"{NODE_IP}:80", "--private", f"{NODE_IP}:81",
@@ -144,7 +144,7 @@ def stop() -> None:
 
 
 def purge() -> None:
-    """Forget the state of a stopped cluster; programs and images stay."""
+    """Delete the state of a stopped cluster; programs and images stay."""
     shutil.rmtree(STATE, ignore_errors=True)
     shutil.rmtree(LOGS, ignore_errors=True)
     KUBECONFIG.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ def _make_network() -> None:
     run(*in_namespace("ip", "link", "set", "lo", "up"))
     run(*in_namespace("ip", "address", "add", f"{NODE_IP}/30", "dev", "eth0"))
     run(*in_namespace("ip", "link", "set", "eth0", "up"))
-    # What isn't the cluster's must not leave by the machine's default route.
+    # Other addresses of this range must not leave by the machine's default route.
     run("ip", "route", "replace", "unreachable", "198.18.0.0/15", "metric", "4096")
     for cidr in (POD_CIDR, SERVICE_CIDR):
         run("ip", "route", "replace", cidr, "via", NODE_IP)
@@ -201,11 +201,12 @@ def _write_configuration() -> None:
 
 
 def _fill(template: str) -> str:
+    """Return a template with the names in `settings` filled in."""
     return Template(template).substitute(vars(settings))
 
 
 def _make_cgroups() -> None:
-    """The root under which the kubelet puts pods, in each hierarchy of cgroup v1."""
+    """Make the cgroup under which the kubelet puts pods, in each hierarchy of cgroup v1."""
     for hierarchy in CGROUPS.iterdir():
         ours = Path(f"{hierarchy}{CGROUP}")
         if not hierarchy.is_symlink() and hierarchy.name != "unified":
@@ -216,6 +217,7 @@ def _make_cgroups() -> None:
 
 
 def _import_images() -> None:
+    """Import the image archives that containerd hasn't imported yet."""
     imported = STATE / "imported"
     imported.mkdir(exist_ok=True)
     for archive in sorted(IMAGES.glob("*.tar")):
@@ -226,7 +228,7 @@ def _import_images() -> None:
 
 
 def _signing_keys() -> list[Path]:
-    """By age, the newest last."""
+    """Return the private keys' files, the newest last."""
     return [PKI / "sa.key", *sorted(PKI.glob("sa-*.key"), key=lambda key: int(key.stem[3:]))]
 
 
@@ -249,6 +251,7 @@ def _kubectl_succeeds(*arguments: str) -> bool:
 
 
 def _start(name: str, *command: object) -> None:
+    """Start a part in the cluster's network, unless it runs already."""
     if _pid(name) is not None:
         return
     with (LOGS / f"{name}.log").open("ab") as log:
@@ -258,14 +261,16 @@ def _start(name: str, *command: object) -> None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            # Tests share two cores with these: memory is cheaper than collecting garbage often.
+            # Tests share two cores with these processes, so memory is cheaper than frequent garbage
+            # collection.
             env={**os.environ, "GOGC": "300"},
         )
     (PIDS / name).write_text(str(process.pid))
 
 
 def _pid(name: str) -> int | None:
-    """The id of a part that runs and is what we started."""
+    """Return the process id of a part if it runs; None if not, or if the id is another program's
+    now."""
     try:
         pid = int((PIDS / name).read_text())
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -275,6 +280,7 @@ def _pid(name: str) -> int | None:
 
 
 def _stop(name: str) -> None:
+    """End a part: by SIGTERM, and after 5 s by SIGKILL."""
     if (pid := _pid(name)) is not None:
         for sign, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             with contextlib.suppress(ProcessLookupError):
@@ -286,7 +292,7 @@ def _stop(name: str) -> None:
 
 
 def _remove_containers() -> set[str]:
-    """Kill and remove all containers; the names of the network namespaces they had."""
+    """Kill and remove all containers; return the names of their network namespaces."""
     networks: set[str] = set()
     if _pid("containerd") is None:
         return networks

@@ -1,7 +1,9 @@
-"""Where the test cluster lives and how it is addressed; the environment overrides each value.
+"""Folders, addresses and versions of the test cluster; environment variables override the values of
+`_setting`.
 
 `KNAFKA_CLUSTER_HOME` is the folder of everything that is kept; the other names are those below with
-`KNAFKA_CLUSTER_` before them. Standard library only: this runs before the virtual environment is.
+`KNAFKA_CLUSTER_` before them. Standard library only: this runs before there is a virtual
+environment.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Final
 
 
 def _setting(name: str, default: str) -> str:
+    """Return the environment variable `KNAFKA_CLUSTER_`name, or the default."""
     return os.environ.get(f"KNAFKA_CLUSTER_{name}", default)
 
 
@@ -51,5 +54,5 @@ _BEGAN = time.monotonic()
 
 
 def say(text: str) -> None:
-    """One line of progress, with the seconds since the command began."""
+    """Print a line of progress to stderr, with the seconds since the command began."""
     print(f"[{time.monotonic() - _BEGAN:6.1f} s] {text}", file=sys.stderr, flush=True)

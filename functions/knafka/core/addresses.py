@@ -3,7 +3,7 @@ unless the installation allows them.
 
     loopback, unspecified   the pod itself: its probes, its profiles, a mesh's admin port
     link-local              the node: a cloud's metadata, with credentials of node and pod
-    metadata                the same at other addresses
+    metadata                a cloud's metadata at other addresses
 
 A name is judged by the addresses that it resolves to, when a connection is made. A host that is
 written as an IP address, in any form that resolvers take (`127.1`, `0x7f000001`), is judged as that
@@ -40,8 +40,8 @@ _NAMES: Final = re.compile(
     r"(?:.*\.)?(?:localhost|localhost\.localdomain|ip6-localhost|ip6-loopback)"
     r"|metadata\.google\.internal|metadata\.goog|instance-data(?:\..*)?"
 ).fullmatch
-_TRANSLATED: Final = IPv6Network("64:ff9b::/96")
-"""IPv4 by NAT64: the last 32 bits are the address."""
+_NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
+"""Prefix of IPv6 addresses that NAT64 translates: their last 32 bits are an IPv4 address."""
 _NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
 
 
@@ -99,7 +99,7 @@ def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
 
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address; None if there is none."""
-    if address in _TRANSLATED or (not int(address) >> 32 and int(address) > 1):
+    if address in _NAT64_PREFIX or (not int(address) >> 32 and int(address) > 1):
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
 

@@ -24,15 +24,16 @@ SERVICE_ACCOUNTS: Final = "system:serviceaccount:"
 
 
 def subject_matches(subject: str, pattern: str) -> bool:
-    """Whether a policy's subject, or its prefix before a final `*`, matches this subject, ignoring
-    case."""
+    """Whether a policy's subject pattern matches this subject: both are equal, ignoring case, or
+    the pattern ends with `*` and the subject begins with the text before it."""
     if pattern.endswith("*") and subject.startswith(pattern[:-1]):
         return True
     return subject.casefold() == pattern.casefold()
 
 
 class Authorization:
-    """The policies of one Broker or KafkaChannel, compiled once."""
+    """Decides which senders may send which events to one Broker or KafkaChannel; its policies are
+    compiled once."""
 
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
         """`mode` decides if there are no policies; `namespace` is that of the Broker or

@@ -41,7 +41,7 @@ _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
 def _check_attribute_name(name: str) -> str:
-    """Check a CloudEvents attribute's name."""
+    """Return the name of a CloudEvents attribute unchanged; raise an error if it is invalid."""
     if _ATTRIBUTE_NAME(name) is None:
         raise problem(
             f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
@@ -57,7 +57,7 @@ Wanted: TypeAlias = Annotated[
 
 
 def _check_cesql(text: str) -> str:
-    """Return a CESQL expression unchanged if it parses; raises if it doesn't."""
+    """Return a CESQL expression unchanged; raise an error if it doesn't parse."""
     if (cesql_problem := _cesql_problem(text)) is not None:
         raise problem(f"invalid CESQL expression: {cesql_problem}")
     return text
@@ -91,8 +91,8 @@ class Suffix(Model):
 
 
 def _check_not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-    """Refuse an empty list; `min_length` would also complain of a list whose filters are all
-    invalid."""
+    """Return the filters unchanged; raise an error if there are none. (`min_length` would also
+    complain of a list whose filters are all invalid.)"""
     if not filters:
         raise problem("want at least one filter")
     return filters
@@ -119,13 +119,13 @@ DIALECTS: Final[tuple[Dialect, ...]] = get_args(Dialect)
 
 
 def is_dialect(name: object) -> TypeGuard[Dialect]:
-    """Whether a filter can have this key."""
+    """Whether this key of a filter names one of the `DIALECTS`."""
     return name in DIALECTS
 
 
 def _check_single_dialect(document: object) -> object:
-    """Return the document with its only dialect, without dialects set to null. Raises if there is
-    none, or several."""
+    """Return a filter's JSON object without the dialects that are null; raise an error unless
+    exactly one known dialect remains."""
     if not isinstance(document, dict):
         return document
     present = {name: value for name, value in document.items() if value is not None}
@@ -233,7 +233,7 @@ class RateUnit(StrEnum):
     HOUR = "Hour"
 
 
-_SECONDS: Final = {RateUnit.SECOND: 1.0, RateUnit.MINUTE: 60.0, RateUnit.HOUR: 3600.0}
+_SECONDS_PER_UNIT: Final = {RateUnit.SECOND: 1.0, RateUnit.MINUTE: 60.0, RateUnit.HOUR: 3600.0}
 
 
 class RateLimit(Model):
@@ -245,7 +245,7 @@ class RateLimit(Model):
     @property
     def interval(self) -> float:
         """Seconds between the starts of two attempts."""
-        return _SECONDS[self.unit] / self.requests_per_unit
+        return _SECONDS_PER_UNIT[self.unit] / self.requests_per_unit
 
 
 class Kafka(Model):
@@ -276,8 +276,9 @@ class Sink(Model):
 
 
 def event_limit(max_batch_bytes: int) -> int:
-    """Return the most bytes of an event for a topic's largest batch, in the default ratio of the
-    two: a record also has bytes of its own, and holds its key twice."""
+    """Return the most bytes that an event may have in a topic whose batches have at most
+    `max_batch_bytes`. The ratio of the two is that of the defaults, as a record also has bytes of
+    its own, and holds its key twice."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 
@@ -330,7 +331,7 @@ class Ingress(Model):
     default_authorization: AuthorizationMode = "allow-same-namespace"
     """Who may send where there are no policies; only with an `audience`."""
     encrypted_only: bool = False
-    """Whether events that came in plain are refused."""
+    """Whether events that came over an unencrypted connection are refused."""
 
     @property
     def path(self) -> str:
@@ -462,7 +463,8 @@ class Shard(Model):
 
 
 def _check_at_least_once(egress: Egress) -> Egress:
-    """Refuse at-most-once delivery in a shared dispatcher."""
+    """Return the Egress unchanged; raise an error if it is to be delivered at most once, which a
+    shared dispatcher can't do."""
     if egress.at_most_once:
         raise problem("a shared dispatcher delivers at least once: want no atMostOnce")
     return egress

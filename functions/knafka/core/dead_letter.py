@@ -85,7 +85,8 @@ class Origin:
     namespace: str
     broker: str
     trigger: str
-    """Empty if the record holds no event, so that it concerns no particular Trigger."""
+    """Name of the Trigger; empty if the record holds no event, and so concerns no particular
+    Trigger."""
     topic: str
     partition: int
     offset: int
@@ -153,6 +154,7 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
 
 
 def _is_extension(name: str) -> bool:
+    """Whether a `kne-` header may set the attribute of this name."""
     return is_attribute_name(name) and name not in _NAMES and name not in _NO_EXTENSIONS
 
 

@@ -71,7 +71,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Delivered."""
+    """The event counts as delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ DONE: Final = Done()
 
 
 def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
-    """Decide what follows an attempt; `attempt` counts from 0, the first try (KN-DLV-01, data-plane
-    table)."""
+    """Return what follows an attempt that ended with `outcome`: no further attempt, another one, or
+    a dead letter. `attempt` counts from 0, the first try (KN-DLV-01, data-plane table)."""
     if outcome.failure is None and is_delivered(outcome.status or 0):
         return DONE
     reason = outcome.failure or Reason.STATUS
@@ -144,12 +144,12 @@ def backoff(retry: int, delivery: Delivery) -> float:
             assert_never(delivery.backoff_policy)
 
 
-def retry_after_seconds(value: bytes, now: float) -> float | None:
+def retry_after_seconds(header_value: bytes, now: float) -> float | None:
     """Convert a Retry-After header to seconds from `now` (Unix time); None if it is invalid.
 
     A date may have any of the three forms of RFC 9110, 5.6.7, and is in GMT in all of them.
     """
-    text = value.decode("latin-1").strip()
+    text = header_value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
         return float(text[:12])
     try:

@@ -72,12 +72,15 @@ def problem(message: str, *fields: str) -> PydanticCustomError:
 # Field types
 
 
-def _parse_seconds(value: object) -> float:
-    """Convert an ISO-8601 duration such as `PT0.2S`, or a number of seconds, to seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+def _parse_seconds(duration: object) -> float:
+    """Convert an ISO-8601 duration such as `PT0.2S`, or a number of seconds, to seconds. Raises an
+    error for other values."""
+    if isinstance(duration, bool) or not isinstance(duration, int | float | str):
         raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
     try:
-        seconds = float(value) if isinstance(value, int | float) else _parse_duration(value)
+        seconds = (
+            float(duration) if isinstance(duration, int | float) else _parse_duration(duration)
+        )
     except OverflowError:
         seconds = math.inf
     if not math.isfinite(seconds):
@@ -86,7 +89,7 @@ def _parse_seconds(value: object) -> float:
 
 
 def _parse_duration(text: str) -> float:
-    """Parse an ISO-8601 duration into seconds."""
+    """Parse an ISO-8601 duration into seconds. Raises an error for any other text."""
     if (match := _DURATION(text)) is None:
         raise problem(
             f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
@@ -148,7 +151,8 @@ def check_url_text(url: str, *fields: str) -> None:
 
 
 def _ascii_host_hint(host: str) -> str:
-    """Return the ASCII form of a host name, for the error message."""
+    """Return a clause for the error message that shows a host name in ASCII; empty if it is ASCII
+    already, or has no such form."""
     if host.isascii():
         return ""
     with contextlib.suppress(UnicodeError):
@@ -157,7 +161,8 @@ def _ascii_host_hint(host: str) -> str:
 
 
 def _check_absolute_url(url: str) -> str:
-    """Check that a URL is absolute."""
+    """Return a URL unchanged; raise an error if it isn't absolute, holds credentials, or has
+    characters that aren't allowed."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -173,7 +178,7 @@ AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_check_absolute_url)]
 """An absolute URL of any scheme, as upstream; if nothing can be posted there, attempts fail."""
 
 
-# In and out
+# Parsing and writing
 
 
 def parse(model: type[M], document: object, path: str = "") -> M:
@@ -189,7 +194,8 @@ def parse(model: type[M], document: object, path: str = "") -> M:
 
 
 def parse_json(model: type[M], text: str) -> M:
-    """Check JSON text, such as an environment variable's, as `parse` does."""
+    """Parse JSON text, such as an environment variable's, and check it against `model` as `parse`
+    does. Raises `InvalidDocument`."""
     try:
         return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -197,7 +203,8 @@ def parse_json(model: type[M], text: str) -> M:
 
 
 def parse_json_array(model: type[M], text: str) -> Sequence[M]:
-    """Check the text of a JSON array of documents, as `parse` does each."""
+    """Parse the text of a JSON array, and check each of its documents against `model` as `parse`
+    does. Raises `InvalidDocument`."""
     documents: TypeAdapter[tuple[M, ...]] = TypeAdapter(tuple[model, ...])  # type: ignore[valid-type]
     try:
         return documents.validate_json(text, by_alias=True, by_name=False)
@@ -231,7 +238,7 @@ def explain_faults() -> Iterator[None]:
         raise InvalidDocument(invalid.path, problem) from error
 
 
-# What is wrong, in words
+# Error messages
 
 
 MAX_PROBLEMS: Final = 20
@@ -256,11 +263,11 @@ def _to_invalid_document(error: ValidationError, root: str) -> InvalidDocument:
             problems.append(describe_error(path, problem))
     if missing:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
-    path, first = problems[0]
-    further_problems = "".join(f"; {other}: {text}" for other, text in problems[1:])
+    path, first_problem = problems[0]
+    further_problems = "".join(f"; {further_path}: {text}" for further_path, text in problems[1:])
     if error.error_count() > MAX_PROBLEMS:
         further_problems += f"; {more_problems(error.error_count())}"
-    return InvalidDocument(path, first + further_problems)
+    return InvalidDocument(path, first_problem + further_problems)
 
 
 _EXPECTATIONS: Final = {
@@ -272,7 +279,7 @@ _EXPECTATIONS: Final = {
     "string_too_short": "a string that is not empty",
     "too_short": "at least one entry",
 }
-"""Pydantic's expectations, from Python's words into those of a YAML file."""
+"""What a field must be, in the words of a YAML file, by pydantic's type of the error."""
 
 
 def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
@@ -289,7 +296,7 @@ def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
     value = error["input"]
     if not isinstance(value, str | int | float):
         return path, f"invalid value: want {allowed}"
-    # Of the wrong type, "1" and 1 must look different.
+    # If a value has the wrong type, it is shown as JSON, in which "1" and 1 differ.
     shown = json.dumps(value) if error["type"].endswith("_type") else str(value)
     return path, f"invalid value: {shown:.80}: want {allowed}"
 

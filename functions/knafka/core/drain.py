@@ -25,8 +25,8 @@ PROGRESS_INTERVAL: Final = 1.0
 
 
 MAX_BUDGET: Final = 600.0
-"""Longest request in seconds: Knative's own limit. While one is under way nobody else can make
-one."""
+"""Longest request in seconds: Knative's own limit. While a request is under way, another is refused
+unless it may replace the first."""
 MAX_IDLE: Final = 86_400.0
 """Longest `idle` in seconds: a drain that waits longer for events would hardly ever end."""
 
@@ -108,7 +108,7 @@ class Counts:
 
 
 COUNTED: Final = tuple(field.name for field in fields(Counts))
-"""The fields of `Counts`, which are those of a `DrainProgress`, too."""
+"""Names of the fields of `Counts`, which `DrainProgress` has too."""
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
@@ -179,6 +179,7 @@ class DrainProgress(Model):
 
     @property
     def counts(self) -> Counts:
+        """The event counts of this line of progress."""
         return Counts(*(getattr(self, name) for name in COUNTED))
 
 
@@ -199,8 +200,8 @@ class ShardProgress(Model):
     """Progress of a dispatcher with many Egresses."""
 
     contract: int
-    """Offset in the contract topic: the dispatcher delivers by every record before it, and drains
-    of what those records replaced have ended."""
+    """Offset in the contract topic: the dispatcher applies every record before it, and has ended
+    the drains of the Egresses that those records replaced."""
     egresses: dict[str, DrainProgress] = Field(default_factory=dict)
     """Progress by group: of the groups that changed since the last line; of all groups in a
     request's first and last line. A failed drain has an `error`, and restarts by itself."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class KnafkaError(Exception):
-    """The root; `str(error)` is one sentence fit for a person."""
+    """The base class of these errors; `str(error)` is one sentence for a person."""
 
 
 class InvalidEvent(KnafkaError):

@@ -260,7 +260,10 @@ class FilterIndex(Generic[T]):
                 return min(map(self._cheapest_keys, inner), key=lambda part: part[0])
             case _EachOf(keys=inner):
                 parts = [self._cheapest_keys(condition) for condition in inner]
-                cost = sum(count for (count, _), _ in parts), any(fuzzy for (_, fuzzy), _ in parts)
+                cost = (
+                    sum(count for (count, _), _ in parts),
+                    any(has_prefix for (_, has_prefix), _ in parts),
+                )
                 return cost, [key for _, part_keys in parts for key in part_keys]
 
 
@@ -270,7 +273,8 @@ def _match(
     matching: list[T],
     once: dict[_Entry[T], None],
 ) -> None:
-    """Add to `matching` the owners in a bucket whose filters match."""
+    """Add to `matching` the owners in a bucket whose filters match; entries that are in other
+    buckets too are added to `once`, to be evaluated later."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

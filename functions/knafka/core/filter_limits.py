@@ -3,8 +3,8 @@
     decoded JSON -> None, or a sentence about the first limit that it exceeds
 
 Filters that are too large are refused before they are parsed, and read only as far as the limit.
-The longest expression takes a second to parse on a busy machine, and its reader also reads the
-objects of all others.
+The longest expression takes a second to parse on a busy machine, and the process that parses it,
+such as the operator, also handles other users' objects.
 
 Not here: the limit on the evaluation of an expression (`cesql`).
 """
@@ -45,13 +45,14 @@ def beyond_limits(filters: object) -> str | None:
 
 
 def too_long(subject: str) -> str:
-    """Return the sentence that refuses more than `MAX_FILTER_CHARACTERS`; `subject` names its
-    subject."""
+    """Return the sentence that refuses more than `MAX_FILTER_CHARACTERS`; it begins with `subject`,
+    a plural such as "the filters"."""
     return f"{subject} are too large: want at most {MAX_FILTER_CHARACTERS} characters in all"
 
 
 def characters_of(document: object, enough: int) -> int:
-    """Count the characters of all keys and texts in decoded JSON, no further than `enough`."""
+    """Return the number of characters of all keys and texts in decoded JSON; counting ends once
+    `enough` are reached."""
     characters, remaining = 0, [document]
     while remaining and characters < enough:
         match remaining.pop():
@@ -101,18 +102,20 @@ def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
 
 
 def _list(value: object) -> Sequence[object]:
+    """Return the value if it is a list, else an empty sequence."""
     return value if isinstance(value, list | tuple) else ()
 
 
 def _refuse_large_filters(filters: object) -> object:
-    """Refuse filters beyond the limits."""
+    """Return the declared filters unchanged; raise an error if they exceed a limit."""
     if (exceeded_limit := beyond_limits(filters)) is not None:
         raise problem(exceeded_limit)
     return filters
 
 
 def _refuse_large_attributes(declared: object) -> object:
-    """Refuse attributes of a filter that are too long together."""
+    """Return a declared filter unchanged; raise an error if its attributes have more than
+    `MAX_FILTER_CHARACTERS` characters."""
     if characters_of(declared, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
         raise problem(too_long("the attributes"))
     return declared

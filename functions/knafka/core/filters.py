@@ -44,8 +44,8 @@ def compile_trigger(
 
 
 def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
-    """Compile a filter that wants every named attribute, and its value unless that is empty
-    (KN-TRG-08)."""
+    """Compile a filter that an event passes if it has every named attribute, with the value that
+    the filter gives unless that is empty (KN-TRG-08)."""
     if not declared_filter.attributes:
         return lambda event: True
     return _compile_attributes(
@@ -56,12 +56,12 @@ def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
 def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate:
     """Compile one declared filter into a predicate (KN-TRG-10)."""
     match spec:
-        case Exact(exact=wanted):
-            return _compile_attributes(wanted, str.__eq__)
-        case Prefix(prefix=wanted):
-            return _compile_attributes(wanted, str.startswith)
-        case Suffix(suffix=wanted):
-            return _compile_attributes(wanted, str.endswith)
+        case Exact(exact=declared_values):
+            return _compile_attributes(declared_values, str.__eq__)
+        case Prefix(prefix=declared_values):
+            return _compile_attributes(declared_values, str.startswith)
+        case Suffix(suffix=declared_values):
+            return _compile_attributes(declared_values, str.endswith)
         case All(all=inner):
             return _compile_all(tuple(compile_filter(spec, count_error) for spec in inner))
         case Any_(any=inner):
@@ -130,12 +130,12 @@ def _mismatch_reasons(spec: Filter, event: Attributes) -> Iterator[str]:
     if compile_filter(spec)(event):
         return
     match spec:
-        case Exact(exact=wanted):
-            yield from _attribute_refusals("exact", wanted, str.__eq__, event)
-        case Prefix(prefix=wanted):
-            yield from _attribute_refusals("prefix", wanted, str.startswith, event)
-        case Suffix(suffix=wanted):
-            yield from _attribute_refusals("suffix", wanted, str.endswith, event)
+        case Exact(exact=declared_values):
+            yield from _attribute_refusals("exact", declared_values, str.__eq__, event)
+        case Prefix(prefix=declared_values):
+            yield from _attribute_refusals("prefix", declared_values, str.startswith, event)
+        case Suffix(suffix=declared_values):
+            yield from _attribute_refusals("suffix", declared_values, str.endswith, event)
         case All(all=inner):
             for index, spec in enumerate(inner):
                 yield from (f".all[{index}]{clause}" for clause in _mismatch_reasons(spec, event))
@@ -164,13 +164,15 @@ def _attribute_refusals(
 
 
 def _described_value(name: str, event: Attributes) -> str:
+    """Return the clause that says which value the event's attribute has, or that it is missing."""
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
 def _compile_attributes(
     declared_values: Mapping[str, str], test: Callable[[str, str], bool]
 ) -> Predicate:
-    """Compile the test of several attributes, each against its value."""
+    """Compile a predicate: every attribute of `declared_values` is in the event, and `test` is true
+    of its value and the declared one."""
     pairs = tuple(declared_values.items())
     if len(pairs) == 1:
         ((name, want),) = pairs

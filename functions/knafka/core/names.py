@@ -254,7 +254,11 @@ def render_template(template: str, namespace: str, name: str, uid: str = "") -> 
     missing."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
     missing_values = {part for part in PLACEHOLDER.findall(template) if not values[part]}
-    return "" if missing_values else PLACEHOLDER.sub(lambda found: values[found[1]], template)
+    return (
+        ""
+        if missing_values
+        else PLACEHOLDER.sub(lambda placeholder: values[placeholder[1]], template)
+    )
 
 
 def is_topic(name: str) -> bool:

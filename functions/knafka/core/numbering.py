@@ -21,11 +21,11 @@ class Numbering:
 
     def __init__(self, topics: Sequence[str]) -> None:
         self.topics = tuple(topics)
-        self._firsts = {topic: place * STRIDE for place, topic in enumerate(self.topics)}
+        self._first_numbers = {topic: index * STRIDE for index, topic in enumerate(self.topics)}
 
     def number(self, topic: str, partition: int) -> int:
         """Return the number of one partition of a topic."""
-        return self._firsts[topic] + partition
+        return self._first_numbers[topic] + partition
 
     def topic(self, number: int) -> str:
         """Return the topic of a partition's number."""
@@ -43,8 +43,8 @@ class Numbering:
         """Regroup values by topic and Kafka's partition number into values by number."""
         return {
             self.number(topic, partition): value
-            for topic, of_topic in values.items()
-            for partition, value in of_topic.items()
+            for topic, topic_values in values.items()
+            for partition, value in topic_values.items()
         }
 
 

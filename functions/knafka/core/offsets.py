@@ -94,7 +94,7 @@ class OffsetTracker(Generic[T]):
             end = offset + 1
         if end is not None and end < self._next:
             ranges.append((end, self._next))
-        for first, behind in reversed(self._ahead):
-            if behind > self._next:
-                ranges.append((max(first, self._next), behind))
+        for first, range_end in reversed(self._ahead):
+            if range_end > self._next:
+                ranges.append((max(first, self._next), range_end))
         return ranges

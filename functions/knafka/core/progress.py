@@ -28,14 +28,14 @@ from knafka.core.documents import digest
 from knafka.core.offsets import OffsetRange
 
 MAX_METADATA: Final = 4095
-"""Characters: `offset.metadata.max.bytes` of Kafka's is 4,096 by default, and confluent-kafka
-(2.16) sends a NUL behind it, which counts."""
+"""Most characters of a commit's metadata: Kafka's `offset.metadata.max.bytes` is 4,096 by default,
+and confluent-kafka (2.16) sends a NUL after the text, which counts."""
 MAX_DELIVERIES: Final = 78
 """Number of deliveries that always fit: each takes at most 39 bytes, mostly a dozen."""
 
 _VERSION: Final = "k1:"
 _MAX_BODY_BYTES: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
-"""Bytes: base64 makes 4 characters of 3."""
+"""Most bytes before their encoding as base64, which makes 4 characters of 3 bytes."""
 _REASONS: Final = tuple(Reason)
 """A reason is encoded as its index here, so new ones go to the end."""
 _FAILED_FLAG: Final = 4
@@ -89,7 +89,7 @@ class Progress:
     deliveries: Mapping[int, DeliveryState] = field(default_factory=dict)
     """State of begun deliveries by offset, in order."""
     same_policy: bool = True
-    """Whether it was written under the same retry policy and destinations."""
+    """Whether the progress was written under the same retry policy and destinations."""
 
 
 def policy_of(egress: Egress) -> int:
@@ -113,11 +113,11 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
         deliveries.append(_encode_leb128(offset - previous, *_state_numbers(state, base)))
         previous = offset
     ranges, previous = [], position
-    for first, behind in progress.settled:
-        ranges.append(_encode_leb128(first - previous, behind - first))
-        previous = behind
+    for first, range_end in progress.settled:
+        ranges.append(_encode_leb128(first - previous, range_end - first))
+        previous = range_end
     head = policy.to_bytes(4, "big") + _encode_leb128(base)
-    # Their number takes one byte, or two from 128 on.
+    # The 2 bytes are for the number of deliveries, which takes one byte, or two from 128 on.
     fitting_deliveries = _parts_within(deliveries, _MAX_BODY_BYTES - len(head) - 2)
     body = head + _encode_leb128(len(fitting_deliveries)) + b"".join(fitting_deliveries)
     fitting_ranges = _parts_within(ranges, _MAX_BODY_BYTES - len(body))
@@ -127,7 +127,7 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
 
 
 def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
-    """Return the first parts that fit into so many bytes."""
+    """Return the first parts that fit into `byte_limit` bytes together."""
     for number, part in enumerate(parts):
         byte_limit -= len(part)
         if byte_limit < 0:
@@ -146,11 +146,12 @@ def decode(position: int, metadata: str, policy: int) -> Progress:
 
 def settled_ahead(position: int, metadata: str) -> int:
     """Return how many offsets above the position are settled, for the lag."""
-    return sum(behind - first for first, behind in decode(position, metadata, 0).settled)
+    return sum(range_end - first for first, range_end in decode(position, metadata, 0).settled)
 
 
 def _decode(position: int, metadata: str, policy: int) -> Progress:
-    """Decode metadata; raises an error if it is broken."""
+    """Decode metadata as `decode` does. Raises ValueError, IndexError or `binascii.Error` if it is
+    broken."""
     if not metadata.startswith(_VERSION):
         return Progress()
     body = base64.b64decode(metadata[len(_VERSION) :], validate=True)
@@ -163,11 +164,11 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
         offset += numbers.take()
         deliveries[offset] = _take_state(numbers, base)
     settled: list[OffsetRange] = []
-    behind = position
+    range_end = position
     while numbers.left:
-        first = behind + numbers.take()
-        behind = first + numbers.take()
-        settled.append((first, behind))
+        first = range_end + numbers.take()
+        range_end = first + numbers.take()
+        settled.append((first, range_end))
     return Progress(tuple(settled), deliveries, same_policy)
 
 
@@ -189,7 +190,8 @@ def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
-    """Decode a delivery's state."""
+    """Take the numbers of one delivery's state, as `_state_numbers` returns them, and decode them;
+    `base` is in milliseconds."""
     stage = numbers.take()
     tries, attempts = numbers.take(), numbers.take()
     first = base + numbers.take()
@@ -235,6 +237,7 @@ class _Numbers:
 
     @property
     def left(self) -> bool:
+        """Whether any number is left to take."""
         return self._at < len(self._body)
 
     def take(self) -> int:

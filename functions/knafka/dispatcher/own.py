@@ -20,8 +20,8 @@ from knafka.tracing.spans import Tracer
 
 
 class OwnEgress(LeasedSide):
-    """A `draining.function.Side` that drains one Egress; `service_url` as in `settings.Drains`.
-    Raises `InvalidDocument` for an Egress that can't be used."""
+    """A `draining.function.Side` that drains one Egress; `service_url` as in
+    `settings.DrainSettings`. Raises `InvalidDocument` for an Egress that can't be used."""
 
     def __init__(
         self,

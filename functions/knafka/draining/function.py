@@ -112,8 +112,8 @@ class DrainingFunction:
         self._ending = False
         self._callers = self._scrapers = EVERYBODY
         self._replaceable_request: tuple[asyncio.Task[bool], asyncio.Event] | None = None
-        """The task of the caller and the end event of the request under way, if that doesn't name
-        what it drains, so that another request may replace it."""
+        """The caller's task and the end event of the request under way, if that request doesn't
+        name what it drains and so may be replaced by another one; else None."""
         self._tracing: Tracing | None = None
         self.statistics: ClientStatistics
         """Statistics of the function's Kafka clients; set by `start`."""
@@ -223,12 +223,12 @@ class DrainingFunction:
             side.note_refusal()
             await answer(send, 412, f"{refusal}\n".encode())
             return
-        # Some callers ask before the process is ready, as it has only just been started.
+        # Some requests come before the process is ready, as it has only just been started.
         await side.wait_until_ready(READY_PATIENCE)
         if self._replaceable_request is not None and request.can_be_stopped:
-            caller, reset_reported_counts = self._replaceable_request
+            caller, request_ended = self._replaceable_request
             caller.cancel()
-            await reset_reported_counts.wait()
+            await request_ended.wait()
         if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._ending:
@@ -236,25 +236,23 @@ class DrainingFunction:
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
         else:
-            caller, reset_reported_counts = (
+            caller, request_ended = (
                 asyncio.create_task(_wait_for_caller(receive, body_rest)),
                 asyncio.Event(),
             )
-            self._replaceable_request = (
-                None if request.can_be_stopped else (caller, reset_reported_counts)
-            )
+            self._replaceable_request = None if request.can_be_stopped else (caller, request_ended)
             try:
                 await side.stream(request, caller, send)
             finally:
                 caller.cancel()
                 self._replaceable_request = None
                 side.detach()
-                reset_reported_counts.set()
+                request_ended.set()
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
-    """Read a drain request; returns it and what was read of the body after it, or None if the
-    caller has disconnected. Raises `InvalidDocument`.
+    """Read a drain request; returns it and the bytes of the body that were read after it, or None
+    if the caller has disconnected. Raises `InvalidDocument`.
 
     The request is the first line of the body if that is JSON, else the whole body.
     """
@@ -278,8 +276,8 @@ async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
 
 
 async def _wait_for_caller(receive: Receive, rest: bytes) -> bool:
-    """Wait until the caller asks to stop the drain or disconnects; returns True for a stop. `rest`
-    is what was already read of the request's body."""
+    """Wait until the caller asks to stop the drain or disconnects; returns True for a stop. `rest`:
+    the bytes of the request's body that were already read."""
     while contract.STOP.strip() not in rest:
         message = await receive()
         if message["type"] == "http.disconnect":

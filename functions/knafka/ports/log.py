@@ -38,7 +38,8 @@ Start: TypeAlias = Literal["earliest", "latest"] | int
 time (milliseconds since the Unix epoch); after the last one if there is none since."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
-"""Called once per appended record, on the event loop: None when it is durable."""
+"""Callback that is called once for each appended record, on the event loop: with None when the
+record is durable, or with the error."""
 
 AppendAll: TypeAlias = Callable[[str, Sequence[Draft], Reported], None]
 """`LogWriter.append_all`, or a function that calls it."""
@@ -182,17 +183,18 @@ class LogReader(Protocol):
         ...
 
     def pause(self, partitions: Sequence[int]) -> None:
-        """Return no records of these partitions from the next read on, until `resume`; a failure is
-        raised by that read."""
+        """Let the next and later reads return no records of these partitions, until `resume`; if
+        the pause fails, the next read raises the error."""
         ...
 
     def resume(self, partitions: Sequence[int]) -> None:
-        """Return records of these partitions again."""
+        """Let reads return records of these partitions again."""
         ...
 
     def commit(self, commits: Commits) -> None:
-        """Commit, for the partitions still owned, without waiting. A commit that fails in a
-        rebalance is repeated; another failure shows as lag until the next commit."""
+        """Commit these offsets, of partitions that are still owned, without waiting for Kafka. A
+        commit that fails in a rebalance is repeated; another failure shows as lag until the next
+        commit."""
         ...
 
     async def close(self, timeout: float) -> None:
@@ -326,8 +328,9 @@ class LagSource(Protocol):
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note what these groups have committed, as their dispatcher reports, since `since`
-        seconds: while that is the topic's end, `lags` need not ask for them."""
+        """Note the offsets that these groups have committed, as reported by a dispatcher that has
+        made their commits for `since` seconds: while the topic ends there, `lags` sends no request
+        for these groups."""
         ...
 
 

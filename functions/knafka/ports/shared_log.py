@@ -65,7 +65,8 @@ class GroupOffsets(Protocol):
         ...
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
-        """Commit all of these, and wait for Kafka. Raises `GroupHasMembers`.
+        """Commit all of these offsets for the group, and wait until Kafka has confirmed them.
+        Raises `GroupHasMembers`.
 
         Calls for one group must not overlap, as either commit could be the last.
         """
@@ -113,8 +114,9 @@ class PositionedReader(Protocol):
     isn't known."""
 
     def begin(self, positions: Mapping[int, Position]) -> None:
-        """Start to read these partitions too. If a position's leader epoch ends before its offset
-        in the log of now, the partition is `restarted`."""
+        """Read these partitions from the given positions on, besides those that are read already.
+        If a position's leader epoch ends before its offset in the log of now, the partition is
+        `restarted`."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:
@@ -122,11 +124,11 @@ class PositionedReader(Protocol):
         ...
 
     def pause(self, partitions: Collection[int]) -> None:
-        """Return no records of these partitions until `resume`."""
+        """Let reads return no records of these partitions until `resume`."""
         ...
 
     def resume(self, partitions: Collection[int]) -> None:
-        """Return records of these partitions again."""
+        """Let reads return records of these partitions again."""
         ...
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:

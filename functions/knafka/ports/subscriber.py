@@ -88,10 +88,13 @@ class Target:
 
 
 def _unusable(url: str, problem: str) -> Target:
+    """Return the target of a URL to which nothing can be posted; posts to it fail with
+    `problem`."""
     return Target(url, HttpOrigin(False, "", 0, None), b"", problem)
 
 
 def _invalid(url: str, problem: str) -> InvalidDocument:
+    """Return the error for an invalid URL; `problem` continues its text after the URL."""
     return InvalidDocument("", f"the URL {shown_url(url)} {problem}")
 
 

@@ -45,7 +45,7 @@ class Profile:
     default: str
     """The type of value that viewers show first."""
     time: float = 0.0
-    """Seconds since the Unix epoch at which it began."""
+    """Time at which the profile began, in seconds since the Unix epoch."""
     duration: float = 0.0
     comments: Sequence[str] = ()
 
@@ -86,7 +86,7 @@ class _Encoder:
         parts.append(_number_field(12, profile.period))
         parts += [_number_field(13, self._string(comment)) for comment in profile.comments]
         parts.append(_number_field(14, self._string(profile.default)))
-        # Last, as what comes before it adds strings.
+        # Last, as the calls above add strings.
         parts += [_bytes_field(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
@@ -120,6 +120,7 @@ class _Encoder:
         )
 
     def _string(self, text: str) -> int:
+        """Return the number of a string in the profile's table of strings; a new one is added."""
         return self._strings.setdefault(text, len(self._strings))
 
 
@@ -144,4 +145,5 @@ def _bytes_field(field: int, content: bytes) -> bytes:
 
 
 def _packed(field: int, values: Iterable[int]) -> bytes:
+    """Encode a field with several numbers, packed into one sequence of varints."""
     return _bytes_field(field, b"".join(_encode_varint(max(0, value)) for value in values))

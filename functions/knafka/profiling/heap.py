@@ -25,8 +25,8 @@ _one_at_a_time = threading.Lock()
 
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
-    """Return a profile of memory that is allocated in the next seconds (or since the start, if
-    tracing is on already) and still held. Blocks the calling thread."""
+    """Return a profile of the memory that is allocated in the next `seconds` seconds (or since the
+    process's start, if tracing is on already) and still held. Blocks the calling thread."""
     began = time.time()
     with _one_at_a_time:
         traced = tracemalloc.is_tracing()

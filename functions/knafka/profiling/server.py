@@ -86,7 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _ProfileServer
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Answer a GET request with a profile, or with the status and reason for which it is
+        refused."""
         try:
             kind, body = self._answer()
         except _RefusedProfile as refused:
@@ -159,4 +160,5 @@ def _requested_seconds(parameters: dict[str, str]) -> float:
 
 
 def _file(profile: Profile) -> tuple[str, bytes]:
+    """Return content type and body of the response that holds a profile as pprof's file."""
     return "application/octet-stream", encode(profile)

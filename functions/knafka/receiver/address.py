@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 ROOTS: Final = frozenset({b"", b"/"})
-"""Paths for which the host decides."""
+"""Paths at which the request's host says which KafkaChannel is meant."""
 _BY_HOST: Final = b"host:"
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"

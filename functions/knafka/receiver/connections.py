@@ -19,7 +19,7 @@ memory."""
 SLOW_CHECK_INTERVAL: Final = 0.1
 """Seconds between checks for slow requests: one takes milliseconds with 10,000 connections."""
 FREED_SHARE: Final = 4
-"""Share (one in so many) of the shared receive memory that is freed at a time."""
+"""Divisor of the shared receive memory: 4 means that a quarter of it is freed at a time."""
 
 
 class Expiring(Protocol):

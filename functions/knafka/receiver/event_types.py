@@ -24,19 +24,20 @@ from knafka.core.events.kafka_binding import RecordHeaders
 EVENT_TYPES: Final = b"/event-types"
 """Path at which new types are listed."""
 MAX_KNOWN_TYPES: Final = 1_000
-"""Pairs of type and source of one Broker or KafkaChannel that are listed in a process's life."""
+"""Most pairs of type and source of one Broker or KafkaChannel that are listed in a process's
+life."""
 MAX_NEW_TYPES: Final = 50
 """Most pairs of one Broker or KafkaChannel that are listed at a time; a further pair is left out
 until a later event has it."""
 MAX_TYPE_BYTES: Final = 512
-"""Bytes of a type and its source together; longer ones are never listed."""
+"""Most bytes of a type and its source together; longer pairs are never listed."""
 LISTED_SECONDS: Final = 120.0
 """Seconds for which a pair is listed after the first answer with it: four times the operator's
 interval."""
 MAX_ANSWER_BYTES: Final = 60_000
 """Approximate bytes of an answer; the next answer begins with the paths that had no room."""
 MAX_PER_PATH: Final = 10
-"""Pairs of one Broker or KafkaChannel in an answer."""
+"""Most pairs of one Broker or KafkaChannel in an answer."""
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class _NewType:
 
 
 class _PathTypes:
-    """The types of one Broker or KafkaChannel."""
+    """The known and the new event types of one Broker or KafkaChannel."""
 
     __slots__ = ("known", "new")
 

@@ -238,7 +238,7 @@ class ReceiverFunction:
                     await writer.reach(PROBE_TIMEOUT)
                 except LogError as error:
                     if writer.away is not None:
-                        break  # the writer goes on asking
+                        break  # the writer itself goes on asking Kafka
                     self.ingest.waiting = answers.kafka_unanswered(str(error))
                     await asyncio.sleep(PROBE_TIMEOUT / 10)
                 else:

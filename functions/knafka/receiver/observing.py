@@ -37,7 +37,7 @@ class ReceiverObservers:
 
 
 UNOBSERVED: Final = ReceiverObservers()
-"""Nothing records the work, and everybody may read what there is."""
+"""Observers that record nothing, and let everybody read the contract and the metrics."""
 
 
 def respond_with_metrics(metrics: Iterable[Metric], respond: Respond) -> None:

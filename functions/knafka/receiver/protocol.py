@@ -333,9 +333,11 @@ class ReceiverProtocol(asyncio.Protocol):
         return head + b"\r\n" + rest
 
     def pause_writing(self) -> None:
+        """Stop reading requests, as the client doesn't read its answers."""
         self._responses.set_writable(False)
 
     def resume_writing(self) -> None:
+        """Read requests again, as the client has read its answers."""
         self._responses.set_writable(True)
 
     # uvicorn's server
@@ -368,6 +370,7 @@ class ReceiverProtocol(asyncio.Protocol):
     # httptools' parser
 
     def on_message_begin(self) -> None:
+        """Note that a request has begun to arrive."""
         self._in_request = True
 
     def on_url(self, url: bytes) -> None:

@@ -234,7 +234,8 @@ class Batch:
         return Output(self._sensor.changelog_topic, name, event.document, headers, number)
 
     def _remove(self, number: int, name: bytes) -> None:
-        """Delete an event's changelog record, if it was written."""
+        """Drop an event's changelog record: withdraw it if this batch was to add it, else append
+        its tombstone."""
         if self._added.pop((number, name), None) is None:
             self._outputs.append(Output(self._sensor.changelog_topic, name, None, [], number))
 

@@ -130,7 +130,7 @@ class BusPartitions:
         own_queue.queue.clear()
         own_queue.bytes = 0
 
-    # What was read
+    # Records that were read
 
     def read(self, record: Record, time: int, now: int) -> tuple[int, bool]:
         """Note that a record with the time `time` was read. Returns the time before which no record

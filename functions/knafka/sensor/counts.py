@@ -46,12 +46,13 @@ class SensorCounts:
             self.aborted + other.aborted,
         )
 
-    def add(self, other: SensorCounts) -> None:
-        """Add the counts of `other` to these in place, as other threads hold a reference to
+    def add(self, added_counts: SensorCounts) -> None:
+        """Add the counts of `added_counts` to these in place, as other threads hold a reference to
         these."""
-        total = self + other
+        total = self + added_counts
         for counter in fields(self):
             setattr(self, counter.name, getattr(total, counter.name))
 
     def copy(self) -> SensorCounts:
+        """Return a copy of these counts, which later additions don't change."""
         return self + SensorCounts()

@@ -60,7 +60,8 @@ class SensorFunction(DrainingFunction):
 
 
 class SensorSide(LeasedSide):
-    """A `draining.function.Side`; `service_url` as in `settings.Drains`."""
+    """A `draining.function.Side` that drains one Sensor; `service_url` as in
+    `settings.DrainSettings`."""
 
     failure: LogError | None = None
 

@@ -191,7 +191,7 @@ class Handlers:
             try:
                 rule_step = rules.step(rule, batch.held(number, key), event)
             except Exception as failure:
-                # If it is this event's fault, this raises again.
+                # If the event itself causes the error, the next line raises it again.
                 rule_step = rules.step(rule, (), event)
                 dead_letter_held(number, key, failure, batch)
             follow(number, key, rule_step, batch)

@@ -94,10 +94,10 @@ class Ordering:
         return list(self._positions)
 
     def position(self, partition: Partition) -> int:
-        """Return the committed offset of a partition that is ours."""
+        """Return the committed offset of a partition that this process owns."""
         return self._positions[partition]
 
-    # What waits
+    # Waiting events
 
     @property
     def waiting(self) -> int:
@@ -106,7 +106,7 @@ class Ordering:
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that are no longer waited for, as nothing came of them."""
+        """Partitions of the bus that are no longer waited for, as no record of them came."""
         return self._bus.stalled
 
     @property

@@ -200,7 +200,7 @@ class Processor:
 
     @property
     def held_keys(self) -> int:
-        """Triggers, or their correlation keys, for which events are held here."""
+        """Number of triggers, or of their correlation keys, for which events are held here."""
         return self._state.keys
 
     @property
@@ -220,7 +220,7 @@ class Processor:
 
     @property
     def waiting(self) -> int:
-        """Events that were read and wait until they are next."""
+        """Number of events that were read and wait until they are next."""
         return self._ordering.waiting
 
     @property
@@ -229,7 +229,8 @@ class Processor:
         return self._ordering.stalled
 
     def holding(self) -> Holding:
-        """Return what each trigger holds here; looks at all held events."""
+        """Return a report of the events that each trigger holds in this process; visits all held
+        events."""
         return self._state.holding()
 
     def held(self) -> Mapping[str, Held]:
@@ -296,6 +297,8 @@ class Processor:
             batch.positions.setdefault(partition, self._ordering.position(partition))
 
     def _handle_failure(self, kind: ErrorKind) -> None:
+        """Count an evaluation of a filter or a correlation that ended with an error of this
+        kind."""
         self.counts.errors[kind] += 1
 
     # Transactions
@@ -355,4 +358,5 @@ class Processor:
 
 
 def _partition_of(record: Record) -> Partition:
+    """Return the partition that the record was read from."""
     return Partition(record.topic(), record.partition())

@@ -110,7 +110,7 @@ class State:
 
     @property
     def keys(self) -> int:
-        """Triggers, or their correlation keys, for which events are held."""
+        """Number of triggers, or of their correlation keys, for which events are held."""
         return sum(len(partition.held) for partition in list(self._partitions.values()))
 
     @property
@@ -248,7 +248,7 @@ class State:
             partition.since.set(key, held[0].at if held else None)
         try:
             expires, due = rules.expires(rule, held), rules.due(rule, held)
-        except Exception:  # a bug, which must not end the Sensor: what is held goes by no time
+        except Exception:  # a bug, which must not end the Sensor: the key gets no timers
             log.exception("when what is held of %.200s changes by itself isn't known", key)
             expires = due = None
         partition.timers.set(key, expires)
@@ -279,7 +279,7 @@ class State:
         due = self._partitions[number].due
         previous_times = {key: due.of(key) for key in changed}
         for key, held in changed.items():
-            with suppress(Exception):  # `set_timers` says so
+            with suppress(Exception):  # `set_timers` logs the error
                 due.set(key, rules.due(self._rules[records.trigger_of(key)], held))
         first = due.first
         for key, due_time in previous_times.items():
@@ -301,7 +301,7 @@ def _marks_from(number: int, partition: _Partition, first: int) -> Iterator[tupl
 def _bytes_of(held: Iterable[HeldEvent]) -> int:
     """Return the bytes of events as JSON."""
     size = 0
-    for event in held:  # a sum of a generator costs twice as much, and it is asked for each event
+    for event in held:  # sum() of a generator costs twice as much; this is called for each event
         size += len(event.document)
     return size
 

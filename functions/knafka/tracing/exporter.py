@@ -64,7 +64,7 @@ class OpenTelemetryExporter:
         closing.start()
         closing.join(timeout)
         if closing.is_alive():
-            self._exporter.shutdown()  # it tries no more
+            self._exporter.shutdown()  # a failed export is retried no more
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:
@@ -83,4 +83,6 @@ def _exporter(name: settings.Exporter) -> SpanExporter:
 
 
 def _context(span_context: context.SpanContext, *, is_remote: bool) -> SpanContext:
+    """Return OpenTelemetry's context of a sampled span; `is_remote`: another process may have begun
+    it."""
     return SpanContext(span_context.trace_id, span_context.span_id, is_remote, _SAMPLED)

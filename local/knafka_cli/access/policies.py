@@ -37,7 +37,8 @@ class PolicyVerdict:
     """Whether a Broker or KafkaChannel accepts a sender's event, and why."""
 
     accepts: bool | None
-    """None: it accepts some events of the sender, and no event was given."""
+    """Whether the event is accepted; None: no event was given, and some events of the sender are
+    accepted."""
     reasons: Sequence[str]
     """A sentence for each policy that applies, or for the default if none does."""
 

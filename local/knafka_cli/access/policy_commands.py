@@ -57,7 +57,7 @@ def check_sender(
 
     Exit code 0: it is accepted, 1: it is refused, 2: something can't be read.
     """
-    # Here, as the operator's decisions cost every other command's start.
+    # Imported here, as the operator's decisions would slow the start of every other command.
     from knafka_cli.access import policies
 
     subject = sender if ":" in sender else account_of(sender).subject

@@ -58,7 +58,7 @@ def token(
     sender, installation = account_of(account), Installation(data_dir)
     if not audience:
         audience = [audience_of(ingress_of(installation.read_state(), broker))]
-    # Here, as cryptography costs every other command's start.
+    # Imported here, as cryptography would slow the start of every other command.
     from knafka_local.tokens.issuer import Issuer
 
     lifetime = int(parts[1]) * _SECONDS_BY_UNIT[parts[2]]

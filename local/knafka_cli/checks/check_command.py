@@ -39,7 +39,7 @@ def check(
     calls unknown functions), references to missing objects, filters that no event can match.
     Exit code 1 if there is an error; warnings alone: 0.
     """
-    # Here, as admission costs every other command's start.
+    # Imported here, as admission would slow the start of every other command.
     from knafka_cli.checks import checking
 
     checked = checking.check(files, partial=partial)

@@ -183,13 +183,13 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
             placed_documents += read_documents(file)
         except UnreadableFile as error:
             findings.append(Finding(ManifestPlace(file), "", FindingSeverity.ERROR, str(error)))
-    known = _known_objects(placed_documents)
+    known_objects = _known_objects(placed_documents)
     objects = 0
     first_places: dict[ObjectIdentity, ManifestPlace] = {}
     for place, document in placed_documents:
         identity = identity_of(document)
         name = str(identity or "")
-        if (problems := _check_document(document, known, partial)) is None:
+        if (problems := _check_document(document, known_objects, partial)) is None:
             continue
         objects += 1
         if identity and identity in first_places:
@@ -208,7 +208,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
 
 
 def _check_document(
-    document: Any, known: Mapping[ObjectIdentity, Any], partial: bool
+    document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
     """Return the problems of one document; None if its kind isn't ours."""
     errors: list[str] = []
@@ -228,25 +228,27 @@ def _check_document(
                 errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
     if isinstance(resource, Broker):
-        missing, suspicions = _broker_problems(resource, known)
-        suspicions += loop_checks.broker_warnings(resource, known)
+        missing, suspicions = _broker_problems(resource, known_objects)
+        suspicions += loop_checks.broker_warnings(resource, known_objects)
     elif isinstance(resource, Trigger):
-        missing, suspicions = _trigger_problems(resource, known)
+        missing, suspicions = _trigger_problems(resource, known_objects)
         errors += trigger_warnings(document)
         errors += missing_functions(resource.spec.filters, "spec.filters")
         errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
             warnings.append("spec.filter is ignored, since spec.filters is set")
     elif isinstance(resource, Subscription):
-        missing, suspicions = _subscription_problems(resource, known)
+        missing, suspicions = _subscription_problems(resource, known_objects)
     elif isinstance(resource, EventPolicy):
         errors += policy_checks.errors(resource)
-        missing_objects = policy_checks.missing_objects(resource, known)
-        missing = [_missing_error("spec.to", identity, known) for identity in missing_objects]
-        suspicions = list(policy_checks.warnings(resource, document, known))
+        missing_objects = policy_checks.missing_objects(resource, known_objects)
+        missing = [
+            _missing_error("spec.to", identity, known_objects) for identity in missing_objects
+        ]
+        suspicions = list(policy_checks.warnings(resource, document, known_objects))
     elif isinstance(resource, Sensor):
         errors += sensor_checks.errors(resource)
-        missing, suspicions = _sensor_problems(resource, known)
+        missing, suspicions = _sensor_problems(resource, known_objects)
     else:
         missing, suspicions = [], []
     errors += [] if partial else missing
@@ -275,7 +277,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 
 
 def _broker_problems(
-    broker: Broker, known: Mapping[ObjectIdentity, Any]
+    broker: Broker, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """Return errors about missing references of a Broker, and warnings."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
@@ -288,13 +290,13 @@ def _broker_problems(
     if reference is None:
         return [], []
     config_map = ObjectIdentity("ConfigMap", *reference)
-    config = known.get(config_map)
+    config = known_objects.get(config_map)
     if config is None:
         if config_map.namespace != broker.metadata.namespace:
             return [], [
                 f"spec.config: {config_map} isn't among the files: it must be in the cluster"
             ]
-        return [_missing_error("spec.config", config_map, known)], []
+        return [_missing_error("spec.config", config_map, known_objects)], []
     return _config_problems(config) if isinstance(config, ConfigMap) else ([], [])
 
 
@@ -319,25 +321,25 @@ def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
 
 
 def _trigger_problems(
-    trigger: Trigger, known: Mapping[ObjectIdentity, Any]
+    trigger: Trigger, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """Return errors about missing references of a Trigger, and warnings."""
     missing = []
     broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
-    if broker not in known:
-        missing.append(_missing_error("spec.broker", broker, known))
+    if broker not in known_objects:
+        missing.append(_missing_error("spec.broker", broker, known_objects))
     destinations = {
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
     }
     for path, referenced in _referenced_destinations(destinations, trigger.metadata.namespace):
-        if referenced not in known:
-            missing.append(_missing_error(f"{path}.ref", referenced, known))
-    return missing, loop_checks.loop_warnings(destinations, broker, known)
+        if referenced not in known_objects:
+            missing.append(_missing_error(f"{path}.ref", referenced, known_objects))
+    return missing, loop_checks.loop_warnings(destinations, broker, known_objects)
 
 
 def _subscription_problems(
-    subscription: Subscription, known: Mapping[ObjectIdentity, Any]
+    subscription: Subscription, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """Return errors about missing references of a Subscription, and warnings."""
     spec, namespace = subscription.spec, subscription.metadata.namespace
@@ -346,30 +348,30 @@ def _subscription_problems(
         return [], [f"its channel is a {channel_kind}, another implementation's: it is not checked"]
     missing = []
     channel = ObjectIdentity(KAFKA_CHANNEL, namespace, spec.channel.name)
-    if channel not in known:
-        missing.append(_missing_error("spec.channel", channel, known))
+    if channel not in known_objects:
+        missing.append(_missing_error("spec.channel", channel, known_objects))
     destinations = {
         "spec.subscriber": spec.subscriber,
         "spec.reply": spec.reply,
         "spec.delivery.deadLetterSink": spec.delivery.dead_letter_sink,
     }
     for path, referenced in _referenced_destinations(destinations, namespace):
-        if referenced not in known:
-            missing.append(_missing_error(f"{path}.ref", referenced, known))
-    return missing, loop_checks.loop_warnings(destinations, channel, known)
+        if referenced not in known_objects:
+            missing.append(_missing_error(f"{path}.ref", referenced, known_objects))
+    return missing, loop_checks.loop_warnings(destinations, channel, known_objects)
 
 
 def _sensor_problems(
-    sensor: Sensor, known: Mapping[ObjectIdentity, Any]
+    sensor: Sensor, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """Return errors about missing references of a Sensor, and warnings."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
     bus = ObjectIdentity(family.broker, *sensor.bus.identity)
     path = "spec.broker" if family is BROKERS else "spec.channel"
-    missing = [] if bus in known else [_missing_error(path, bus, known)]
+    missing = [] if bus in known_objects else [_missing_error(path, bus, known_objects)]
     for path, referenced in _referenced_destinations(sensor_checks.destinations(sensor), namespace):
-        if referenced not in known:
-            missing.append(_missing_error(f"{path}.ref", referenced, known))
+        if referenced not in known_objects:
+            missing.append(_missing_error(f"{path}.ref", referenced, known_objects))
     return missing, sensor_checks.warnings(sensor)
 
 
@@ -388,10 +390,10 @@ def _referenced_destinations(
 
 
 def _missing_error(
-    path: str, referenced: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
+    path: str, referenced: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> str:
     """Return the error for a reference to an object that isn't among the files."""
-    names = [identity.name for identity in known if identity[:2] == referenced[:2]]
+    names = [identity.name for identity in known_objects if identity[:2] == referenced[:2]]
     text = f"{path}: {referenced} isn't among the files{_suggestion(referenced.name, names)}"
     return f"{text} (--partial, if it is in the cluster already)"
 
@@ -410,9 +412,9 @@ def _unknown_annotations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"metadata.annotations[{annotation}] is unknown to Knafka{hint}"
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
+def _suggestion(name: str, known_names: Iterable[str]) -> str:
     """Return a hint at a similar known name: `; did you mean X?`; empty if there is none."""
-    similar = get_close_matches(name, list(known), 1)
+    similar = get_close_matches(name, list(known_names), 1)
     return f"; did you mean {similar[0]}?" if similar else ""
 
 
@@ -420,14 +422,14 @@ def _known_objects(
     placed_documents: Iterable[tuple[ManifestPlace, Any]],
 ) -> dict[ObjectIdentity, Any]:
     """Return all named objects of our kinds; an unreadable one counts as present."""
-    known: dict[ObjectIdentity, Any] = {}
+    known_objects: dict[ObjectIdentity, Any] = {}
     for _, document in placed_documents:
         if (identity := identity_of(document)) is not None:
             try:
-                known.setdefault(identity, parse_declared(document))
+                known_objects.setdefault(identity, parse_declared(document))
             except InvalidDocument:
-                known.setdefault(identity, _UnreadableObject())
-    return known
+                known_objects.setdefault(identity, _UnreadableObject())
+    return known_objects
 
 
 class _UnreadableObject:

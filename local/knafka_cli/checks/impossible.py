@@ -39,27 +39,27 @@ def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
 
 
 def _find_contradictions(
-    above: Sequence[_Demand], filters: Sequence[Filter], path: str
+    outer_demands: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction among these filters, or between one of them and a
-    demand of `above`."""
+    demand of the enclosing filters."""
     demands = [
-        *above,
+        *outer_demands,
         *(
             demand
             for i, spec in enumerate(filters)
             for demand in _attribute_demands(spec, f"{path}[{i}]")
         ),
     ]
-    for demand in demands[len(above) :]:
+    for demand in demands[len(outer_demands) :]:
         if demand.attribute == SPEC_VERSION and not _allows_version(demand):
             yield f"{demand} never matches: specversion is {' or '.join(sorted(SPEC_VERSIONS))}"
-    for index, demand_before in enumerate(demands):
-        for other in demands[max(index + 1, len(above)) :]:
-            if demand_before.attribute == other.attribute and not _are_compatible(
-                demand_before, other
+    for index, earlier_demand in enumerate(demands):
+        for later_demand in demands[max(index + 1, len(outer_demands)) :]:
+            if earlier_demand.attribute == later_demand.attribute and not _are_compatible(
+                earlier_demand, later_demand
             ):
-                yield f"{other} never matches together with {demand_before}"
+                yield f"{later_demand} never matches together with {earlier_demand}"
     for choice_path, branches in _any_branches(filters, path):
         # A choice needs one branch only: it is impossible if every branch contradicts the demands.
         refused = [
@@ -71,7 +71,7 @@ def _find_contradictions(
 
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
-    """Yield what single attributes must be for the filter to match."""
+    """Yield the demands on single attributes that an event must meet for the filter to match."""
     match spec:
         case Exact() | Prefix() | Suffix():
             for dialect, operand in spec:  # its only field
@@ -92,11 +92,11 @@ def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, S
                 yield from _any_branches(inner, f"{path}[{index}].all")
 
 
-def _are_compatible(one: _Demand, other: _Demand) -> bool:
+def _are_compatible(first: _Demand, second: _Demand) -> bool:
     """Whether one value can meet both demands."""
-    if {one.dialect, other.dialect} == {"prefix", "suffix"}:
+    if {first.dialect, second.dialect} == {"prefix", "suffix"}:
         return True  # a value can have any prefix and any suffix
-    return _meets(one.value, other) or _meets(other.value, one)
+    return _meets(first.value, second) or _meets(second.value, first)
 
 
 def _allows_version(demand: _Demand) -> bool:

@@ -20,7 +20,7 @@ DEAD_LETTER_SINK_PATH: Final = "spec.delivery.deadLetterSink"
 def loop_warnings(
     destinations: Mapping[str, Destination | None],
     bus: ObjectIdentity,
-    known: Mapping[ObjectIdentity, Any],
+    known_objects: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
     """Return a warning for each destination that leads back to the Broker or channel `bus`.
 
@@ -37,19 +37,19 @@ def loop_warnings(
             bus_word = "Broker" if family is BROKERS else "channel"
             sentences.append(f"{destination_path}: its own {bus_word}: {_loop_consequence(path)}")
         elif path == DEAD_LETTER_SINK_PATH and (
-            brokers_between := _way_back(destination, bus, known)
+            brokers_between := _way_back(destination, bus, known_objects)
         ):
             brokers = ", ".join(map(str, brokers_between))
             sentences.append(f"{path}: leads back over {brokers}: {_loop_consequence(path)}")
     return sentences
 
 
-def broker_warnings(broker: Broker, known: Mapping[ObjectIdentity, Any]) -> list[str]:
+def broker_warnings(broker: Broker, known_objects: Mapping[ObjectIdentity, Any]) -> list[str]:
     """Return warnings about a Broker's dead letter sink, which its Triggers use if they have
     none."""
     bus = ObjectIdentity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
     sinks = {DEAD_LETTER_SINK_PATH: broker.spec.delivery.dead_letter_sink}
-    return loop_warnings(sinks, bus, known)
+    return loop_warnings(sinks, bus, known_objects)
 
 
 def _loop_consequence(path: str) -> str:
@@ -65,7 +65,7 @@ def _loop_consequence(path: str) -> str:
 
 
 def _way_back(
-    destination: Destination, bus: ObjectIdentity, known: Mapping[ObjectIdentity, Any]
+    destination: Destination, bus: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
     """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, in order;
     empty if none do."""
@@ -76,7 +76,7 @@ def _way_back(
         step = ObjectIdentity(BROKERS.broker, sink.ref.namespace or namespace, sink.ref.name)
         if step == bus:
             return way
-        broker = known.get(step)
+        broker = known_objects.get(step)
         if step in way or not isinstance(broker, Broker):
             break
         way.append(step)

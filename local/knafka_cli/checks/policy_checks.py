@@ -49,7 +49,7 @@ class _Target(Declared):
 
     @model_validator(mode="after")
     def _require_one_reference(self) -> Self:
-        """Require either `ref` or `selector`."""
+        """Return the target; raise an error unless it has either `ref` or `selector`."""
         _require_exactly_one(ref=self.ref, selector=self.selector)
         return self
 
@@ -60,7 +60,8 @@ class _Sender(Declared):
 
     @model_validator(mode="after")
     def _require_one_sender(self) -> Self:
-        """Require either `ref` or `sub`, with `*` only at the end of `sub`."""
+        """Return the sender; raise an error unless it has either `ref` or `sub`, with `*` only at
+        the end of `sub`."""
         _require_exactly_one(ref=self.ref, sub=self.sub or None)
         if self.sub is not None and "*" in self.sub[:-1]:
             raise problem(f"invalid value: {self.sub:.200}: '*' is only allowed as suffix", "sub")
@@ -89,18 +90,18 @@ def errors(policy: EventPolicy) -> list[str]:
 
 
 def missing_objects(
-    policy: EventPolicy, known: Mapping[ObjectIdentity, Any]
+    policy: EventPolicy, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[ObjectIdentity]:
     """Yield the objects that an EventPolicy names and that are not among the files."""
     for target in _spec_or_default(policy).to:
         if target.ref is not None and target.ref.kind in ADDRESSED:
             identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
-            if identity not in known:
+            if identity not in known_objects:
                 yield identity
 
 
 def warnings(
-    policy: EventPolicy, document: Mapping[str, Any], known: Mapping[ObjectIdentity, Any]
+    policy: EventPolicy, document: Mapping[str, Any], known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
     """Yield sentences about what is allowed in an EventPolicy, but is probably a mistake."""
     spec = _spec_or_default(policy)
@@ -112,7 +113,7 @@ def warnings(
             yield f"spec.from[{number}].sub: {sender.sub:.200} is no service account: {desired}"
     brokers_and_channels = [
         resource
-        for identity, resource in known.items()
+        for identity, resource in known_objects.items()
         if isinstance(resource, (Broker, KafkaChannel))
         and identity.namespace == policy.metadata.namespace
     ]
@@ -134,7 +135,8 @@ def _may_match_account(sub: str) -> bool:
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
-    """Return the policy's spec; one without any problem if the policy can't be read."""
+    """Return the policy's spec; if it can't be read, a spec without problems, so that no further
+    warning is given."""
     try:
         return _parse_spec(policy)
     except InvalidDocument:
@@ -146,9 +148,9 @@ def _parse_spec(policy: EventPolicy) -> _PolicySpec:
     return parse(_Policy, {"spec": policy.spec or {}}).spec
 
 
-def _require_exactly_one(**given: object) -> None:
+def _require_exactly_one(**fields: object) -> None:
     """Raise Knative's error unless exactly one of the fields is set."""
-    set_fields = [name for name, value in given.items() if value is not None]
+    set_fields = [name for name, value in fields.items() if value is not None]
     if len(set_fields) != 1:
         got = "neither" if not set_fields else "both"
-        raise problem(f"expected exactly one, got {got}", *given)
+        raise problem(f"expected exactly one, got {got}", *fields)

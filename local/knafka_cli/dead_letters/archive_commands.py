@@ -102,7 +102,8 @@ def show_letters(
 
 
 def compact(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Have a DeadLetterArchive compact now."""
+    """Make a DeadLetterArchive compact now; print the number of new dead letters, except with
+    --no-wait."""
     status = _run_archive(target, job_options, local_options)
     if status is not None:
         typer.echo(f"{status['lastRun'].get('records', 0)} new dead letters")
@@ -248,7 +249,8 @@ def _run_archive(
     *,
     needs_report: bool = False,
 ) -> Mapping[str, Any] | None:
-    """Have an archive run and wait for it; returns its status, or None with --no-wait.
+    """Make an archive run now and wait for the run's end; returns the archive's status, or None
+    with --no-wait.
 
     Exits with code 1 if the run failed.
     """

@@ -103,7 +103,7 @@ class ArchiveOperations:
         return self._poll_until(OPERATION_OBJECTS[kind], name, is_finished)
 
     def ask_to_run(self, archive: Document) -> str:
-        """Have an archive run now; returns the request's id, for `follow_run`."""
+        """Make an archive run now, by an annotation; returns the request's id, for `follow_run`."""
         name, request_id = _name_of(archive), f"{time.time():.3f}"
         if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN_ANNOTATION, request_id):
             raise ClusterError(f"DeadLetterArchive {self.namespace}/{name} is gone")

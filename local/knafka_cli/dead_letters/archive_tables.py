@@ -41,13 +41,13 @@ UNREACHED_STORE: Final = {"connect_timeout": "5s", "max_retries": "2", "retry_ti
 
 
 class TablesSource(Protocol):
-    """Where a command finds the tables."""
+    """Opens the tables that a command uses."""
 
     def open(self) -> TableFiles:
         """Open the tables; exits with code 2 if there are none."""
 
-    def replay_id(self, given: str) -> str:
-        """Return the id that the tables have for a replay that the user names so."""
+    def replay_id(self, name_or_id: str) -> str:
+        """Return the id of a replay in the tables, from the name or id that the user gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class LocalTables:
             raise refuse(f"{NO_TABLES}{place}: knafka dead-letters compact makes them")
         return files
 
-    def replay_id(self, given: str) -> str:
+    def replay_id(self, name_or_id: str) -> str:
         """Return the id as the user gives it."""
-        return given
+        return name_or_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +115,20 @@ class ArchiveTables:
             ) from None
         raise refuse(f"the {name} has no tables yet: knafka dead-letters compact makes them")
 
-    def replay_id(self, given: str) -> str:
+    def replay_id(self, name_or_id: str) -> str:
         """Return the UID of the DeadLetterReplay of this name, else the id as the user gives it."""
         from knafka_cli.dead_letters.archive_operations import OPERATION_OBJECTS
         from knafka_operator.archives.operation_model import REPLAY
 
         operations = archive_commands.open_operations(self.target)
-        replay = operations.api.get(OPERATION_OBJECTS[REPLAY], operations.namespace, given)
-        return given if replay is None else str(replay["metadata"]["uid"])
+        replay = operations.api.get(OPERATION_OBJECTS[REPLAY], operations.namespace, name_or_id)
+        return name_or_id if replay is None else str(replay["metadata"]["uid"])
 
     def _store(
         self, operations: ArchiveOperations, storage: Mapping[str, Any]
     ) -> Mapping[str, str]:
-        """delta-rs's options for an archive's store: its address, and the keys of its Secret."""
+        """Return delta-rs's options for an archive's store: its address, and the keys of its
+        Secret."""
         from knafka_jobs.io.table_files import s3_options
 
         endpoint = self.endpoint or storage.get("endpoint")
@@ -199,4 +200,4 @@ def on_tables(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _local_options(tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
-    """The options that choose tables of this machine."""
+    """Declare the options that choose tables of this machine; only the signature is used."""

@@ -137,7 +137,10 @@ def list_letters(
     rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
     if any(overview.acknowledged for overview in by_trigger.values()):
         columns = (*columns, dead_letters.ACKNOWLEDGED_COLUMN)
-        rows = [(*each.row, str(each.acknowledged)) for each in by_trigger.values()]
+        rows = [
+            (*trigger_overview.row, str(trigger_overview.acknowledged))
+            for trigger_overview in by_trigger.values()
+        ]
     print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
 
 
@@ -236,7 +239,8 @@ def _failure_conditions(
 
 
 def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
-    """Up to which offset the tables hold each dead-letter topic."""
+    """Return the offsets below which the tables hold the records of dead-letter topics; empty
+    without tables."""
     if files is None:
         return {}
     from knafka_jobs.lookup.lookup_run import tabled_until
@@ -322,7 +326,8 @@ def purge(
 
 
 def _replay_command(tables: str | None, data_dir: Path) -> str:
-    """Return how a report's commands begin: they run as they are, in any folder of this machine."""
+    """Return the beginning of a report's replay commands; its paths are absolute, so that the
+    commands run in any folder of this machine."""
     words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
     if tables is not None:
         words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]

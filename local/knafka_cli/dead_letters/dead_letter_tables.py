@@ -61,23 +61,23 @@ def print_error(line: str) -> None:
     typer.echo(f"knafka: {line}", err=True)
 
 
-def open_tables(place: str, tell: Callable[[str], None]) -> TableFiles | None:
+def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles | None:
     """Open the tables; None if there are none or they can't be read here.
 
-    `tell` is called with the reason if the user can do something about it. Raises `JobError`.
+    `show_problem` is called with the reason if the user can act on it. Raises `JobError`.
     """
     if "://" not in place and not Path(place, "failures").exists():
         return None
     try:
         from knafka_jobs.io.table_files import TableFiles
     except ImportError:
-        tell(f"compacted dead letters are left out: to read them, {INSTALL_TABLES}")
+        show_problem(f"compacted dead letters are left out: to read them, {INSTALL_TABLES}")
         return None
     files = TableFiles(place)
     try:
         return files if files.has_table("failures") and files.has_table("records") else None
     except NeedsSpark as error:
-        tell(f"{error}: the next knafka dead-letters compact brings it up to date")
+        show_problem(f"{error}: the next knafka dead-letters compact brings it up to date")
         return None
 
 
@@ -113,7 +113,8 @@ def overviews(
 def _count_acknowledged(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Mapping[TriggerName, int]:
-    """Number of dead letters by Trigger that wait in acknowledged groups. Raises `JobError`."""
+    """Return the number of dead letters that wait in acknowledged groups, by Trigger. Raises
+    `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -141,7 +142,9 @@ def group_rows(
 
     now = datetime.now(UTC)
     acknowledged = acknowledge.read_acknowledgements(files, now)
-    found = [group for group in groups.list_groups(files, conditions, now) if group.unresolved]
+    unresolved_groups = [
+        group for group in groups.list_groups(files, conditions, now) if group.unresolved
+    ]
     return [
         (
             group.id,
@@ -154,7 +157,7 @@ def group_rows(
             group.key["summary"],
             _acknowledgement_text(acknowledged.get(group.id)),
         )
-        for group in sorted(found, key=lambda group: group.id in acknowledged)
+        for group in sorted(unresolved_groups, key=lambda group: group.id in acknowledged)
     ]
 
 
@@ -192,7 +195,8 @@ def page_of_letters(
 
 
 def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
-    """Return records and when they were replayed as dead letters, in the opposite order."""
+    """Parse the records of dead letters, each with the time of its replay (None: it wasn't
+    replayed), and return them in the opposite order."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
@@ -200,18 +204,20 @@ def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[St
 
 
 def report(
-    options: Sequence[Mapping[str, Any]], tell: Callable[[str], None]
+    options: Sequence[Mapping[str, Any]], show_progress: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """Run the job `report` in this process; returns its result, None if it needs Spark.
 
-    `options` are the job's; `tell` is called with its progress. Raises `JobError`.
+    `options` are the job's; `show_progress` is called with its progress. Raises `JobError`.
     """
     from knafka_jobs.report.report_command import report_without_spark, write_report
 
     words = [word for group in options for word in arguments_of(group)]
     arguments = parser().parse_args(["report", *words])
-    made = report_without_spark(arguments, tell)
-    return None if made is None else write_report(made, arguments, tell)
+    computed_report = report_without_spark(arguments, show_progress)
+    return (
+        None if computed_report is None else write_report(computed_report, arguments, show_progress)
+    )
 
 
 def _time_text(moment: datetime) -> str:

@@ -196,20 +196,22 @@ def _append(
     from knafka_jobs.lookup.groups import find_groups
 
     name = by or user_name()
-    for option, text, most in (
+    for option, text, max_characters in (
         ("note", note, MAX_NOTE_CHARACTERS),
         ("by", name, MAX_NAME_CHARACTERS),
     ):
-        if len(text) > most:
-            raise refuse(f"--{option} has {len(text)} characters: give {most} at most")
-    found = find_groups(files, ids, now)
-    known: dict[str, dict[str, Any]] = {id_: dict(group.key) for id_, group in found.items()}
+        if len(text) > max_characters:
+            raise refuse(f"--{option} has {len(text)} characters: give {max_characters} at most")
+    groups_by_id = find_groups(files, ids, now)
+    known_groups: dict[str, dict[str, Any]] = {
+        id_: dict(group.key) for id_, group in groups_by_id.items()
+    }
     if action is AcknowledgementAction.UNACKNOWLEDGE:
-        known = {id_: {} for id_ in table.read_acknowledgements(files, now)} | known
-    if unknown := [id_ for id_ in ids if id_ not in known]:
+        known_groups = {id_: {} for id_ in table.read_acknowledgements(files, now)} | known_groups
+    if unknown := [id_ for id_ in ids if id_ not in known_groups]:
         raise refuse(f"the tables have no group {', '.join(unknown)}: {HOW_TO_LIST}")
     chosen = {
-        id_: {name: value for name, value in known[id_].items() if name in ACKNOWLEDGEMENTS}
+        id_: {name: value for name, value in known_groups[id_].items() if name in ACKNOWLEDGEMENTS}
         for id_ in ids
     }
     table.append_acknowledgements(files, chosen, action, name, now, until, note)

@@ -52,7 +52,7 @@ FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
 """Options that only the Spark job can apply."""
 EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
-"""Options that edit events: what `EventEdits.parse` takes."""
+"""Names of the options that edit events, in the order of the parameters of `EventEdits.parse`."""
 
 
 REPLAY_COLUMNS: Final = (
@@ -62,7 +62,7 @@ REPLAY_COLUMNS: Final = (
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `knafka dead-letters`."""
+    """Add the commands `replays` and `cancel` to `knafka dead-letters`."""
     add(app, "replays", list_replays, "knafka dead-letters replays --limit 5")
     add(app, "cancel", cancel, "knafka dead-letters cancel 20260131-120000-3fa4c1")
 
@@ -196,11 +196,11 @@ def replay(
         typer.echo(line)
 
 
-def _edit_options(*given: list[str] | None) -> dict[str, Sequence[str]]:
+def _edit_options(*edit_texts: list[str] | None) -> dict[str, Sequence[str]]:
     """Return the options that edit events, by name; exits with code 2 if one of them can't be
     used."""
     options: dict[str, Sequence[str]] = {
-        name: texts or () for name, texts in zip(EDIT_OPTIONS, given, strict=True)
+        name: texts or () for name, texts in zip(EDIT_OPTIONS, edit_texts, strict=True)
     }
     try:
         EventEdits.parse(*options.values())
@@ -223,7 +223,7 @@ def _preview_from_tables(
 
     selection = {name: job_options[name] for name in SELECTION if name in job_options}
     arguments = parser().parse_args(
-        ["purge", f"--tables={place}", *arguments_of(selection)]  # which takes what selects
+        ["purge", f"--tables={place}", *arguments_of(selection)]  # it has all options that select
     )
     selected = conditions(FailureSelection.from_arguments(arguments))
     if ids:

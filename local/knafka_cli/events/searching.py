@@ -16,9 +16,10 @@ from knafka.ports.log import Record
 from knafka_client.topics.ranges import RangeReader
 
 SEARCH_CHUNK_OFFSETS: Final = 10_000
-"""Offsets of each partition that are read before the ones below them are."""
+"""Number of offsets of each partition that are read at a time; the search goes from the newest
+back."""
 SEARCH_QUEUE_KILOBYTES: Final = 8192
-"""The most that the client reads ahead; what it reads beyond a chunk's end is wasted."""
+"""Most kilobytes that the client reads ahead; records beyond a chunk's end are read in vain."""
 
 
 @dataclass
@@ -54,10 +55,10 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
         if mode_of(_content_type(headers)) is not Mode.STRUCTURED:
             return False
         try:
-            about = read(record.headers(), record.value()).attributes
+            attributes = read(record.headers(), record.value()).attributes
         except InvalidEvent:
             return False
-        return about["id"] == id_ and source in (None, about["source"])
+        return attributes["id"] == id_ and source in (None, attributes["source"])
 
     return is_same_event
 

@@ -158,7 +158,7 @@ def send(
 
 
 def _parse_extension(text: str) -> tuple[str, str]:
-    """Name and value of an `--extension`. Raises `typer.BadParameter`."""
+    """Parse the text of an `--extension`; returns name and value. Raises `typer.BadParameter`."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--extension")
@@ -175,7 +175,7 @@ def _send_target(
     ingress = ingress_of(running, broker)
     if account is None:
         return running.url_of(ingress), bytes
-    # Here, as cryptography costs every other command's start.
+    # Imported here, as cryptography would slow the start of every other command.
     from knafka_local.tokens.issuer import Issuer, TokenProvider
 
     sender = TokenProvider(

@@ -193,7 +193,9 @@ def _print_records(
     format_: OutputFormat,
     limit: int | None,
 ) -> None:
-    """Print records as they arrive, until the limit is reached."""
+    """Print the events that match all predicates as they arrive, until `limit` of them are printed;
+    a record without an event is reported on stderr. Exits with code 1 if none of the topics
+    exists."""
     shown = 0
     matches = all_of(predicates)
     try:

@@ -57,7 +57,8 @@ class TailStart:
     since: float | None = None
     """Seconds since the Unix epoch."""
     last: int | None = None
-    """Only the newest so many."""
+    """Most existing events, the newest ones; None: all since `since`, or none if that is None
+    too."""
 
 
 def tail_records(
@@ -126,8 +127,8 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Return existing records in the order of time, without all but the newest `count`; newer
-    records are kept."""
+    """Return the records in the order of time. Of those that existed at the start (below `ends`),
+    only the newest `count` are kept; None: all."""
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
         return records

@@ -147,11 +147,11 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
 
     async def trace_records(admin: KafkaAdmin) -> list[Trace]:
         """Trace one record after the other."""
-        committed = tracing.commits_reader(configuration)
+        read_commits = tracing.commits_reader(configuration)
         return [
             await tracing.trace_record(
                 admin,
-                committed,
+                read_commits,
                 record,
                 broker_name_of(ingress),
                 view.egresses_of(ingress),

@@ -76,11 +76,11 @@ class TracedDelivery:
     """How far one Trigger or Subscription is with one event."""
 
     trigger: str
-    """Its name, as `trigger_name_of` writes it."""
+    """Name of the Trigger or Subscription, as `trigger_name_of` writes it."""
     state: TracedState
     """The latest state: a dead letter that was replayed and settled is settled."""
     detail: str
-    """Everything known about it, on one line."""
+    """Everything known about the delivery, on one line."""
     clauses: Sequence[str] = ()
     """The filter clauses that refuse the event."""
     dead_letters: Sequence[StoredDeadLetter] = ()
@@ -102,7 +102,7 @@ class Trace:
     partition: int
     offset: int
     accepted: str
-    """When the Broker accepted it, in RFC 3339."""
+    """When the Broker accepted the event, in RFC 3339."""
     deliveries: Sequence[TracedDelivery]
     trace_id: str = ""
     """The id of W3C Trace Context, 32 hexadecimal digits; empty if the event has none."""
@@ -112,7 +112,7 @@ class Trace:
 
 async def trace_record(
     admin: LogAdmin,
-    committed: ReadCommits,
+    read_commits: ReadCommits,
     record: Record,
     broker: str,
     egresses: Sequence[Egress],
@@ -125,7 +125,7 @@ async def trace_record(
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
     deliveries = [
-        _trace_delivery(admin, committed, record, envelope, egress, topics, paused)
+        _trace_delivery(admin, read_commits, record, envelope, egress, topics, paused)
         for egress in egresses
     ]
     attributes = envelope.attributes
@@ -147,7 +147,7 @@ def trace_context(envelope: Envelope) -> tuple[str, bool]:
     """Return the trace's id and whether it is sampled, from the event's header or else its
     attribute.
 
-    The id is empty if neither is there and valid.
+    The id is empty if neither holds a valid one.
     """
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
@@ -158,7 +158,7 @@ def trace_context(envelope: Envelope) -> tuple[str, bool]:
 
 async def _trace_delivery(
     admin: LogAdmin,
-    committed: ReadCommits,
+    read_commits: ReadCommits,
     record: Record,
     envelope: Envelope,
     egress: Egress,
@@ -171,7 +171,7 @@ async def _trace_delivery(
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
     records, complete = await _find_dead_letters(admin, record, is_same_event, egress, topics)
     if records:
-        replays = await _find_replays(admin, committed, is_same_event, egress, topics)
+        replays = await _find_replays(admin, read_commits, is_same_event, egress, topics)
         letters = [_with_replay_time(dead_letter, replays) for dead_letter in records]
         state, detail = _state_and_history(letters, replays)
         steps = [step for dead_letter in records for step in _dead_letter_steps(dead_letter)]
@@ -179,7 +179,7 @@ async def _trace_delivery(
         return TracedDelivery(name, state, detail, clauses, letters, replays, sorted(steps))
     if clauses:
         return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
-    state, detail, last_attempt = await _read_group_progress(committed, record, egress)
+    state, detail, last_attempt = await _read_group_progress(read_commits, record, egress)
     if state is TracedState.SETTLED:
         detail = "no dead letter: delivered" if complete else _DELIVERED_OR_TABLED
         if egress.dead_letter_sink is not None:
@@ -225,12 +225,12 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
 
 
 async def _read_group_progress(
-    committed: ReadCommits, record: Record, egress: Egress
+    read_commits: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
     """Return how far a group is with a record, with a short text and the last attempt if it has
     failed."""
     partition, offset = record.partition(), record.offset()
-    commits = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
+    commits = await asyncio.to_thread(read_commits, egress.group, egress.topic, [partition])
     place, policy = commits.get(partition), policy_of(egress)
     state, detail = offset_state(offset, place, policy)
     if state is not TracedState.RETRYING or place is None:
@@ -254,12 +254,12 @@ def offset_state(
     if offset < committed.offset:
         return TracedState.SETTLED, ""
     progress = decode(committed.offset, committed.metadata, policy)
-    if any(first <= offset < behind for first, behind in progress.settled):
+    if any(first <= offset < range_end for first, range_end in progress.settled):
         return TracedState.SETTLED, ""
     if (delivery := progress.deliveries.get(offset)) is not None:
         return TracedState.RETRYING, _attempts_text(delivery)
     settled = sum(
-        min(behind, offset) - first for first, behind in progress.settled if first < offset
+        min(range_end, offset) - first for first, range_end in progress.settled if first < offset
     )
     unsettled = offset - committed.offset - settled
     return (
@@ -328,7 +328,7 @@ def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> Stored
 
 async def _find_replays(
     admin: LogAdmin,
-    committed: ReadCommits,
+    read_commits: ReadCommits,
     is_same_event: Callable[[Record], bool],
     egress: Egress,
     topics: Mapping[str, int],
@@ -340,7 +340,7 @@ async def _find_replays(
     replays = []
     for record in await read_topic(admin, replay.topic, MOST_RECORDS_READ):
         if is_same_event(record):
-            state, detail, _ = await _read_group_progress(committed, record, replay)
+            state, detail, _ = await _read_group_progress(read_commits, record, replay)
             replays.append(TracedReplay(timestamp(record.timestamp()[1] / 1000), state, detail))
     return replays
 

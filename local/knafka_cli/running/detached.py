@@ -67,7 +67,7 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
         process.terminate()
         process.wait()
         raise
-    process.returncode = 0  # it runs on: keeps Popen from warning about that
+    process.returncode = 0  # the process runs on; Popen would warn about that
     return process.pid
 
 

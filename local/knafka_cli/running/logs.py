@@ -31,9 +31,9 @@ class Logs:
         self._read_until: dict[str, int] = {}
         """Offset up to which each log has been returned."""
 
-    def names(self, part: str | None = None) -> Sequence[str]:
+    def names(self, owner: str | None = None) -> Sequence[str]:
         """Return the names of all logs, or of those of one process, Trigger or Service; sorted."""
-        return sorted(name for name in self._log_files() if part is None or is_log_of(name, part))
+        return sorted(name for name in self._log_files() if owner is None or is_log_of(name, owner))
 
     def last_lines(self, name: str, lines: int) -> Sequence[str]:
         """Return the last `lines` lines of a log, oldest first."""
@@ -43,22 +43,22 @@ class Logs:
             self._read_until[name] = file.tell()
         return all_lines[-lines:] if lines else []
 
-    def follow(self, part: str | None = None) -> Iterator[tuple[str, str]]:
+    def follow(self, owner: str | None = None) -> Iterator[tuple[str, str]]:
         """Yield name and text of each new line, for ever; new files from their start.
 
         A log that `last_lines` has read continues there; any other begins with its next line.
         """
-        read = {
+        read_until = {
             name: _file_size(path) for name, path in self._log_files().items()
         } | self._read_until
         while True:
             for name, path in self._log_files().items():
-                if part is not None and not is_log_of(name, part):
+                if owner is not None and not is_log_of(name, owner):
                     continue
-                start = read.get(name, 0)
+                start = read_until.get(name, 0)
                 if _file_size(path) < start:
                     start = 0  # the log was rotated
-                lines, read[name] = _read_lines(path, start)
+                lines, read_until[name] = _read_lines(path, start)
                 yield from ((name, line) for line in lines)
             self._pause(LOG_POLL_INTERVAL)
 
@@ -73,12 +73,12 @@ class Logs:
         return files | ({KAFKA_LOG: kafka} if kafka.exists() else {})
 
 
-def is_log_of(name: str, part: str) -> bool:
+def is_log_of(name: str, owner: str) -> bool:
     """Whether a log is that of a process (`receiver`), or of a Trigger or Service,
     `[NAMESPACE/]NAME`."""
-    if name == part:
+    if name == owner:
         return True
-    namespace, slash, object_name = part.rpartition("/")
+    namespace, slash, object_name = owner.rpartition("/")
     log_suffix = re.escape(f"{namespace if slash else 'default'}-{object_name}")
     return re.fullmatch(rf"[a-z]+-{log_suffix}", name) is not None
 

@@ -208,9 +208,14 @@ def summary(snapshot: Snapshot) -> str:
     busy = sorted(filter(_is_busy, triggers), key=_waiting_events, reverse=True)
     resting = [trigger for trigger in triggers if not _is_busy(trigger)]
     parts = [*brokers, *map(_counts_text, busy[:SUMMARY_TRIGGERS])]
-    for group_name, others in (("more busy", busy[SUMMARY_TRIGGERS:]), ("at rest", resting)):
-        if others:
-            parts.append(_counts_text(_sum_row(f"{len(others)} {group_name}:", others)))
+    for group_name, group_triggers in (
+        ("more busy", busy[SUMMARY_TRIGGERS:]),
+        ("at rest", resting),
+    ):
+        if group_triggers:
+            parts.append(
+                _counts_text(_sum_row(f"{len(group_triggers)} {group_name}:", group_triggers))
+            )
     return "; ".join(parts)
 
 
@@ -240,10 +245,10 @@ def _counts_text(row: TriggerRow) -> str:
 
 def _sum_row(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
     """Return a row with the sums of several rows' counts."""
-    known = [row.lag for row in rows if row.lag is not None]
+    known_lags = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
-        lag=sum(known) if known else None,
+        lag=sum(known_lags) if known_lags else None,
         delivered=sum(row.delivered for row in rows),
         filtered=sum(row.filtered for row in rows),
         retried=sum(row.retried for row in rows),

@@ -91,7 +91,7 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
         loop.add_signal_handler(number, stop)
 
 
-def sender_authorization(state: RunningState, data: Path, url: str) -> Callable[[], bytes]:
+def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Callable[[], bytes]:
     """Return a function that returns the `authorization` header line for sending to the Broker at
     `url`.
 
@@ -101,14 +101,16 @@ def sender_authorization(state: RunningState, data: Path, url: str) -> Callable[
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:
         return bytes
-    # Here, as most ask for no tokens.
+    # Imported here, as most Brokers require no tokens.
     from knafka_local.tokens.issuer import Issuer, TokenProvider
 
     account = ServiceAccount(ingress.namespace, "default")
-    return TokenProvider(Issuer.load(Installation(data).issuer), account, ingress.audience).header
+    return TokenProvider(
+        Issuer.load(Installation(data_folder).issuer), account, ingress.audience
+    ).header
 
 
-async def _send_file(supervisor: Supervisor, data: Path, file: Path, view: View) -> None:
+async def _send_file(supervisor: Supervisor, data_folder: Path, file: Path, view: View) -> None:
     """Send the events of a file to the only Broker."""
     brokers = [broker.url for broker in supervisor.snapshot().brokers if broker.url]
     if len(brokers) != 1:
@@ -122,7 +124,7 @@ async def _send_file(supervisor: Supervisor, data: Path, file: Path, view: View)
                 brokers[0],
                 lambda answer: view.say(str(answer)),
                 connections=1,
-                authorization=sender_authorization(supervisor.state, data, brokers[0]),
+                authorization=sender_authorization(supervisor.state, data_folder, brokers[0]),
             )
         except event_input.BadInput as error:
             view.say(str(error))

@@ -108,7 +108,7 @@ def _list_field(
     value = document.get(name)
     if value is None and not required:
         return ()
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise InvalidDocument(_join_path(path, name), "must be a list of objects")
     return value
 
@@ -134,10 +134,12 @@ def _join_path(path: str, name: str) -> str:
 
 
 def _note_unknown_fields(
-    document: Document, known: set[str], path: str, converted: ArgoConversion
+    document: Document, known_fields: set[str], path: str, converted: ArgoConversion
 ) -> None:
-    """Note every field that isn't among the known ones as lost."""
-    converted.lost += [f"{path}.{name}: not carried over" for name in document if name not in known]
+    """Note every field of `document` that isn't among the known ones in `converted.lost`."""
+    converted.lost += [
+        f"{path}.{name}: not carried over" for name in document if name not in known_fields
+    ]
 
 
 # Dependencies
@@ -178,7 +180,7 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
         elif key == "time":
             converted.lost.append(f"{path}.filters.time: not carried over")
         elif key in ("dataLogicalOperator", "exprLogicalOperator"):
-            pass  # they combine filters that are left out
+            pass  # they only combine filters that aren't converted
         elif key != "context":
             converted.lost.append(f"{path}.filters.{key}: not carried over")
     # With one kind of filter, `or` and `and` are the same; without one, its default is `and`.
@@ -213,8 +215,8 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
     _note_unknown_fields(
         template, {"name", "conditions", "conditionsReset", "http"}, path, converted
     )
-    known = {"template", "retryStrategy", "rateLimit", "atLeastOnce", "dlqTrigger"}
-    _note_unknown_fields(argo, known, path, converted)
+    known_fields = {"template", "retryStrategy", "rateLimit", "atLeastOnce", "dlqTrigger"}
+    _note_unknown_fields(argo, known_fields, path, converted)
     trigger: dict[str, Any] = {"name": name}
     if template.get("conditions"):
         trigger["conditions"] = _to_text(template["conditions"], f"{path}.conditions")
@@ -243,8 +245,8 @@ def _template_url(template: Document, path: str, converted: ArgoConversion) -> s
     """Return the URL of a trigger template's HTTP request; None if the template has another
     kind."""
     if template.get("http") is None:
-        known = {"name", "conditions", "conditionsReset"}
-        kinds = ", ".join(str(name) for name in template if name not in known) or "nothing"
+        known_fields = {"name", "conditions", "conditionsReset"}
+        kinds = ", ".join(str(name) for name in template if name not in known_fields) or "nothing"
         converted.lost.append(f"{path}: it does {kinds}, but only http can be converted")
         return None
     http = _object_field(template, "http", path)
@@ -263,7 +265,8 @@ def _template_url(template: Document, path: str, converted: ArgoConversion) -> s
 def _convert_resets(
     resets: Sequence[Document], path: str, converted: ArgoConversion
 ) -> Iterator[dict[str, Any]]:
-    """Convert the times at which a trigger's conditions are reset."""
+    """Yield the converted resets of a trigger's conditions; other resets than `byTime`, and changed
+    cron expressions, are noted in `converted`."""
     path = f"{path}.conditionsReset"
     for reset in resets:
         by_time = _object_field(reset, "byTime", path)
@@ -303,7 +306,8 @@ _ANY_VALUE: Final = ("*", "?", "*/1", "?/1")
 
 
 def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a retry strategy."""
+    """Convert a retry strategy; parts that can't be kept are noted in `converted`. Raises
+    `InvalidDocument`."""
     if not argo:
         # Without a strategy, a delivery here has more than one attempt.
         return {"steps": 1}
@@ -340,7 +344,8 @@ def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) ->
 
 
 def _to_number(value: Any) -> float:
-    """Return the value of Argo's Amount, which is a number, a text, or an object with a number."""
+    """Return the value of Argo's Amount, which is a number, a text, or an object with a number; 1
+    if it can't be read."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:
@@ -350,7 +355,8 @@ def _to_number(value: Any) -> float:
 
 
 def _to_duration(value: Any, path: str) -> str:
-    """Return a duration as Go writes it, of Argo's Int64OrString: nanoseconds, or such a text."""
+    """Return a duration of Argo's, an Int64OrString of nanoseconds or a text such as 10s, as Go
+    writes it. Raises `InvalidDocument`."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0

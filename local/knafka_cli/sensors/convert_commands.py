@@ -35,7 +35,7 @@ def sensor(
     Dependencies filter by `source` (the EventSource) and `subject` (the event), as Argo's events
     have them; HTTP triggers become subscribers. Exit code 1: something isn't carried over.
     """
-    # Here, as the operator's models cost every other command's start.
+    # Imported here, as the operator's models would slow the start of every other command.
     from knafka_cli.sensors import argo
     from knafka_operator.model.sensors import Sensor
 

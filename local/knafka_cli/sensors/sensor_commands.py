@@ -209,9 +209,9 @@ def _conditions_document(sensor: Sensor) -> dict[str, Any]:
     """Return the part of a Sensor that decides when it fires, as JSON for the job."""
     from knafka.core.sensor.contract import Conditions, SensorTrigger
 
-    known = SensorTrigger.model_fields.keys()
+    field_names = SensorTrigger.model_fields.keys()
     triggers = [
-        SensorTrigger.model_construct(**{name: getattr(trigger, name) for name in known})
+        SensorTrigger.model_construct(**{name: getattr(trigger, name) for name in field_names})
         for trigger in sensor.spec.triggers
     ]
     spec = Conditions(
@@ -223,8 +223,10 @@ def _conditions_document(sensor: Sensor) -> dict[str, Any]:
 
 
 def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
-    """Play the events of a file, and print what fires and what still waits."""
-    # Here, as time zones and the operator's models cost every other command's start.
+    """Apply the events of a file to the Sensor in memory, and print the firings and the events that
+    still wait."""
+    # Imported here, as time zones and the operator's models would slow the start of every other
+    # command.
     from knafka.core.sensor.backtest import Backtest
     from knafka.core.sensor.records import trigger_of
 
@@ -301,7 +303,7 @@ def _read_events(file: Path) -> Iterator[PastEvent]:
 
 
 def _parse_milliseconds(time: str) -> int:
-    """Milliseconds since the Unix epoch of an RFC 3339 time."""
+    """Return an RFC 3339 time as milliseconds since the Unix epoch."""
     # datetime knows no leap seconds: read one as the second after it.
     text = time.upper().replace(":60", ":59")
     return round(datetime.fromisoformat(text).timestamp() * 1000) + 1000 * (":60" in time)
@@ -340,5 +342,5 @@ def _firing_line(firing: Mapping[str, Any]) -> str:
 
 
 def _event_names(events: Sequence[Mapping[str, Any]]) -> str:
-    """Events by dependency and id."""
+    """Return a list of events as text, each with its dependency and id."""
     return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

@@ -115,18 +115,18 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
     Returns the partition as it was before. Raises `CannotSkip` and `LogError`.
     """
     with _open_reader(connection, sensor) as reader:
-        by_place = {standing.place: standing for standing in _read_positions(reader, sensor)}
-        standing = by_place.get(place)
-        if standing is None or standing.record is None:
+        by_place = {position.place: position for position in _read_positions(reader, sensor)}
+        position = by_place.get(place)
+        if position is None or position.record is None:
             next_records = ", ".join(
-                name for name, standing in by_place.items() if standing.record is not None
+                name for name, position in by_place.items() if position.record is not None
             )
             raise CannotSkip(f"{place} is not the next record: that is {next_records or 'none'}")
         # Commit the same offset first: Kafka refuses it if the Sensor has processes.
-        _commit(reader, sensor, standing, standing.offset)
-        _store_dead_letter(connection, sensor, standing.record, standing.headers)
-        _commit(reader, sensor, standing, standing.record.offset() + 1)
-    return standing
+        _commit(reader, sensor, position, position.offset)
+        _store_dead_letter(connection, sensor, position.record, position.headers)
+        _commit(reader, sensor, position, position.record.offset() + 1)
+    return position
 
 
 def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeReader:
@@ -157,10 +157,12 @@ def _read_headers(record: Record) -> RecordHeaders | None:
 
 
 def _commit(
-    reader: RangeReader, sensor: SensorPlace, standing: SensorPosition, offset: int
+    reader: RangeReader, sensor: SensorPlace, sensor_position: SensorPosition, offset: int
 ) -> None:
     """Commit an offset for the Sensor's group. Raises `CannotSkip` if the Sensor has processes."""
-    position = TopicPartition(standing.topic, standing.partition, offset, standing.metadata)
+    position = TopicPartition(
+        sensor_position.topic, sensor_position.partition, offset, sensor_position.metadata
+    )
     try:
         reader.commit([position])
     except GroupHasMembers as error:

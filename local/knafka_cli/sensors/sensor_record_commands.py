@@ -60,10 +60,10 @@ def show_next(
 
     source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     connection, sensor = _find_sensor(name, *source_options)
-    standings = sensor_positions.unread_positions(connection, sensor)
-    for standing in standings:
-        typer.echo(standing.text(sensor))
-    if not standings:
+    positions = sensor_positions.unread_positions(connection, sensor)
+    for position in positions:
+        typer.echo(position.text(sensor))
+    if not positions:
         typer.echo(f"{sensor.namespace}/{sensor.name} has read everything")
 
 

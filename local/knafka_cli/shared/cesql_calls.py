@@ -17,8 +17,8 @@ from knafka.core.filters import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
-    """Yield a sentence for each call of a function that doesn't exist, or not with so many
-    arguments."""
+    """Yield a sentence for each call of a function that doesn't exist, or that doesn't take this
+    number of arguments."""
     for expression_path, text in expressions(filters, path):
         for call in _function_calls(parse(text)):
             if resolve(call.name, len(call.arguments)) is None:

@@ -29,11 +29,11 @@ SPARK_CORES: Final = 2
 """Cores that a job uses."""
 SPARK_JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",  # the faster start of C1 alone: a job is over before C2 pays
-    # C1 alone would get 48 MB: Spark's planner fills them, and then compiles the same code again
-    # and again. No more is used than is compiled.
+    # With C1 alone the code cache would have 48 MB: Spark's planner fills it, and the same code is
+    # compiled again and again. Only as much memory is used as there is compiled code.
     "-XX:ReservedCodeCacheSize=240m",
-    # Spark makes one method of what becomes of a record. Java would interpret one of more than
-    # 8,000 bytes for ever: a fifth of a compaction's CPU was spent in it.
+    # Spark generates one method for all steps of a record. Without this flag, Java never compiles a
+    # method of more than 8,000 bytes: interpreting it took a fifth of a compaction's CPU.
     "-XX:-DontCompileHugeMethods",
 )
 """Flags of the driver's JVM."""
@@ -41,9 +41,9 @@ SPARK_JVM_FLAGS: Final = (
 S3_SCHEME: Final = "s3a://"
 
 JOB_PREFIX: Final = "knafka: "
-"""How the job's own lines on stderr begin; all others are Spark's."""
+"""Beginning of the job's own lines on stderr; all other lines are Spark's."""
 JOB_ERROR_PREFIX: Final = "error: "
-"""What follows `JOB_PREFIX` in the line that says why the job failed."""
+"""Text after `JOB_PREFIX` in the line that says why the job failed."""
 
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
 
@@ -117,7 +117,8 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
 
 
 def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:
-    """Environment variables that make PySpark's launcher start a local Spark with our jars.
+    """Return the environment variables that make PySpark's launcher start a local Spark with our
+    jars.
 
     With `s3` it can open tables at `s3a://`: the S3 of AWS_ENDPOINT_URL and AWS_REGION, with the
     keys in Spark's own environment. Raises `LocalKafkaError` if Java or a jar can't be obtained.

@@ -1,4 +1,4 @@
-"""Makes the jobs' options options of our commands, and runs a job with them.
+"""Adds the options of the Spark jobs to commands, and runs a job with them.
 
 `knafka_jobs.command_options` declares each option once, with its check and its help.
 """

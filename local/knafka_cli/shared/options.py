@@ -161,7 +161,7 @@ def account_of(text: str) -> ServiceAccount:
 
 
 def _ingress_name(ingress: Ingress) -> str:
-    """Return how options name this Broker or KafkaChannel."""
+    """Return the name of this Broker or KafkaChannel as options take it."""
     name = f"{ingress.namespace}/{ingress.broker}"
     return CHANNEL_PREFIX + name if ingress.kind == "KafkaChannel" else name
 
@@ -214,23 +214,24 @@ def ask_kafka(
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """Options as command line arguments; None and False are left out, a list is repeated."""
+    """Return options as command line arguments; None and False are left out, and a list becomes one
+    argument for each entry."""
     arguments = []
     for name, value in options.items():
         if value is True:
             arguments.append(f"--{name}")
         elif isinstance(value, (list, tuple)):
-            arguments += [f"--{name}={each}" for each in value]
+            arguments += [f"--{name}={entry}" for entry in value]
         elif value is not None and value is not False:
             # With the equals sign, a value may begin with a dash.
             arguments.append(f"--{name}={value}")
     return arguments
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str) -> None:
-    """Print rows in aligned columns; print `otherwise` if there are none."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty_text: str) -> None:
+    """Print rows in aligned columns; print `empty_text` if there are none."""
     if not rows:
-        typer.echo(otherwise)
+        typer.echo(empty_text)
         return
     lines = [columns, *([dead_letters.printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -141,7 +141,7 @@ async def send(
 
 
 def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """Groups of up to `size` consecutive events, each with the number of events before it."""
+    """Yield groups of up to `size` consecutive events, each with the number of events before it."""
     source, number = iter(events), 0
     while chunk := list(itertools.islice(source, size)):
         yield number, chunk
@@ -149,12 +149,12 @@ def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int
 
 
 def _single_request(event: Event) -> tuple[bytes, bytes]:
-    """Header lines and body of a request with one event."""
+    """Return header lines and body of a request with one event."""
     return head_of(event.attributes), event.data or b""
 
 
 def _batch_request(events: Sequence[Event]) -> tuple[bytes, bytes]:
-    """Header lines and body of a request with a batch of events."""
+    """Return header lines and body of a request with a batch of events."""
     head = f"content-type: {json_format.BATCH_MEDIA_TYPE}\r\n".encode()
     return head, json_format.write_batch(events)
 
@@ -185,6 +185,6 @@ async def _post_with_retries(
 
 
 def _retry_after(response: Response) -> float:
-    """Seconds that the response's Retry-After asks for; 0 if it has none."""
+    """Return the seconds that the response's Retry-After asks for; 0 if it has none."""
     value = response.header(b"retry-after")
     return (retry_after_seconds(value, time.time()) or 0.0) if value else 0.0

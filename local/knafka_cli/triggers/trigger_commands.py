@@ -177,7 +177,8 @@ def rewind(
     elif dry_run:
         typer.echo(f"{name} would read {count} records again")
     else:
-        # A group at the end is asked now and then only (`kafka_groups`).
+        # The offsets of a group at its topic's end are requested only now and then
+        # (`kafka_groups`).
         when = "it begins with the next event, or within a minute"
         typer.echo(f"{name} reads {count} records again; {when}")
 

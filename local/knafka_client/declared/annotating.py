@@ -126,7 +126,7 @@ def _line_break(text: str) -> str:
 
 
 def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:
-    """Return the text with another one in place of a node."""
+    """Return the text with `replacement` in place of a node."""
     return text[: node.start_mark.index] + replacement + text[node.end_mark.index :]
 
 

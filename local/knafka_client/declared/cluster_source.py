@@ -321,7 +321,8 @@ class _NamespaceReading:
         self.problems: list[str] = []
 
     def add_broker(self, family: Family, document: Document) -> None:
-        """Add a Broker or KafkaChannel."""
+        """Add the Ingress and the connection of a Broker or KafkaChannel that Knafka serves; if
+        that fails, add a problem."""
         try:
             broker = family.read_broker(document)
             if is_claimed_by_peer(document, family.peers_finalizer):
@@ -353,7 +354,8 @@ class _NamespaceReading:
         self.ingresses.append(ingress)
 
     def add_trigger(self, family: Family, document: Document) -> None:
-        """Add a Trigger or Subscription."""
+        """Add the Egress of a Trigger or Subscription whose Broker or channel was added; if that
+        fails, add a problem."""
         if family is CHANNELS and not is_of_kafka_channel(document):
             return
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"

@@ -139,21 +139,21 @@ class Manifests:
         for file in self._existing_files():
             entries_by_file[file] = _read_file(file, self._valid_entries.get(file, {}), problems)
         self._valid_entries = entries_by_file
-        everything: dict[ObjectIdentity, _ManifestEntry] = {}
+        all_entries: dict[ObjectIdentity, _ManifestEntry] = {}
         for entries in entries_by_file.values():
             for identity, entry in entries.items():
-                if identity in everything:
-                    first = everything[identity].place
-                    message = f"{identity} is declared in {first} already"
+                if identity in all_entries:
+                    first_place = all_entries[identity].place
+                    message = f"{identity} is declared in {first_place} already"
                     problems.append(ManifestProblem(entry.place, message))
                 else:
-                    everything[identity] = entry
+                    all_entries[identity] = entry
         return DeclaredObjects(
-            {identity: (entry.resource, entry.place) for identity, entry in everything.items()},
+            {identity: (entry.resource, entry.place) for identity, entry in all_entries.items()},
             tuple(problems),
             {
                 identity: (entry.document, entry.place.file.parent)
-                for identity, entry in everything.items()
+                for identity, entry in all_entries.items()
             },
         )
 
@@ -268,7 +268,7 @@ def objects_in(document: object) -> Iterator[object]:
 
 
 def identity_of(document: object) -> ObjectIdentity | None:
-    """Kind, namespace and name of a document; None if it has no kind or name."""
+    """Return kind, namespace and name of a document; None if it has no kind or name."""
     match document:
         case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
             namespace = rest.get("namespace") or "default"

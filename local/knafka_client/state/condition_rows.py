@@ -105,5 +105,5 @@ def _condition_text(row: Document) -> str:
 
 
 def _full_name(document: Document) -> str:
-    """`namespace/name` of an object."""
+    """Return `namespace/name` of an object."""
     return f"{document['metadata']['namespace']}/{document['metadata']['name']}"

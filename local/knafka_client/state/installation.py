@@ -192,7 +192,8 @@ def replace_file(file: Path, text: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take the lock unless another process has it; closing the file releases it."""
+    """Take the lock unless another process has it; returns whether it was taken. Closing the file
+    releases it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -65,11 +65,12 @@ class StoredDeadLetter:
     position: str
     """`topic/partition/offset` of the event in its Broker's topic."""
     replayed: str = ""
-    """When it was last sent again; empty if never."""
+    """When the event was last sent again; empty if never."""
     attempt_log: Sequence[tuple[str, str]] = ()
     """Time and result of each of the last attempts, as far as they were recorded."""
     of_broker: bool = False
-    """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
+    """Whether the dead letter belongs to the Broker and no Trigger, since the record holds no
+    event."""
 
     @property
     def event_text(self) -> str:
@@ -121,7 +122,7 @@ class DeadLetterOverview:
     is_cut: bool = False
     """Whether the topic has more dead letters than were read."""
     acknowledged: int = 0
-    """Those of `count` whose group somebody has acknowledged."""
+    """Number of dead letters among the `count` whose group somebody has acknowledged."""
 
     @property
     def count_text(self) -> str:
@@ -164,7 +165,8 @@ def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 
 
 def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of text about the edits of a replay's dry run: what changes in the first events."""
+    """Yield lines of text about the edits of a replay's dry run: what changes in the first
+    events."""
     for edited in preview["edits"]:
         before, after = edited["before"], edited["after"]
         yield printable(f"{before['type']} {before['id']} from {before['source']}")
@@ -213,7 +215,7 @@ def owner_name(namespace: str, broker: str, trigger: str) -> str:
 
 
 def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
-    """Namespace, Broker and Trigger of an Egress, as dead letters have them."""
+    """Return namespace, Broker and Trigger of an Egress, as dead letters have them."""
     return egress.namespace, family_of(egress.kind).own_name(egress.broker), egress.trigger
 
 
@@ -250,14 +252,14 @@ async def read_overview(
 ) -> DeadLetterOverview:
     """Count a Trigger's dead letters that aren't in the tables. Raises `LogError`."""
     dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
-    not_replayed = [letter_ for letter_ in dead_letters if not letter_.replayed]
-    times = sorted(letter_.last_time for letter_ in not_replayed)
+    not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
+    times = sorted(dead_letter.last_time for dead_letter in not_replayed)
     return DeadLetterOverview(
         owner_name(*dead_letter_key(egress)),
         len(not_replayed),
         times[0] if times else "",
         times[-1] if times else "",
-        Counter(f"{letter_.reason} {letter_.code}".strip() for letter_ in not_replayed),
+        Counter(f"{dead_letter.reason} {dead_letter.code}".strip() for dead_letter in not_replayed),
         len(dead_letters) - len(not_replayed),
         len(dead_letters) == MOST_RECORDS_READ,
     )
@@ -318,7 +320,8 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
     ]
 
     def text(name: str, otherwise: str = "") -> str:
-        """Return an attribute, fit for a terminal."""
+        """Return the value of an attribute, made fit for a terminal; `otherwise` if it is
+        missing."""
         return printable(attributes.get(name, otherwise))
 
     return StoredDeadLetter(

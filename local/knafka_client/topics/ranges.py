@@ -89,25 +89,27 @@ class RangeReader:
         """Return the offset of each partition's first record since a time, in seconds since the
         Unix epoch.
 
-        The partition's end offset if there is no such record.
+        Without such a record it is the partition's end offset.
         """
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         starts = {}
         try:
-            for place in self.consumer.offsets_for_times(times, timeout=KAFKA_ANSWER_TIMEOUT):
-                if place.error is not None:
-                    raise log_error_of(place.error)
-                low, end = spans[place.partition]
-                starts[place.partition] = max(low, place.offset) if place.offset >= 0 else end
+            for position in self.consumer.offsets_for_times(times, timeout=KAFKA_ANSWER_TIMEOUT):
+                if position.error is not None:
+                    raise log_error_of(position.error)
+                low, end = spans[position.partition]
+                starts[position.partition] = (
+                    max(low, position.offset) if position.offset >= 0 else end
+                )
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
         return starts
 
     def committed(self, topic: str, partitions: Collection[int]) -> Commits:
         """Return the group's committed offset and metadata, for each partition that has one."""
-        places = [TopicPartition(topic, number) for number in partitions]
+        topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
-            positions = self.consumer.committed(places, timeout=KAFKA_ANSWER_TIMEOUT)
+            positions = self.consumer.committed(topic_partitions, timeout=KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
         for position in positions:

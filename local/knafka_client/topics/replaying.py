@@ -44,11 +44,11 @@ class ReplayChoice:
     """A dead letter that was chosen for a replay, with the reason if it can't be sent."""
 
     egress: Egress
-    """The Egress of the Trigger that failed it."""
+    """The Egress of the Trigger whose delivery failed."""
     record: Record
     letter: StoredDeadLetter
     obstacle: str
-    """Why it can't or needn't be sent again; empty if it can."""
+    """Why the event can't or needn't be sent again; empty if it can be."""
 
     @property
     def description(self) -> str:

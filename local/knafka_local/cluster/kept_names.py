@@ -25,7 +25,7 @@ SENSOR_ANNOTATIONS: Final = (
 )
 """Status annotations of Sensors, repeated here since importing `sensors.decide` would take longer
 than Kafka's start."""
-GENERATION_KEY: Final = "knafka.dev/local-generation"
+GENERATION_KEY: Final = "generation"
 """Key beside a Sensor's kept annotations: the generation that its status describes. Records of its
 trigger topic have it, and a Sensor of an earlier one doesn't read them."""
 KEPT_ANNOTATIONS: Final = frozenset(
@@ -39,7 +39,8 @@ class KeptNames:
     """The kept names of one Kafka cluster, in `file`; without a file, in memory only."""
 
     def __init__(self, file: Path | None = None, cluster_id: str = "") -> None:
-        """Raises `OSError` or `ValueError` for a file that can't be read."""
+        """Read the kept names of the Kafka cluster `cluster_id`. Raises `OSError` or `ValueError`
+        for a file that can't be read."""
         self._file = file
         self._clusters: dict[str, dict[str, dict[str, str]]] = {}
         if file is not None and file.exists():
@@ -52,7 +53,8 @@ class KeptNames:
         return self._names.get(owner)
 
     def owners_of_kind(self, kind: str) -> Sequence[str]:
-        """`namespace/name` of all known objects of a kind, declared or not."""
+        """Return `namespace/name` of all objects of a kind with kept names, whether a file declares
+        them or not."""
         return [key.partition(" ")[2] for key in self._names if key.startswith(f"{kind} ")]
 
     def put(self, owner: str, annotations: Mapping[str, str]) -> None:

@@ -127,8 +127,8 @@ class LocalCluster(MemoryCluster):
         return self.find(version_of(kind), kind, namespace, name)
 
     def undeclared(self, kind: str) -> list[str]:
-        """`namespace/name` of objects with kept names that no file declares any more; `kind` is one
-        of `DECLARED_KINDS`."""
+        """Return `namespace/name` of objects with kept names that no file declares any more; `kind`
+        is one of `DECLARED_KINDS`."""
         declared = {"/".join(_namespace_and_name(document)) for document in self.of(kind)}
         return [owner for owner in self._names.owners_of_kind(kind) if owner not in declared]
 

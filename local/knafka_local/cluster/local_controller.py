@@ -63,7 +63,7 @@ them are declared; a slow program delays others no longer than that."""
 
 
 _IN_ORDER: Final = (
-    ("ConfigMap", "Service"),  # and EventPolicies, which the operator is told of
+    ("ConfigMap", "Service"),  # EventPolicies aren't stored: `_apply_policies` passes them on
     ("Broker", "KafkaChannel"),
     ("Trigger", "Subscription", SENSOR),
 )
@@ -159,10 +159,12 @@ class LocalController(Controller):
         each group.
         """
         config_maps = self._declared_objects("ConfigMap")
-        declared_before = self._declared_objects(
+        previously_declared = self._declared_objects(
             *(kind for kinds in reversed(_IN_ORDER) for kind in kinds)
         )
-        removed = [document for document in declared_before if _is_undeclared(document, declared)]
+        removed = [
+            document for document in previously_declared if _is_undeclared(document, declared)
+        ]
         for undeclared in removed:
             self._cluster.remove(undeclared["apiVersion"], *key_of(undeclared))
         await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)

@@ -4,7 +4,7 @@
                       for that of all KafkaChannels, behind another; it follows their contract's
                       topic, so it goes on when one comes or goes
     a dispatcher's    Ready at once: a drain that is held starts its process (`dispatchers`)
-    anybody else's    its command, kept running (`programs`); Ready while its port is open
+    a declared one    its command, kept running (`programs`); Ready while its port is open
 
 Receivers share a process since all Brokers share an address: each in a process of its own would
 need a proxy before them, and addresses could not stay as they are. KafkaChannels have an address of
@@ -236,5 +236,5 @@ def _environment(document: Document) -> Mapping[str, str]:
 
 
 def _namespace_and_name(document: Document) -> Identity:
-    """Namespace and name of an object."""
+    """Return an object's namespace and name."""
     return document["metadata"]["namespace"], document["metadata"]["name"]

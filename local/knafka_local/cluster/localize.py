@@ -63,7 +63,7 @@ cluster."""
 def localized_document(document: Document) -> dict[str, Any]:
     """Return a declared document as this cluster stores it: with defaults, and without a status."""
     declared_metadata = _set_fields(document.get("metadata"))
-    # What else `kubectl get -o yaml` shows is the API server's.
+    # All other fields that `kubectl get -o yaml` shows are set by the API server.
     kept_fields = {
         key: declared_metadata[key]
         for key in ("name", "namespace", "labels", "annotations")
@@ -118,14 +118,15 @@ def installation_config_map(
         REPLICATION_KEY: "1",
         **(declared or {}).get("data", {}),
         desired.BOOTSTRAP_SERVERS: bootstrap_servers,
-        # Who starts this is the installation: all topics that can be allowed are.
+        # Whoever starts `knafka up` administers it, so every external topic that may be allowed is
+        # allowed.
         EXTERNAL_TOPICS: "*",
     }
     return config_map(namespace, name, data)
 
 
 def features_config_map(declared: Document | None, *, requires_auth: bool) -> Document:
-    """Knative Eventing's `config-features`, over what users declared under that name.
+    """Return Knative Eventing's `config-features`, over what users declared under that name.
 
     `requires_auth` decides whether senders must show tokens, since only then an issuer runs.
     """
@@ -146,7 +147,7 @@ def with_local_address(status: Document, url: str) -> Document:
     if not address:
         return status
     address_here = {**address, "url": url + urlsplit(address["url"]).path}
-    # Its other addresses are its Service's, too, and no such host exists here.
+    # The further addresses are also the Service's, whose host doesn't exist on this machine.
     other_addresses = {"addresses": [address_here]} if status.get("addresses") else {}
     return {**status, "address": address_here, **other_addresses}
 
@@ -176,7 +177,8 @@ def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in data.items()
         if key != desired.BOOTSTRAP_SERVERS and not key.startswith("auth.secret.")
     }
-    # One node can hold one copy; the operator refuses a value that is no number.
+    # A single node holds only one copy. A value that isn't a number is kept, and the operator
+    # refuses it.
     if str(kept.get(REPLICATION_KEY, "")).strip().lstrip("0").isdecimal():
         kept[REPLICATION_KEY] = "1"
     return kept

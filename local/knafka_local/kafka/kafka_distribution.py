@@ -240,7 +240,7 @@ def _java_candidates() -> Iterator[Path]:
 
 
 def _major_version(java: Path) -> int | None:
-    """Java's major version, 17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't
+    """Return Java's major version, 17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't
     run."""
     try:
         answer = subprocess.run(

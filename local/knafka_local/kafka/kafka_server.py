@@ -56,25 +56,26 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    "offsets.retention.minutes": str(365 * 24 * 60),  # of a week: a laptop may rest for longer
-    "offsets.topic.num.partitions": "4",  # of 50: each costs files, and time at every start
+    "offsets.retention.minutes": str(365 * 24 * 60),  # default: a week; a laptop may rest longer
+    "offsets.topic.num.partitions": "4",  # default: 50; each costs files, and time at every start
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
-    "log.segment.bytes": str(64 * 1024 * 1024),  # of 1 GiB: retention and compaction can be seen
-    "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),  # of 128 MiB, taken from the heap
+    "log.segment.bytes": str(64 * 1024 * 1024),  # default: 1 GiB; small, so that compaction is seen
+    "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),  # default: 128 MiB, from the heap
     "num.network.threads": "2",
     "num.io.threads": "4",
-    "group.initial.rebalance.delay.ms": "0",  # of 3 s: nobody waits for a first record
-    "group.min.session.timeout.ms": "1000",  # of 6 s: tests see a dead member leave
-    # Of 45 s: a killed member's partitions wait for that long (docs/decisions/0013).
+    "group.initial.rebalance.delay.ms": "0",  # default: 3 s, which delay the first record
+    "group.min.session.timeout.ms": "1000",  # default: 6 s; tests see dead members leave
+    # Default: 45 s, for which a killed member's partitions aren't read (docs/decisions/0013).
     "group.consumer.session.timeout.ms": "10000",
     "group.consumer.min.session.timeout.ms": "1000",
-    # Of 9 s: the controller refuses a node that was killed until the session of its previous run
-    # has ended.
+    # Default: 9 s; the controller refuses a node that was killed until the session of its previous
+    # run has ended.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
 }
-"""Broker properties in which this node differs from Kafka's defaults, with the reasons."""
+"""Broker properties in which this node differs from Kafka's defaults; comments name the default and
+the reason."""
 
 KAFKA_START_ATTEMPTS: Final = 3
 """Starts that are tried until the node has loaded its consumer groups."""
@@ -132,7 +133,8 @@ class KafkaServer:
         self.directory = directory.resolve()
         self.log_file = self.directory / "kafka.log"
         self.cluster_id = ""
-        """Known once started; it belongs to the directory and never changes."""
+        """Id of the Kafka cluster, known once it is started; it belongs to the directory and never
+        changes."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -140,7 +142,7 @@ class KafkaServer:
         return self.address(CLIENTS)
 
     def address(self, listener: str) -> str:
-        """`host:port` of a listener; the port is 0 until the first start has chosen one."""
+        """Return `host:port` of a listener; the port is 0 until the first start has chosen one."""
         return f"{self._host}:{self._ports[listener]}"
 
     @property
@@ -211,6 +213,7 @@ class KafkaServer:
         return self._meta.exists()  # Kafka writes it last, and by a rename
 
     def _log_size(self) -> int:
+        """Return the bytes of Kafka's log file; 0 if it doesn't exist."""
         return self.log_file.stat().st_size if self.log_file.exists() else 0
 
     def _check_directory(self) -> None:

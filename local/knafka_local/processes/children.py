@@ -116,8 +116,8 @@ class Child:
         the process."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
-                # Not `terminate`, which looks whether it runs: one that has just died by itself
-                # would lose its exit code to that look.
+                # Not `terminate`, which polls the process first: if it has just died by itself,
+                # that poll would take its exit code.
                 os.kill(self.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._stop_timeout):
@@ -162,11 +162,11 @@ class Runnable(Protocol):
     """A process that `Supervised` can keep running: a `Child`, or Kafka's node."""
 
     async def wait(self) -> int:
-        """Wait until it ends; returns its exit code."""
+        """Wait until the process has ended; returns its exit code."""
         ...
 
     async def stop(self) -> None:
-        """Stop it."""
+        """Stop the process."""
         ...
 
 

@@ -3,7 +3,7 @@
 The local mode's `Drains`: where a cluster has Knative start a pod for a request, we start a
 process, ask it as the operator does there, and end it. A request whose budget is spent ends no
 drain: its process waits for the next one. A shard's process has the drains of many Triggers.
-Not here: starting one again; a drain that fails is the scaler's to reopen.
+Not here: opening a failed drain again, which the scaler does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ P = TypeVar("P", DrainProgress, ShardProgress)
 ProgressStream: TypeAlias = AsyncIterator[P]
 
 NEXT_REQUEST_TIMEOUT: Final = 5.0
-"""Seconds that a process waits for its next request; the scaler takes none to make it."""
+"""Seconds that a process waits for its next request, which the scaler normally sends at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class DispatcherProcesses:
 
     async def close(self) -> None:
         """Stop every process that waits for another request."""
-        idle = [entry for kept in self._idle.values() for entry in kept]
+        idle = [entry for idle_processes in self._idle.values() for entry in idle_processes]
         self._idle.clear()
         for _, stopping in idle:
             stopping.cancel()
@@ -196,10 +196,10 @@ class DispatcherProcesses:
 
     def _take_idle(self, function: _DispatcherFunction) -> _DispatcherProcess | None:
         """Take an idle process of this function; None if there is none."""
-        kept = self._idle.get(function)
-        if not kept:
+        idle_processes = self._idle.get(function)
+        if not idle_processes:
             return None
-        dispatcher, stopping = kept.pop()
+        dispatcher, stopping = idle_processes.pop()
         stopping.cancel()
         return dispatcher
 
@@ -208,8 +208,8 @@ class DispatcherProcesses:
     ) -> None:
         """Stop a process unless another request takes it within `NEXT_REQUEST_TIMEOUT` seconds."""
         await asyncio.sleep(NEXT_REQUEST_TIMEOUT)
-        kept = self._idle[function]
-        kept[:] = [entry for entry in kept if entry[0] is not dispatcher]
+        idle_processes = self._idle[function]
+        idle_processes[:] = [entry for entry in idle_processes if entry[0] is not dispatcher]
         await dispatcher.child.stop()
 
 

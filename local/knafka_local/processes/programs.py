@@ -56,7 +56,7 @@ class Program:
 
 
 def program_of(service: Service, folder: Path) -> Program:
-    """The command that a Service's annotation gives in place of its image. Raises
+    """Return the program that a Service's annotation names in place of its image. Raises
     `InvalidDocument`."""
     path = annotation_path(LOCAL_COMMAND)
     if LOCAL_COMMAND not in service.annotations:
@@ -218,4 +218,4 @@ class _ReportingChild:
 
 
 async def _ignore_report(service: Identity, serves: Status, reason: str) -> None:
-    """The report function until somebody sets another: does nothing."""
+    """Do nothing: the value of `Programs.report` until another function is set."""

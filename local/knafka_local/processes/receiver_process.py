@@ -1,9 +1,9 @@
 """A receiver behind an address of the installation: one process, restarted, replaced, counted.
 
 The socket is ours and outlives every process: while there is none, connections wait in its backlog.
-Another topic to follow starts another process on the same socket, and the old one ends once the new
-one answers; another Broker or KafkaChannel is no other topic. Counters of processes that are gone
-are kept.
+If the contract's topic changes, another process starts on the same socket, and the old one ends
+once the new one answers; a Broker or KafkaChannel that is added is in the same topic. Counters of
+processes that are gone are kept.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class ReceiverProcess:
         return int(json.loads(answer)["position"])
 
     async def request_counts(self) -> RequestCounts:
-        """Counts of answered requests since the start; the last known counts while no process
-        answers."""
+        """Return the counts of answered requests since the start; while no process answers, the
+        last known ones."""
         if (metrics := await self._get("/metrics")) is None:
             return self._tally.total
         return self._tally.add(Counter(dict(_request_counters(metrics))))

@@ -46,7 +46,7 @@ class Issuer:
     """Signs service accounts' tokens with one key."""
 
     def __init__(self, key: rsa.RSAPrivateKey) -> None:
-        """The issuer that signs with `key`."""
+        """Create the issuer that signs with `key`."""
         self._key = key
         public = key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

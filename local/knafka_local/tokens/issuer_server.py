@@ -75,7 +75,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
         FUNCTIONS_ACCOUNT, [ISSUER], FUNCTIONS_TOKEN_LIFETIME.total_seconds()
     )
 
-    async def give(request: web.Request) -> web.Response:
+    async def issue_token(request: web.Request) -> web.Response:
         """Answer a TokenRequest with a token; 401 unless the functions' token is shown."""
         authorization = request.headers.get("authorization", "")
         if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
@@ -95,7 +95,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
 
     application = web.Application()
     application.add_routes([web.get(path, answer) for path in answers])
-    application.add_routes([web.post(TOKEN_REQUEST, give)])
+    application.add_routes([web.post(TOKEN_REQUEST, issue_token)])
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     with listen() as listener:

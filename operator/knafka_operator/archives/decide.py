@@ -136,6 +136,8 @@ class ObservedArchive(ObservedObject, Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveDecision:
+    """The effects to run next, an archive's conditions and status, and when to look again."""
+
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: Mapping[str, Any]
@@ -299,7 +301,7 @@ def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
     return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
 
 
-# When.
+# When a Job runs.
 
 
 def _waiting_status(

@@ -115,11 +115,11 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             keys.append(key)
         return keys
 
-    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+    def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
         """Return the seconds that the last decision set; None for an archive that isn't Ready and
         whose phase isn't in `WORKING_PHASES`."""
-        is_ready = statuses.ready_condition(now["conditions"]).get("status") == "True"
-        waits = not is_ready and now.get("phase") not in WORKING_PHASES
+        is_ready = statuses.ready_condition(new_status["conditions"]).get("status") == "True"
+        waits = not is_ready and new_status.get("phase") not in WORKING_PHASES
         return None if waits else self.ensure_record(document).requeue_after
 
     async def delete(self, document: Document) -> None:

@@ -208,6 +208,7 @@ def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Seq
 
 
 def _options(options: Mapping[str, str]) -> Sequence[str]:
+    """Return options as arguments of a process, `--NAME=VALUE`."""
     return [f"--{key}={value}" for key, value in options.items()]
 
 
@@ -379,6 +380,7 @@ def _job_labels(archive: DeadLetterArchive) -> Mapping[str, str]:
 
 
 def _installation_pod_fields(settings: Settings) -> Mapping[str, Any]:
+    """Return the fields of KNAFKA_POD that Jobs' pods have, too."""
     return {
         key: value for key, value in settings.pods.spec.items() if key in _INSTALLATION_POD_FIELDS
     }
@@ -421,4 +423,5 @@ def _store_credentials(storage: Storage) -> list[Manifest]:
 
 
 def _pod_field_variable(name: str, field: str) -> Manifest:
+    """Return an environment variable whose value is a field of its pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}

@@ -51,6 +51,7 @@ def _normalize_path(text: str) -> str:
 
 
 def _check_positive(seconds: float) -> float:
+    """Return the seconds. Raises a validation error unless they are more than 0."""
     if seconds <= 0:
         raise problem("invalid value: want a duration that is longer than 0")
     return seconds
@@ -73,6 +74,8 @@ class Credentials(Declared):
 
 
 class Storage(Declared):
+    """Where an archive's tables are: in a PersistentVolumeClaim, or at a URL of an object store."""
+
     claim: Claim | None = None
     url: Annotated[str, AfterValidator(_normalize_url)] | None = None
     endpoint: str = ""
@@ -111,6 +114,8 @@ class Compaction(Declared):
 
 
 class Reporting(Declared):
+    """When reports are made, and what they cover."""
+
     schedule: str
     """A cron expression of five fields."""
     time_zone: str = "UTC"
@@ -139,6 +144,8 @@ class Retention(Declared):
 
     @model_validator(mode="after")
     def _check_unresolved_retention(self) -> Self:
+        """Check that resolved failures aren't kept longer than unresolved ones. Raises a validation
+        error."""
         if self.unresolved is not None and (self.resolved or 0) > self.unresolved:
             raise problem("is longer than that of unresolved failures", "resolved")
         return self
@@ -166,6 +173,7 @@ class Resources(Declared):
 
     @model_validator(mode="after")
     def _require_limit(self) -> Self:
+        """Check that a memory limit is declared. Raises a validation error."""
         if "memory" not in self.limits:
             raise problem("missing field(s): memory: Spark's heap is a share of it", "limits")
         return self
@@ -190,6 +198,7 @@ class DeadLetterArchive(Resource):
 
     @model_validator(mode="after")
     def _check_name_length(self) -> Self:
+        """Check that the name leaves room for a Job's run number. Raises a validation error."""
         if len(self.metadata.name) > MAX_ARCHIVE_NAME:
             raise problem(f"is longer than {MAX_ARCHIVE_NAME} characters", "metadata.name")
         return self

@@ -4,10 +4,11 @@
                                          ^          |-----> Failed, after so many attempts
                                          '- again --'
 
-Its archive makes the Job, deletes it once this status has the outcome, and takes those that are
-`is_queued` one by one (`archives.decide`). Trying again is safe: a replay sends each event once for
-its id, which is this object's UID; a purge forgets what is left; and neither is about what failed
-after it was asked for (`archive_manifests.operation_arguments`).
+The operation's archive creates the Job, deletes it once the operation's status has its outcome, and
+runs queued operations (`is_queued`) one by one (`archives.decide`). Repeating an attempt is safe: a
+replay sends each event once for its replay id, which is the operation's UID; a purge deletes what
+an earlier attempt has left; both exclude failures that are newer than the operation
+(`manifests.operation_arguments`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
 
 @dataclass(frozen=True)
 class ObservedOperation(ObservedObject):
+    """An operation and everything read for its decision."""
+
     operation: Operation | InvalidDocument
     archive: Mapping[str, Any] | None = None
     """The stored archive; None: it doesn't exist."""
@@ -93,6 +96,8 @@ class ObservedOperation(ObservedObject):
 
 @dataclass(frozen=True, slots=True)
 class OperationDecision:
+    """An operation's new status, when to reconcile it again, and whether to delete it."""
+
     status: Mapping[str, Any]
     """The whole status; empty: it stays unchanged."""
     requeue_after: float
@@ -129,6 +134,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         )
 
     def fail_as_waiting(reason: str, message: str) -> None:
+        """Set `JobSucceeded` to Unknown with this reason and message."""
         conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     operation = observed.operation

@@ -66,6 +66,8 @@ class Select(Declared):
 
     @model_validator(mode="after")
     def _check_selection_size(self) -> Select:
+        """Check that the selection fits into one argument of a process. Raises a validation
+        error."""
         # As `services.compact_json` writes it: in ASCII, and without `$`.
         text = json.dumps(self.model_dump(mode="json", exclude_defaults=True))
         if len(text.replace("$", r"\u0024")) > MAX_SELECT:
@@ -94,6 +96,8 @@ class PurgeSpec(OperationSpec):
 
 
 class Created(Metadata):
+    """Metadata of a stored object, which has a creation time."""
+
     creation_timestamp: Moment
 
 

@@ -3,8 +3,8 @@ next.
 
     observe (its archive, its Job) -> decide (`archives.operation_decide`) -> write the status
 
-Their Jobs are made and deleted by their archive (`archives.kind`), which asks here whose turn
-it is. Memory holds only the candidates: each one is read from the cluster before it is chosen.
+Their archive creates and deletes their Jobs (`archives.kind`), and asks `find_next_operation` whose
+turn it is. Memory holds only the candidates: each one is read from the cluster before it is chosen.
 
 Not here: watching for changes (`engine.controller`).
 """
@@ -78,7 +78,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     _again: dict[str, float] = field(default_factory=dict)
     """Seconds until an operation is reconciled again, by UID."""
 
-    # What is heard.
+    # Changes of objects.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Record a change as `Kind.on_change` does; also returns the key of the operation's
@@ -116,15 +116,15 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         """Whether the operation has finished."""
         return deciding.is_finished(status)
 
-    def event_to_post(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+    def event_to_post(self, document: Document, new_status: Mapping[str, Any]) -> EventNews | None:
         """Return the Event for an operation that has just finished; None for any other change."""
-        if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
+        if self.has_ended(document.get("status") or {}) or not self.has_ended(new_status):
             return None
-        if now["phase"] == "Succeeded":
+        if new_status["phase"] == "Succeeded":
             return EventNews("Normal", "Succeeded", f"{document['kind']} is done")
-        return EventNews("Warning", "Failed", now["message"])
+        return EventNews("Warning", "Failed", new_status["message"])
 
-    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+    def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
         """Return the seconds that the last decision set."""
         return self._again.get(document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS)
 

@@ -77,19 +77,21 @@ def run_status_patch(
 
     `previous_status` is the archive's status, `generation` its declared generation.
     """
-    found = run_report(terminated_state(pod).get("message") or "")
+    job_report = run_report(terminated_state(pod).get("message") or "")
     succeeded = outcome == "Complete"
     run = {
         "job": object_name(job),
         "outcome": "Succeeded" if succeeded else "Failed",
         "started": start_time(job) or timestamp(now),
         "finished": timestamp(now),
-        **{each: found[each] for each in ("records", "missed", "purged") if each in found},
+        **{
+            each: job_report[each] for each in ("records", "missed", "purged") if each in job_report
+        },
     }
     annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
     if succeeded:
-        records = found.get("records", 0)
+        records = job_report.get("records", 0)
         patch |= {
             "archived": previous_status.get("archived", 0)
             + (records if isinstance(records, int) else 0),
@@ -109,11 +111,11 @@ def run_status_patch(
     if run_annotation := annotations.get(RUN_ANNOTATION):
         patch["requested"] = run_annotation
     if not succeeded:
-        run["message"] = failure_message(job, pod, found)
+        run["message"] = failure_message(job, pod, job_report)
         last = _replacing_patch(previous_status.get("lastRun"), run)
         return {**patch, "lastRun": last, "failures": previous_status.get("failures", 0) + 1}
     patch["failures"] = 0
-    if isinstance(report := found.get("report"), Mapping):
+    if isinstance(report := job_report.get("report"), Mapping):
         simple_values = {
             key: value for key, value in report.items() if isinstance(value, int | str)
         }

@@ -26,6 +26,8 @@ GROUP_LAGS_AT_ONCE: Final = 16
 
 @dataclass(eq=False, slots=True)
 class _TopicEnds:
+    """The end offsets of one Kafka's dead-letter topics, and when they were read."""
+
     ends: Mapping[str, Positions] = field(default_factory=dict)
     """End offsets of all dead-letter topics."""
     at: float = float("-inf")
@@ -107,5 +109,6 @@ class UncompactedDeadLetters:
 
 
 async def _read_group_lag(topics: LogAdmin, group: str, topic: str) -> int:
+    """Read a group's total lag on a topic from Kafka, not from a cache. Raises `LogError`."""
     topics.forget_group(group)
     return (await topics.lags([group], topic))[group].total

@@ -1,1 +1,1 @@
-"""Brokers."""
+"""Brokers: admission, decisions and reconciling."""

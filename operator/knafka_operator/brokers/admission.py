@@ -1,13 +1,13 @@
-"""Admission: what a Broker is filled in with, and what is refused of it.
+"""Broker admission: fills in a Broker's defaults, and checks the Broker.
 
     document -> the whole document with its defaults          (a mutating webhook)
-    new and old document -> nothing, or an InvalidDocument    (a validating webhook) new document ->
-    warnings                                  (a validating webhook)
+    new and old document -> nothing, or an InvalidDocument    (a validating webhook)
+    new document -> warnings                                  (a validating webhook)
 
-The checks need no webhook: without `old` they return the problems for a condition. `str` of the
-error has the form of Knative's own webhook, `message: paths` with details on the next line, all
-problems one below the other; a webhook answers `validation failed: {error}`. A problem that existed
-before an update is accepted, so that a finalizer can still be added and removed.
+The checks work without a webhook, too: without `old` the error is for a condition. Its text has the
+form of Knative's own webhook, `message: paths` with details on the next line, all problems one
+below the other; a webhook answers `validation failed: {error}`. A problem that existed before an
+update is accepted, so that a finalizer can still be added and removed.
 
 Pure. Not here: reading other objects, and Brokers of other classes: callers check the class first,
 of the old document if there is one.
@@ -89,6 +89,7 @@ def check_broker(
     """
 
     def problems(document: Document) -> Iterator[Problem]:
+        """Yield the problems of a document, new or old."""
         yield from _broker_problems(document)
         annotations = annotations_of(document)
         yield from annotation_problems(lambda: check_receiver_scaling(annotations, maxima))

@@ -168,7 +168,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
         steps.status["address"] = None
         steps.annotations.pop(PROBED, None)
     configuration = _read_configuration(observed, steps)
-    if configuration is None or not _is_secret_projected(observed, configuration, steps):
+    if configuration is None or not _project_secret(observed, configuration, steps):
         return steps.decision()
     if observed.refused is not None:
         return steps.decision()
@@ -218,7 +218,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
             receiver.contract_topic, entry.ingress
         )
     https = _apply_tls_service(observed, broker, steps)
-    if is_direct_way and not steps.is_direct_service_applied(
+    if is_direct_way and not steps.ensure_direct_service(
         direct_service(broker), BROKER_DIRECT_REFUSAL, is_applied=observed.direct_served
     ):
         return steps.decision(topic)
@@ -248,11 +248,11 @@ def _read_configuration(
     return configuration
 
 
-def _is_secret_projected(
+def _project_secret(
     observed: ObservedBroker, configuration: _BrokerConfiguration, steps: AddressableSteps
 ) -> bool:
-    """Copy the Broker's Secret to its namespace if its pods need that; returns whether it is
-    there."""
+    """Copy the Broker's Secret to its namespace if its pods need a copy; returns whether they can
+    mount the Secret."""
     mount = configuration.connection.mount
     if mount is None or mount.projected is None or observed.projected:
         return True
@@ -294,8 +294,9 @@ def _apply_receiver(
 def _apply_tls_service(
     observed: ObservedBroker, broker: Broker, steps: AddressableSteps
 ) -> Https | NotReady | None:
-    """Apply the Service of the receiver's own TLS port if it has one. Returns its https address, or
-    why it has none yet, which is also why the Broker has none if it asks for https."""
+    """Apply the Service of the receiver's own TLS port if it has one. Returns the receiver's https
+    address, or the error that explains why it has none, which also explains a Broker without an
+    address; None: https is off."""
     https = observed.https
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:

@@ -69,6 +69,7 @@ def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
 
 
 def _location(defaults: ConfigMap) -> str:
+    """Return where the defaults are declared, for errors."""
     return f"data.{DEFAULTS_KEY} of ConfigMap {defaults.id}"
 
 
@@ -90,4 +91,5 @@ def _find_class_entry(
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a value if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -57,17 +57,17 @@ def external_topic_refusal(
     namespace: str,
     allowed: str,
     where: str,
-    of_sensors: Container[str] = frozenset(),
-    of_brokers: Container[str] = frozenset(),
+    sensor_names: Container[str] = frozenset(),
+    broker_topics: Container[str] = frozenset(),
 ) -> str | None:
     """Return why a Broker of this namespace may not use this external topic; None: it may.
     `allowed` is the value of `external.topics`, and `where` names the ConfigMap with that key;
-    `of_sensors` has all names that Sensors have claimed; `of_brokers` has the topics that other
-    Brokers have claimed.
+    `sensor_names` has all names that Sensors have claimed; `broker_topics` has the topics that
+    other Brokers have claimed.
     """
-    is_sensors = topic in of_sensors and _SENSOR_TOPIC(topic) is not None
-    reason = "it is a Sensor's" if is_sensors else reserved_reason(topic)
-    if reason is None and topic in of_brokers:
+    is_sensor_topic = topic in sensor_names and _SENSOR_TOPIC(topic) is not None
+    reason = "it is a Sensor's" if is_sensor_topic else reserved_reason(topic)
+    if reason is None and topic in broker_topics:
         reason = "it is another Broker's own"
     if reason is not None:
         return f"external topic {topic:.300} is not allowed: {reason}"

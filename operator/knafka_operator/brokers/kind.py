@@ -114,7 +114,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         `KnafkaError`.
         """
         knafka_annotations = [
-            each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)
+            key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]
         if not knafka_annotations:
             return
@@ -126,8 +126,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         await self.shards.delete(broker)
         kafka = await self._find_kafka(broker)
-        if (entry := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self._withdraw_entry(broker, entry, kafka)
+        if (contract_name := broker.status.annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self._withdraw_entry(broker, contract_name, kafka)
         if record.has_contract:
             await kafka.topics.delete_topic(names.contract_topic(*identity))
         self.drop(document)
@@ -149,8 +149,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         record = self.states.ensure_broker(document)
         await self.shards.delete(broker)
-        if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self._withdraw_entry(broker, entry, await self._find_kafka(broker))
+        if (contract_name := annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self._withdraw_entry(broker, contract_name, await self._find_kafka(broker))
         topic = annotations.get(TOPIC_STATUS)
         is_own_topic = self._is_own(topic, document)
         if topic is not None and is_own_topic and EXTERNAL_TOPIC not in metadata.annotations:
@@ -181,7 +181,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         Raises `LogError`."""
         namespace = broker.metadata.namespace
         if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
-            return  # somebody wrote it there: it would be read to its end
+            return  # somebody else wrote this name into the status: don't read that topic
         receiver = await self.receivers.ensure_receiver(_receiver_identity(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:
@@ -447,6 +447,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return Identity(self.settings.namespace, self.settings.config)
 
     async def _read_config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        """Return a parsed ConfigMap; None: it doesn't exist. Raises `ClusterError`."""
         stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if stored is None else parse(ConfigMap, stored)
 

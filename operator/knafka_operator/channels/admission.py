@@ -4,8 +4,8 @@ ones.
     document -> the whole document with its defaults          (a mutating webhook)
     new and old document -> nothing, or an InvalidDocument    (a validating webhook)
 
-As in `admission`: messages are upstream's, all problems are reported at once, and problems that
-existed before an update are accepted.
+As in `brokers.admission`, messages are upstream's, all problems are reported at once, and problems
+that existed before an update are accepted.
 
 Pure. Not here: reading other objects, and Subscriptions to channels of other kinds: callers check
 `may_be_ours` first, of the old document if there is one.
@@ -107,6 +107,7 @@ def check_channel(
     """
 
     def problems(document: Document) -> Iterator[Problem]:
+        """Yield the problems of a document, new or old."""
         yield from _channel_problems(document)
         yield from topic_maxima_problems(document, maxima)
 
@@ -125,6 +126,7 @@ def check_subscription(
     """
 
     def problems(document: Document) -> Iterator[Problem]:
+        """Yield the problems of a document, new or old."""
         return _subscription_problems(document, autoscaling or Autoscaling(), maxima)
 
     refuse_problems(problems, new, old, _immutable_subscription_changes)
@@ -182,6 +184,7 @@ def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem
 
 
 def _immutable_channel_fields(document: Document) -> dict[str, object]:
+    """Return the immutable fields of a KafkaChannel's spec with their defaults, by path."""
     spec = mapping_at(document, "spec")
     return {f"spec.{name}": spec.get(name) or value for name, value in _DEFAULTS.items()}
 

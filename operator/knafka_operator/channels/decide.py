@@ -1,8 +1,9 @@
 """Channel: decides the status and the next effects of an observed KafkaChannel. Pure.
 
-Read top-down, as `brokers.decide`: each condition is one step, and the decision ends with the first
-that others need. A channel has no receiver of its own: it is an entry in the contract of one that
-many share, and Ready once every replica of that has read it (KN-CHN-01).
+Read top-down, as `brokers.decide`: each condition is one step, and the decision ends at the first
+failed condition that later ones need. A channel has no receiver of its own: many share one. Its
+entry is in that receiver's contract, and it is Ready once every replica of the receiver has read
+the entry (KN-CHN-01).
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
     _write_entry(observed, entry, recorded, steps)
     if not steps.conditions.holds(CONTRACT_UPDATED):
         return steps.decision(topic)
-    if is_direct_way and not steps.is_direct_service_applied(
+    if is_direct_way and not steps.ensure_direct_service(
         channels_direct_service(receiver.name, settings),
         CHANNEL_DIRECT_REFUSAL,
         is_applied=observed.direct_served,
@@ -402,6 +403,7 @@ def receiver_contract(connection: ChannelConnection, settings: Settings) -> Rece
 
 
 def _secret_name(connection: ChannelConnection) -> str | None:
+    """Return the name of the Secret for a channel's Kafka; None: it needs none."""
     return None if connection.secret is None else connection.secret[0]
 
 
@@ -432,6 +434,7 @@ def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
     can."""
 
     def handled_condition(status: Status, reason: str, message: str) -> Condition:
+        """Return the informational condition `SubscriptionsHandled`."""
         return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)
 
     if handling.handler is None:

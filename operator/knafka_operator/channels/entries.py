@@ -8,7 +8,7 @@ The writer of an entry has resolved all addresses, and reads the entry's state i
 `status.subscribers`. The Subscription for an entry isn't stored: an object with its UID belongs to
 the other controller.
 
-Not here: which name it has, and when it is delivered (`channels.entry_cluster`).
+Not here: the name of that Subscription, and when it is delivered (`channels.entry_cluster`).
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def _list_subscribers(channel: Document) -> list[Document]:
 
 
 def _generation(entry: Document) -> int:
+    """Return the generation that an entry declares; 0 if it is no number."""
     generation = entry.get("generation")
     return generation if isinstance(generation, int) else 0
 
@@ -127,6 +128,7 @@ def as_subscription(
 
 
 def _service_account(entry: Document) -> object:
+    """Return the service account that an entry names; None: it names none."""
     auth = entry.get("auth")
     return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
 
@@ -140,6 +142,7 @@ def _destination_fields(entry: Document) -> dict[str, Any]:
     """Return subscriber, reply and delivery of an entry, as fields of a Subscription's spec."""
 
     def destination_fields(prefix: str) -> dict[str, Any]:
+        """Return the fields of the entry's destination whose keys begin with `prefix`."""
         keys = {"uri": "Uri", "CACerts": "CACerts", "audience": "Audience"}
         return {key: entry[prefix + end] for key, end in keys.items() if entry.get(prefix + end)}
 
@@ -247,6 +250,7 @@ def entry_group(channel: Identity, uid: str) -> str:
 
 
 def _annotations(channel: Document) -> Mapping[str, str]:
+    """Return the annotations of a channel's status."""
     return (channel.get("status") or {}).get("annotations") or {}
 
 

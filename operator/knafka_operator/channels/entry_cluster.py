@@ -47,6 +47,8 @@ _NO_ENTRIES: Final = entries.ListedEntries({}, {})
 
 @dataclass(eq=False, slots=True)
 class _AnnotationBatch:
+    """Annotations of one channel's status that are to be written together."""
+
     values: dict[str, str | None] = field(default_factory=dict)
     writing: asyncio.Task[None] | None = None
 
@@ -129,13 +131,13 @@ class ClusterWithEntries:
                 changed |= self._assign_name(channel_identity, uid, True)
         return changed | self._places.keys()
 
-    def _assign_name(self, channel: Identity, uid: str, there: bool) -> set[Identity]:
-        """Assign an entry its Subscription name, or with `there` False remove that; returns the
+    def _assign_name(self, channel: Identity, uid: str, exists: bool) -> set[Identity]:
+        """Assign an entry its Subscription name, or with `exists` False remove that; returns the
         names whose Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         previous_name, current_name = (
             names.pop(uid, None),
-            self._choose_name(channel, uid) if there else None,
+            self._choose_name(channel, uid) if exists else None,
         )
         changed = {name for name in (previous_name, current_name) if name is not None}
         place = (
@@ -226,6 +228,8 @@ class ClusterWithEntries:
         return entries.read_entries(channel)
 
     def _is_missing_too_long(self, place: EntryPlace) -> bool:
+        """Whether an entry has been missing for `MISSING_ENTRY_SECONDS`, so that it counts as
+        deleted."""
         since = self._missing.get((place.channel, place.uid))
         return since is not None and self._now() - since >= MISSING_ENTRY_SECONDS
 
@@ -345,16 +349,20 @@ class ClusterWithEntries:
             self._writing.pop(channel, None)
 
     async def create(self, manifest: Document) -> bool:
+        """Create an object as `Cluster.create` does."""
         return await self._inner.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
+        """Apply a manifest as `Cluster.apply` does."""
         return await self._inner.apply(manifest)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object as `Cluster.delete` does."""
         await self._inner.delete(api_version, kind, namespace, name)
 
 
 def _is_entry(document: Document) -> bool:
+    """Whether a document is a Subscription that stands for an entry."""
     return document["kind"] == CHANNELS.trigger and is_entry(document)
 
 
@@ -364,4 +372,5 @@ def _outline(channel: Document) -> tuple[Any, ...]:
 
 
 def _list_entries(channel: Document) -> Any:
+    """Return a channel's `spec.subscribers` unparsed; None: it has none."""
     return (channel.get("spec") or {}).get("subscribers")

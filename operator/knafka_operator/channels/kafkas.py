@@ -73,9 +73,9 @@ class ChannelKafkas:
         mount = str(metadata["name"]), version
         return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
 
-    async def find_kafka(self, document: Document, before: KafkaCluster | None) -> KafkaCluster:
+    async def find_kafka(self, document: Document, last_kafka: KafkaCluster | None) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
-        changed. `before` is the last known one. Raises `NotReady` and `InvalidDocument`.
+        changed. `last_kafka` is the last known one. Raises `NotReady` and `InvalidDocument`.
         """
         annotations = (document.get("status") or {}).get("annotations") or {}
         servers, candidates = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
@@ -84,8 +84,8 @@ class ChannelKafkas:
             candidates.append((await self.connect(document))[1])
         except (NotReady, InvalidDocument) as error:
             failure = error
-        if before is not None:
-            candidates.append(before)
+        if last_kafka is not None:
+            candidates.append(last_kafka)
         for name in receivers_of(annotations):
             with suppress(NotReady, InvalidDocument):
                 if (receiver_kafka := await self.find_kafka_of_receiver(name)) is not None:

@@ -94,7 +94,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     @property
     def handler(self) -> Handler | None:
-        """Who reconciles Subscriptions; None: not known yet."""
+        """Return which controller reconciles Subscriptions; None: not known yet."""
         return self.handling.handler
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
@@ -118,6 +118,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return self.settings.trusts_statuses or not claimed
 
     async def needs_finalizer(self, document: Document) -> bool:
+        """Whether Knafka serves the channel, and so creates something for it in Kafka."""
         return await self._find_rival(document) is None
 
     async def _find_rival(self, document: Document) -> str | None:
@@ -338,6 +339,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
 
     async def _read_gateway(self, receiver: str) -> routes.Gateway | None:
+        """Return the gateway that Knative has given to a receiver; None: there is none. Raises
+        `ClusterError`."""
         location = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
         return routes.gateway_of(await self.cluster.get(*location))
 
@@ -375,11 +378,14 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return ObservedTopic(desired_topic, existing_topic, partitions_elsewhere, disputed)
 
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
+        """Return the record of the receiver that serves channels with this connection. Raises
+        `LogError`."""
         contract = deciding.receiver_contract(connection, self.settings)
         service = self._service(_receiver_name(connection))
         return await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
 
     def _service(self, receiver: str) -> Identity:
+        """Return namespace and name of a receiver's Knative Service."""
         return Identity(self.settings.namespace, receiver)
 
     async def _delete_route(self, channel: Broker) -> None:

@@ -7,7 +7,8 @@ Only our own entries of `spec.subscribers` are written, at the version that was 
 other writer's entry is lost. The UIDs of our entries are recorded first: after a crash in between,
 none of them is taken for another writer's once its Subscription is gone.
 
-Not here: what becomes of a Subscription (`subscriptions`), and its words (`subscription_status`).
+Not here: reconciling a Subscription (`subscriptions`), and the texts of its status
+(`subscription_status`).
 """
 
 from __future__ import annotations
@@ -115,8 +116,10 @@ class Subscribers:
         return stored
 
     async def _record_own_uids(self, channel: Document, uids: Any) -> None:
-        ours = {DECLARED: " ".join(sorted(uids)) or None}
-        await self.cluster.write_status(channel, {"annotations": ours})
+        """Write to the channel's status which entries Knafka may have written, by UID. Raises
+        `ClusterError`."""
+        annotations = {DECLARED: " ".join(sorted(uids)) or None}
+        await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
         """Return the entries of a channel's Subscriptions, sorted by UID. A Subscription that

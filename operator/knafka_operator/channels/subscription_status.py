@@ -49,8 +49,8 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the condition
     of the first unresolved reference, or of the subscriber."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
-    for before, type_ in _SUBSCRIPTION_CONDITIONS.items():
-        translated.set(replace(trigger_conditions[before], type=type_))
+    for trigger_type, type_ in _SUBSCRIPTION_CONDITIONS.items():
+        translated.set(replace(trigger_conditions[trigger_type], type=type_))
     unresolved = [
         trigger_conditions[each]
         for each in _REFERENCES
@@ -116,6 +116,7 @@ def channel_entry(
 
 
 def _destination_of(sink: Sink) -> dict[str, str]:
+    """Return a resolved sink as a destination in `spec.subscribers`."""
     trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
     audience = {} if sink.audience is None else {"audience": sink.audience}
     return {"uri": sink.url, **trusted, **audience}

@@ -30,14 +30,14 @@ class Subscriptions(Triggers):
     entries: ClusterWithEntries = field(kw_only=True)
 
     def translate_to_kind(
-        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
+        self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate a Trigger's conditions and status to a Subscription's, and report them to its
         channel."""
         conditions = subscription.subscription_conditions(conditions)
         document = observed.document
         self._report_to_channel(document, self.ensure_record(document), conditions)
-        return conditions, subscription.subscription_status(shown)
+        return conditions, subscription.subscription_status(status)
 
     def _report_to_channel(
         self, document: Document, record: TriggerRecord, conditions: ConditionSet
@@ -84,10 +84,12 @@ class Subscriptions(Triggers):
         return True
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
+        """Return finalizers and warning as `Kind.orphaned_finalizers` does; none for a Subscription
+        that isn't ours."""
         if not self.is_ours(document):
             return (), ""
         return subscription.orphaned_finalizers(document, self.entries.handling)
 
-    def event_to_post(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
+    def event_to_post(self, document: Document, new_status: Mapping[str, Any]) -> EventNews | None:
         """Return the Event as `Kind.event_to_post` does; None for an entry."""
-        return None if is_entry(document) else super().event_to_post(document, now)
+        return None if is_entry(document) else super().event_to_post(document, new_status)

@@ -168,6 +168,8 @@ class ClaimGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
+    """Delete a consumer group with its offsets."""
+
     step: ClassVar = Step.DELETE_GROUP
     group: str
 

@@ -1,7 +1,7 @@
 """Field errors: reports the problems of a declared document like Knative's FieldError, and reads
 documents of any shape before they are validated.
 
-Not here: what is right for a kind (the `admission` of each).
+Not here: the rules for each kind (its module `admission`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
 
 
 def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the path and value of each value that is not a mapping."""
+    """Yield the path and value of each value that is neither a mapping nor None, at any depth."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from leaf_values(f"{path}.{name}", inner)

@@ -17,7 +17,7 @@ async def observe_sink(
     """Return the resolved sink of a destination declared in `namespace`, or the error that says why
     it has no address.
 
-    Raises `ClusterError` if the API server doesn't say.
+    Raises `ClusterError` if the API server can't be read.
     """
     try:
         return await resolve(

@@ -303,12 +303,12 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
     return f"{reasons[0]['reason']}: {reasons[0].get('message', '')}" if reasons else ""
 
 
-def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch that turns the status `before` into `now`; keys missing from `now`
-    stay."""
+def merge_patch(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch that turns the status `stored` into `desired`; keys missing from
+    `desired` stay."""
     patch: dict[str, Any] = {}
-    for key, value in now.items():
-        previous = before.get(key)
+    for key, value in desired.items():
+        previous = stored.get(key)
         if isinstance(value, Mapping) and isinstance(previous, Mapping):
             removed = {each: None for each in previous if each not in value}
             inner = {**removed, **{k: v for k, v in value.items() if previous.get(k) != v}}
@@ -320,10 +320,12 @@ def merge_patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    """Whether a value of unknown type is a sequence, but not text or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _bug_message(error: Exception) -> str:
+    """Return the message of the `Ready` condition after an unexpected error."""
     description = f"{type(error).__name__}: {error}"
     return f"the operator failed, and tries again; its log says more: {description:.1000}"
 

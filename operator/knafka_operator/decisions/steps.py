@@ -60,8 +60,8 @@ class Step(Enum):
     """The status has the group: from here on its offsets count. After a crash, an operator finds
     the promise, and neither deletes nor rewrites them."""
     CREATE_CONTRACT = auto()
-    """The contract topic of the Broker's shared dispatchers exists; the Broker's status names it
-    before."""
+    """The contract topic of the Broker's shared dispatchers exists; the Broker's status has named
+    it since before its creation."""
     APPLY_DISPATCHER = auto()
     """The dispatcher's Service is Ready; the previous delivery goes on until then."""
     APPLY_SHARD = auto()
@@ -99,8 +99,8 @@ class Step(Enum):
     """The archive holds the Lease of a deleted holder, if the Lease hasn't changed since it was
     read."""
     APPLY_ACCOUNT = auto()
-    """The account and rights exist with which a Job creates executors. For a Trigger: the account
-    that it sends as, and its dispatchers' right to request tokens of it."""
+    """The account and rights exist that a Job needs to create executors. For a Trigger: the account
+    as which it sends, and its dispatchers' right to request tokens for that account."""
     DELETE_ACCOUNT = auto()
     """Accounts and rights are deleted, as no tokens are sent any more."""
     CREATE_JOB = auto()
@@ -111,7 +111,7 @@ class Step(Enum):
 
 
 BROKER_ORDER: Final = (
-    Step.STOP_RECEIVER,  # before all that can fail, so that a failure keeps no topic
+    Step.STOP_RECEIVER,  # first: a later failure must not let it accept events
     Step.PROJECT_SECRET,
     Step.RECORD_TOPIC,  # before the topic, so that an operator that dies between them knows it
     Step.CREATE_TOPIC,  # before the entry: a receiver accepts only events that it can store
@@ -151,17 +151,17 @@ TRIGGER_ORDER: Final = (
     Step.APPLY_SHARD,
     Step.WAKE_DISPATCHER,
     Step.HAND_OVER,  # after the new dispatcher is Ready: one that can't start interrupts nothing
-    Step.WRITE_CONTRACT,  # after its own drains are over, and the tombstone before its own begin
+    Step.WRITE_CONTRACT,  # after the Trigger's own drains end; a removal precedes their begin
     Step.START_DELIVERY,
-    Step.DELETE_DISPATCHER,  # last of a move, so that a move back finds it
+    Step.DELETE_DISPATCHER,  # last in a move, so that a move back finds the Service
     Step.AWAIT_SHARD,
     Step.AWAIT_REPLACEMENT,
-    Step.DELETE_ACCOUNT,  # after no function runs as it
+    Step.DELETE_ACCOUNT,  # after the last function that runs as it
     Step.PUBLISH_STATUS,
 )
 SENSOR_ORDER: Final = (
     Step.STOP_DELIVERY,
-    Step.DELETE_FUNCTIONS,  # before other offsets are committed, and while it may not read its bus
+    Step.DELETE_FUNCTIONS,  # before other offsets are committed, or if it may not read its bus
     Step.RECORD_TOPIC,  # before the topics, so that an operator that dies between them knows them
     Step.CREATE_TOPIC,
     Step.COMMIT_OFFSETS,  # before the function, and before Ready: later events are the group's

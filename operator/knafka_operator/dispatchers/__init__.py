@@ -1,1 +1,2 @@
-"""Dispatchers, own and shared: who is delivered where, and what is said of it."""
+"""Dispatchers, own and shared: which of them delivers a Trigger, and the conditions about its
+delivery."""

@@ -74,30 +74,31 @@ class ActivityState:
 
 
 def judge_activity(
-    before: ActivityState,
+    previous: ActivityState,
     samples: Sequence[Sample],
     lag_threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> ActivityState:
-    """Decide a Trigger's activity by samples in the order of time; returns `before` if nothing has
-    changed.
+    """Decide a Trigger's activity by samples in the order of time; returns `previous` if nothing
+    has changed.
 
     The samples of the last `decisive_seconds`, and the one before these, are enough.
     """
 
-    def is_much(lag: int) -> bool:
+    def is_above_busy_lag(lag: int) -> bool:
+        """Whether a lag is above the limit for a busy Trigger."""
         return lag > limits.busy_lag * lag_threshold
 
-    recent = _samples_of_last(samples, decisive_seconds(before.activity, limits), before.since)
-    if before.activity is Activity.QUIET:
-        is_high = [sample.lag is not None and is_much(sample.lag) for sample in recent]
+    recent = _samples_of_last(samples, decisive_seconds(previous.activity, limits), previous.since)
+    if previous.activity is Activity.QUIET:
+        is_high = [sample.lag is not None and is_above_busy_lag(sample.lag) for sample in recent]
         if recent and (all(is_high) or _delivery_rate(recent) > limits.busy_rate):
             return ActivityState(Activity.BUSY, samples[-1].time)
     else:
-        is_low = [sample.lag is not None and not is_much(sample.lag) for sample in recent]
+        is_low = [sample.lag is not None and not is_above_busy_lag(sample.lag) for sample in recent]
         if recent and all(is_low) and _delivery_rate(recent) < limits.quiet_rate:
             return ActivityState(Activity.QUIET, samples[-1].time)
-    return before
+    return previous
 
 
 def decisive_seconds(activity: Activity, limits: ActivityLimits = DEFAULT_LIMITS) -> float:

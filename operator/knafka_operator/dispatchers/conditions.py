@@ -3,8 +3,8 @@ conditions. Pure.
 
     SubscriptionReady ...   its Broker, its dependency, its namespace's maximum: else not Ready
     LoopFree                a destination leads back to its Broker: a warning, as the loop ends
-    after some rounds (`knafka.core.events.hops`) in the dead-letter topic Delivering
-    the scaler's view: a warning, or information
+                            after some rounds (`knafka.core.events.hops`) in the dead-letter topic
+    Delivering              a problem of the running delivery: a warning; or that it is paused
 
 Not here: dead letters (`dead_letters`), and loops over other Brokers or applications, which only
 dispatchers notice; `Delivering` reports them.
@@ -52,11 +52,12 @@ is."""
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
 SCALING: Final = "knafka.dev/scaling"
-"""Keys of `status.annotations`: the scaler's view, and its last decision with the reason."""
+"""Keys of `status.annotations`: lag, number of drains, and the last scaling decision with its
+reason."""
 
 LAG_INTERVAL: Final = 60.0
-"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
-goes to every replica of etcd and to every watch. Metrics have the lag of now."""
+"""Seconds between two updates of the lag in a Trigger's status, unless its drains begin or end:
+each write goes to every replica of etcd and to every watch. Metrics have the current lag."""
 
 DELIVERY_PAUSED: Final = Condition(
     DELIVERING,
@@ -249,6 +250,7 @@ def delivering_condition(scaled: ScalingStatus) -> Condition:
     """Return the condition `Delivering`, a warning or information that doesn't affect Ready."""
 
     def delivering_warning(reason: str, message: str) -> Condition:
+        """Return `Delivering` as a warning; a long message is cut."""
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
 
     if scaled.paused:

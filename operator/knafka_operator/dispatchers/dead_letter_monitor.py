@@ -71,7 +71,7 @@ class _DeadLetterTopic:
     announced: bool = False
     """Whether an Event was posted since the topic was last empty."""
 
-    def judged_by(self, settings: TopicSettings) -> bool:
+    def is_judged_by(self, settings: TopicSettings) -> bool:
         """Whether the topic needs no judgement: it has one by these settings, or can't have one
         yet."""
         if self.waiting is None or self.starts is None:
@@ -121,6 +121,7 @@ class DeadLetterMonitor:
             annotations.update(topic.found.owned.annotations())
 
     def _condition(self, identity: Identity) -> Condition | None:
+        """Return a Trigger's condition `DeadLetters`; None: its topic was never found."""
         waiting = self.waiting(identity)
         return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
 
@@ -219,6 +220,7 @@ class DeadLetterMonitor:
 
     @staticmethod
     def _apply_retention(topic: _DeadLetterTopic) -> None:
+        """Copy the judged retention into the counted dead letters, for their condition."""
         if topic.waiting is not None and topic.found is not None:
             retention, would_expire = topic.found.retention, topic.found.would_expire
             topic.waiting = replace(topic.waiting, retention=retention, would_expire=would_expire)
@@ -231,7 +233,7 @@ class DeadLetterMonitor:
         described = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
-            if topic is None or topic.judged_by(settings):
+            if topic is None or topic.is_judged_by(settings):
                 continue
             if described == MAX_DESCRIBED_TOPICS:
                 break
@@ -302,4 +304,5 @@ class DeadLetterMonitor:
 
 
 def _status_annotations(record: TriggerRecord) -> Mapping[str, str]:
+    """Return the annotations in a Trigger's status."""
     return ((record.document or {}).get("status") or {}).get("annotations") or {}

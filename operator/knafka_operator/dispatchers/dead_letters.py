@@ -4,7 +4,8 @@
                  False    some wait: a warning that doesn't affect Ready
 
 The message has the time of the oldest one and not its age, as an age would change every status.
-Dead letters that went to a sink are the sink's. Not here: looking (`dead_letter_monitor`).
+Dead letters that were sent to a sink aren't counted. Not here: reading the topics
+(`dead_letter_monitor`).
 """
 
 from __future__ import annotations

@@ -108,11 +108,11 @@ def _move_reason(
     return f"more than {limits.busy_rate:g} events a second for {limits.busy_for:g} s"
 
 
-def choose_moves(moves: Iterable[Move], made: Collection[Move]) -> list[Move]:
+def choose_moves(moves: Iterable[Move], recent_moves: Collection[Move]) -> list[Move]:
     """Return the moves to make now, busiest first, at most `MAX_MOVES` per Broker and direction;
-    `made` are the moves of the last `MOVES_PERIOD` seconds, which count too."""
+    `recent_moves`, those made in the last `MOVES_PERIOD` seconds, count too."""
     moves_so_far: dict[tuple[Identity, Isolation], int] = {}
-    for each in made:
+    for each in recent_moves:
         moves_so_far[each.broker, each.to] = moves_so_far.get((each.broker, each.to), 0) + 1
     chosen = []
     for each in sorted(moves, key=lambda move: -move.load):

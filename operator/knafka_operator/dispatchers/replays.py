@@ -168,6 +168,7 @@ class Replays:
         self._states.urls.pop(self._scaler_id(identity), None)
 
     def _scaler_id(self, identity: Identity) -> str:
+        """Return the id by which the scaler knows a Trigger's replayer."""
         return f"{self._states.family.trigger_id(identity)} (replays)"
 
 
@@ -184,4 +185,5 @@ async def _list_replay_topics(kafka: KafkaCluster) -> Collection[str] | None:
 
 
 def _replay_topic(watched: Watched) -> str:
+    """Return the topic that the Trigger's replayer reads."""
     return egresses.replay_topic(watched.egress)

@@ -1,4 +1,4 @@
-"""Resuming: finds what was being delivered when an operator starts, from the dispatchers' Services.
+"""Resuming: finds the running deliveries when an operator starts, from the dispatchers' Services.
 
     Triggers, dispatchers' Services -> Revision that serves -> Egress, Secret -> Watched
     Triggers, shards' Services      -> Revision that serves -> contract, Secret -> Watched
@@ -8,8 +8,8 @@ the rest. So every Trigger's delivery resumes after a few requests in all, and i
 Kafka is read only for the contracts of Brokers that share dispatchers, each contract once, those of
 one Broker within `CONTRACT_TIMEOUT`: a Kafka that doesn't answer delays only its own Brokers.
 
-Not here: watching (`triggers.kind`), and whether a Trigger is still as declared (reconciling
-tells).
+Not here: starting to scale the deliveries (`triggers.kind`), and whether they are still as
+declared, which reconciling checks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ServingDispatcher:
 
 @dataclass(frozen=True, slots=True)
 class ServingShard:
-    """The shard that its Service describes."""
+    """A shard, as its Service describes it."""
 
     number: int
     shard: Shard
@@ -91,10 +91,12 @@ class Resuming:
         self._at_once = asyncio.Semaphore(MAX_REQUESTS)
 
     async def find_delivered_by_services(
-        self, triggers: Iterable[Document], found: Iterable[Document]
+        self, triggers: Iterable[Document], found_services: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """Return the Triggers that one of the Services `found` delivers, each with its delivery."""
-        service_by_owner = {uid: each for each in found for uid in services.owner_uids(each)}
+        """Return the Triggers that one of `found_services` delivers, each with its delivery."""
+        service_by_owner = {
+            uid: each for each in found_services for uid in services.owner_uids(each)
+        }
         lookups = [
             self._find_delivered_or_none(each, service_by_owner[each["metadata"]["uid"]])
             for each in triggers
@@ -192,9 +194,9 @@ class Resuming:
         kafka = await self._connect_kafka(shard.kafka, secret, service["metadata"]["namespace"])
         return ServingShard(number, shard, kafka, secret)
 
-    async def connect(self, found: Iterable[Document]) -> None:
-        """Connect to every Kafka that the Services `found` use."""
-        await asyncio.gather(*map(self._connect_logged, found))
+    async def connect(self, found_services: Iterable[Document]) -> None:
+        """Connect to every Kafka that one of `found_services` uses; errors are logged."""
+        await asyncio.gather(*map(self._connect_logged, found_services))
 
     async def _connect_logged(self, service: Document) -> None:
         """Connect to the Kafka that a dispatcher's Service uses, so that its client is ready; logs
@@ -313,6 +315,8 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
 
 
 async def _read_dispatcher(template: Document) -> ServingDispatcher:
+    """Parse the template or Revision of a dispatcher, a large one in a thread; raises
+    `InvalidDocument`."""
     return await parse_off_loop(
         lambda: read_dispatcher(template), characters_of(template, LARGE_DOCUMENT)
     )
@@ -338,6 +342,7 @@ def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]
 
 
 def _environment(template: Document) -> Mapping[str, str]:
+    """Return the environment variables of a template's first container."""
     return services.environment_of(template["spec"]["containers"][0])
 
 

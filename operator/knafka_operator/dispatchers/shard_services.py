@@ -1,8 +1,8 @@
 """Shards: applies the Services of each Broker's shared dispatchers, and manages their contracts.
 
     Trigger    contract (read once) -> Service (applied once for all) -> record
-    Broker     applies the Services of its shards, so that it is enqueued when one changes; deletes
-    shards that have long been empty
+    Broker     applies the Services of its shards, so that it is enqueued when one changes;
+               deletes shards that have long been empty
 
 A Broker whose status names no contract costs no request here.
 
@@ -227,11 +227,13 @@ class Shards:
         return [self._service(broker, number) for number in (record.shards if record else ())]
 
     def _service(self, broker: Identity, number: int) -> Identity:
+        """Return namespace and name of a shard's Knative Service."""
         family = self.states.family
         namespace = services.function_namespace(family, broker, self.settings)
         return Identity(namespace, dispatcher_services.shard_name(family, broker, number))
 
     async def _delete_service(self, broker: Broker, number: int) -> None:
+        """Delete a shard's Knative Service, if it exists. Raises `ClusterError`."""
         namespace, name = self._service(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
 

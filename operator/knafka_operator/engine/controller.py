@@ -207,8 +207,8 @@ class Controller:
     async def _set_finalizers(
         self, kind: Kind, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        """Replace an object's finalizers and return the stored object; None if it is gone, or an
-        entry without a document of its own. Raises `ClusterError`."""
+        """Replace an object's finalizers and return the stored object; None: the object is gone, or
+        is a channel's entry without a stored Subscription. Raises `ClusterError`."""
         if await kind.drop_entry(document):
             return None
         return await self._store.set_finalizers(document, finalizers)

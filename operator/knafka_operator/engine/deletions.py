@@ -65,5 +65,5 @@ class Deletions:
         return True
 
     def forget(self, key: Key) -> None:
-        """Forget a deletion, as its object goes."""
+        """Forget since when an object is being deleted, as the object is gone."""
         self.began.pop(key, None)

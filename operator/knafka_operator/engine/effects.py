@@ -2,8 +2,8 @@
 
     reconcile (`kind`) --effect--> `Effects.run` --result--> `ObservedObject.after`
 
-Not here: what is decided (the `decide` of each kind), and drains, which are their kind's to hold
-(`DeliveryEffects`).
+Not here: decisions (the module `decide` of each kind), and drains, which only the object's own kind
+can start and end (`DeliveryEffects`).
 """
 
 from __future__ import annotations
@@ -232,5 +232,6 @@ def resource_of(document: Document) -> Resource:
 
 
 def _foreign_object_error(refusal: Refusal, name: str) -> NotReady:
+    """Return the error for an existing object that Knafka didn't create."""
     message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
     return NotReady(refusal.not_ours, message)

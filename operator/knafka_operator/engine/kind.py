@@ -58,7 +58,7 @@ class Kind:
         """Each object's latest document from its watch, without its status."""
         return {}
 
-    # What is heard.
+    # Changes of objects.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Record that an object has changed or, with `gone`, was deleted; returns the keys to
@@ -75,7 +75,7 @@ class Kind:
         """Record what other objects must know about this one before it is reconciled."""
         return None
 
-    # What is asked of one object.
+    # Operations on one object.
 
     async def get(self, key: Key) -> Document | None:
         """Return the stored object; None: it doesn't exist."""
@@ -132,13 +132,13 @@ class Kind:
         controller may be gone."""
         return (), ""
 
-    # What follows.
+    # After a reconciliation.
 
-    def event_to_post(self, document: Document, now: Mapping[str, Any]) -> EventNews | None:
-        """Return the Event to post for the change from the status in `document` to `now`; None: no
-        Event."""
+    def event_to_post(self, document: Document, new_status: Mapping[str, Any]) -> EventNews | None:
+        """Return the Event to post for the change from the status in `document` to `new_status`;
+        None: no Event."""
         previous = statuses.ready_condition((document.get("status") or {}).get("conditions") or ())
-        ready = statuses.ready_condition(now["conditions"])
+        ready = statuses.ready_condition(new_status["conditions"])
         if previous.get("status") == ready["status"]:
             return None
         if ready["status"] == "True":
@@ -147,14 +147,14 @@ class Kind:
             return EventNews("Warning", ready["reason"], ready["message"])
         return None
 
-    def requeue_after(self, document: Document, now: Mapping[str, Any]) -> float | None:
+    def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
         """Return the seconds until the object is reconciled again; None: the default, which depends
         on whether it is Ready."""
         return None
 
 
 class Neighbours(Protocol):
-    """What a reconciliation needs done to other objects; implemented by `operator.Operator`."""
+    """Actions on other objects that a reconciliation needs; implemented by `operator.Operator`."""
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """Record that an object has changed or, with `gone`, was deleted; enqueues the objects that
@@ -229,16 +229,20 @@ class Reconciler(Generic[S, D, R]):
         return None
 
     async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
-        """Read again what an effect has changed; raises as `Effects.run`."""
+        """Return `observed` with what an effect has changed read again; unchanged by default.
+        Raises as `Effects.run`."""
         return observed
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
+        """See `DeliveryEffects`. Raises `TypeError` for a kind without delivery."""
         raise TypeError(f"nothing of {type(self).__name__} is delivered")
 
     async def end_delivery(self, document: Document) -> None:
+        """See `DeliveryEffects`. Raises `TypeError` for a kind without delivery."""
         raise TypeError(f"nothing of {type(self).__name__} is delivered")
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
+        """See `DeliveryEffects`. Raises `TypeError` for a kind without shared receivers."""
         raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
     def stored_status(self, observed: S) -> Mapping[str, Any]:
@@ -304,7 +308,8 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
 
     @property
     def handler(self) -> Handler | None:
-        """Who reconciles Triggers or Subscriptions of its objects; None: not known yet."""
+        """Return which controller reconciles the Triggers or Subscriptions of these objects; None:
+        not known yet."""
         return Handler.OWN
 
     async def connect_without_config(self, document: Document) -> KafkaCluster | None:
@@ -334,6 +339,8 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
                 self.neighbours.wake_triggers(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
+        """End all delivery from a Broker or channel, delete what was made for it, then call
+        `on_deleted`."""
         await self.neighbours.delete_broker(document)
         if self.on_deleted is not None:
             self.on_deleted(document)

@@ -67,6 +67,8 @@ LONG_RECONCILE: Final = 0.25
 
 @dataclass(eq=False, slots=True)
 class _Item:
+    """An object in the queue, with its failures and when it may be reconciled."""
+
     key: Key
     failures: int = 0
     """Failures in a row since the object was last enqueued or reconciled successfully."""

@@ -1,1 +1,1 @@
-"""Knative Services of functions: what they are like, applied and rolled."""
+"""Knative Services of functions: building, applying and rolling them."""

@@ -7,7 +7,8 @@ time.
 Each reconciliation compares what runs with what is desired, so a starting operator only has to find
 out which functions its predecessor was rolling: those that aren't Ready.
 
-Not here: what a Service is made of (`functions.services`), and what a roll is (`functions.rolls`).
+Not here: the content of a Service (`functions.services`), and the rules of rolls
+(`functions.rolls`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Rolls:
         self._started = False
 
     def __len__(self) -> int:
-        """Number of functions in memory."""
+        """Return the number of functions that roll, are stuck or wait."""
         return len(self._rolling) + len(self._stuck) + len(self._waiting)
 
     async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
@@ -154,6 +155,7 @@ class Rolls:
 
 
 def _is_rolled_out(service: Mapping[str, Any]) -> bool:
+    """Whether a Knative Service is Ready with its newest Revision."""
     reported = service.get("status") or {}
     newest = reported.get("latestCreatedRevisionName")
     return status.is_ready(service) and newest == reported.get("latestReadyRevisionName")
@@ -229,7 +231,7 @@ async def _apply_manifest(
         return await cluster.apply(manifest)
     except (Rejected, NotAllowed) as error:
         if rolls is not None:
-            rolls.end_turn(Identity.of(manifest))  # nothing does
+            rolls.end_turn(Identity.of(manifest))  # a refused Service doesn't roll
         message = " - ".join(filter(None, (str(error), needed_features(str(error)))))
         raise NotReady("FunctionRejected", message) from error
 

@@ -238,7 +238,7 @@ def channels_receiver_service(
     )
 
 
-# How many pods: what a Broker's own annotations may ask.
+# The numbers of pods that a Broker's annotations may declare.
 
 _PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationscale"})
 """Knative's annotations that are numbers of pods, without case and dashes, as in `min-scale` and

@@ -129,15 +129,18 @@ def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most
 
 
 def _environment(service: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the environment variables of a function's Service."""
     return environment_of(service["spec"]["template"]["spec"]["containers"][0])
 
 
 def _annotation(service: Mapping[str, Any], name: str) -> str | None:
+    """Return an annotation of a Service; None: it isn't set."""
     value: str | None = (service["metadata"].get("annotations") or {}).get(name)
     return value
 
 
 def _with_annotations(manifest: Mapping[str, Any], annotations: Mapping[str, str]) -> Manifest:
+    """Return a copy of the manifest with further annotations."""
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), **annotations}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}

@@ -1,9 +1,9 @@
 """Service accounts: decides as which account a Trigger or Subscription sends events (KN-TRG-11,
 KN-SUB-06). Pure.
 
-    Trigger                 its own account in its namespace, even if no destination requires tokens
-    a destination with an a Role that lets its dispatchers request tokens of only that account,
-    audience and a RoleBinding to the accounts that those run as
+    a Trigger               has an account in its namespace, even if no destination requires tokens
+    a destination with      needs a Role that lets dispatchers request tokens of only that account,
+    an audience             and a RoleBinding to the accounts that the dispatchers run as
 
     dispatchers of          run as
     a Trigger alone         an account of the Trigger's, for them only
@@ -198,4 +198,6 @@ def _owned_metadata(owner: Resource, name: str) -> Manifest:
 
 
 def _refusal(kind: str) -> Refusal:
+    """Return the reasons for an account or right that can't be created, or belongs to another
+    owner."""
     return Refusal(f"this {kind}", "ServiceAccountNotOwned", "ServiceAccountNotCreated")

@@ -364,6 +364,7 @@ def compact_json(document: object) -> str:
 
 
 def _digest(value: object) -> str:
+    """Return a short digest of a value, taken from its JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -127,6 +127,7 @@ def _zipkin_environment(data: Mapping[str, str], default_endpoint: str) -> Mappi
 
 
 def _sampler(rate: str) -> Mapping[str, str]:
+    """Return the variables by which functions sample the traces that begin in them at this rate."""
     return {SAMPLER: "parentbased_traceidratio", SAMPLER_ARG: rate}
 
 

@@ -4,7 +4,7 @@ the dispatcher is created.
 A changed bundle is copied again to all those namespaces; kubelet updates the pods' volumes, so
 nothing is rolled. Belongs to one event loop; one instance serves Brokers and channels.
 
-Not here: what a copy is (`functions.trust_bundle_manifests`).
+Not here: the content of a copy (`functions.trust_bundle_manifests`).
 """
 
 from __future__ import annotations

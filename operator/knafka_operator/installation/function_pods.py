@@ -2,8 +2,8 @@
 
     KNAFKA_POD                   fields of the pod's spec, as YAML
     KNAFKA_RECEIVER_RESOURCES    requests and limits of the receiver's container, as YAML
-    KNAFKA_DISPATCHER_RESOURCES  requests and limits of the dispatcher's KNAFKA_SHARD_RESOURCES
-    requests and limits of a shared dispatcher's
+    KNAFKA_DISPATCHER_RESOURCES  requests and limits of a dispatcher's container
+    KNAFKA_SHARD_RESOURCES       requests and limits of a shared dispatcher's container
 
 The fields have Kubernetes' names and are passed on unchanged. Knative Serving always accepts
 `imagePullSecrets` and resources, and the others if its ConfigMap `config-features` allows them

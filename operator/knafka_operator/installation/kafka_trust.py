@@ -115,4 +115,5 @@ def parse_patterns(text: str, name: str) -> tuple[str, ...]:
 
 
 def _any_matches(patterns: Sequence[str], text: str) -> bool:
+    """Whether one of the patterns, with `*` for any characters, matches the text."""
     return any(fnmatchcase(text, pattern) for pattern in patterns)

@@ -116,10 +116,10 @@ def normalize_template(kind: NameKind, text: str) -> str:
     return template
 
 
-def rendered(template: str, of: NamedObject) -> str:
+def rendered(template: str, named_object: NamedObject) -> str:
     """Return the name that a template gives to an object; empty if the template needs a UID that
     the object doesn't have yet."""
-    return names.render_template(template, *of)
+    return names.render_template(template, *named_object)
 
 
 class Naming:
@@ -208,6 +208,7 @@ class AsRecorded(Naming):
     what the operator has written."""
 
     def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
+        """Whether the name is legal in Kafka."""
         return name is not None and names.is_topic(name)
 
 

@@ -1,77 +1,77 @@
 """Settings: the operator's environment variables, read and checked once at start.
 
-    KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
+    KNAFKA_NAMESPACE        namespace of the operator and its ConfigMaps (required)
     KNAFKA_IMAGE            the functions' image (required)
-    KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
-    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("":
-                            what KNAFKA_BROKER_DEFAULTS says, if that is one of them)
+    KNAFKA_BROKER_CLASSES   Broker classes that Knafka serves, comma-separated ("Kafka,kafka")
+    KNAFKA_DEFAULT_CLASS    the one of these classes that webhooks give to a new Broker without a
+                            class ("": the class in KNAFKA_BROKER_DEFAULTS, if Knafka serves it)
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
     KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
                             upstream's format ("knative-eventing/config-br-defaults")
-    KNAFKA_FEATURES         ConfigMap that says whether senders must show tokens, and whether there
-                            is https, in upstream's format ("knative-eventing/config-features")
+    KNAFKA_FEATURES         ConfigMap that declares whether senders need tokens, and whether
+                            receivers serve https, in upstream's format
+                            ("knative-eventing/config-features")
     KNAFKA_KAFKA_FEATURES   ConfigMap with templates of the names of new topics and groups, in
                             eventing-kafka-broker's format
                             ("knative-eventing/config-kafka-features")
-    KNAFKA_DIRECT           "enabled": senders reach the receivers of Brokers that don't say so past
-                            Knative's proxy ("disabled")
-    KNAFKA_METRICS_TOKENS   tokens, comma-separated, of which /metrics of operator and functions
-                            wants one ("": they are told to everybody)
+    KNAFKA_DIRECT           "enabled": senders bypass Knative's proxy, for Brokers that don't
+                            declare it themselves ("disabled")
+    KNAFKA_METRICS_TOKENS   tokens, comma-separated, of which a request for /metrics of operator and
+                            functions needs one ("": it needs none)
     KNAFKA_TRUST_BUNDLES    namespace whose ConfigMaps labelled networking.knative.dev/trust-bundle
-                            have certificate authorities that dispatchers trust ("": none have)
+                            have certificate authorities that dispatchers trust ("": no namespace)
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
-    KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
+    KNAFKA_CLUSTER_DOMAIN   DNS domain of the cluster ("cluster.local")
     KNAFKA_POD              fields for the pods of functions, as YAML ("")
     KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES, KNAFKA_SHARD_RESOURCES
-                            of their containers, as YAML: see `function_pods`
-    KNAFKA_ISOLATION        whether Triggers that don't say so, and whose Broker doesn't, have a
-                            dispatcher of their "own", a "shared" one, or the one that each
-                            needs, "auto" ("own")
-    KNAFKA_SHARD_SIZE       Triggers in one shared dispatcher, at most ("250")
-    KNAFKA_RECORD_POSITION  "disabled": what is delivered has no attributes that say where its
-                            record lies in Kafka ("enabled")
+                            resources of functions' containers, as YAML: see `function_pods`
+    KNAFKA_ISOLATION        dispatcher of Triggers that declare none and whose Broker declares none:
+                            their "own", a "shared" one, or by their activity, "auto" ("own")
+    KNAFKA_SHARD_SIZE       most Triggers in one shared dispatcher ("250")
+    KNAFKA_RECORD_POSITION  "disabled": delivered events don't get the attributes with partition and
+                            offset of their record ("enabled")
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
-    KNAFKA_MAX_ROLLS        functions that a new image, or another setting of all, rolls at a time
-                            ("2")
+    KNAFKA_MAX_ROLLS        most functions that roll at a time after a change for all functions,
+                            such as a new image ("2")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
-    KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
+    KNAFKA_POD_UID          the pod's UID, which distinguishes replicas of one name ("": random)
     KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
-    KNAFKA_CHANNELS         "enabled": KafkaChannels and Subscriptions are served, which nobody else
-                            here may do then ("disabled")
+    KNAFKA_CHANNELS         "enabled": KafkaChannels and Subscriptions are served; no other
+                            implementation in the cluster may serve them then ("disabled")
     KNAFKA_CHANNEL_CONFIG   ConfigMap with Kafka and defaults of all KafkaChannels
                             ("kafka-channel-config")
-    KNAFKA_SUBSCRIPTIONS    whose controller reconciles Subscriptions to KafkaChannels: our "own",
+    KNAFKA_SUBSCRIPTIONS    controller that reconciles Subscriptions to KafkaChannels: our "own",
                             Knative's "eventing", or "auto": the latter where Knative Eventing's
-                            CustomResourceDefinitions are ("auto")
-    KNAFKA_SENSORS          "enabled": Sensors are run ("disabled")
-    KNAFKA_SOURCES          "enabled": KafkaSources are served, which nobody else is to do then
-                            ("disabled")
-    KNAFKA_SINKS            "enabled": KafkaSinks are served, which nobody else is to do then
-                            ("disabled")
-    KNAFKA_JOBS_IMAGE       of the dead-letter jobs; where it is set DeadLetterArchives are run ("")
-    KNAFKA_CONSOLE_URL      where people reach the console, for the links of those who tell of
-                            reports ("": no links)
-    KNAFKA_TRACE_URL        where people look at a trace, {trace} in the place of its id, for the
-                            links of reports ("": no links)
+                            CustomResourceDefinitions exist ("auto")
+    KNAFKA_SENSORS          "enabled": Sensors are served ("disabled")
+    KNAFKA_SOURCES          "enabled": KafkaSources are served; no other implementation in the
+                            cluster should serve them then ("disabled")
+    KNAFKA_SINKS            "enabled": KafkaSinks are served; no other implementation in the
+                            cluster should serve them then ("disabled")
+    KNAFKA_JOBS_IMAGE       image of the dead-letter jobs ("": DeadLetterArchives aren't served)
+    KNAFKA_CONSOLE_URL      URL of the console for users, for the links in announcements of reports
+                            ("": no links)
+    KNAFKA_TRACE_URL        URL of a trace for users, with {trace} instead of its id, for the links
+                            in reports ("": no links)
     KNAFKA_ALLOWED_SERVERS  patterns of the Kafka servers that may be connected to, host:port with
                             *, comma-separated ("*")
     KNAFKA_MAX_PARTITIONS, KNAFKA_MAX_REPLICATION
-                            of a new topic ("1000", "10")
+                            most partitions and replicas of a new topic ("1000", "10")
     KNAFKA_MAX_NAMESPACE_PARTITIONS
-                            of a namespace's topics of one kind together, a new one's included
-                            ("10000")
-    KNAFKA_MAX_SCALE        pods that one object may ask for of one function ("100")
+                            most partitions of a namespace's topics of one kind together, including
+                            those of a new one ("10000")
+    KNAFKA_MAX_SCALE        most pods that one object may declare for one function ("100")
     KNAFKA_MAX_NAMESPACE_MIN_SCALE
-                            min-scale of a namespace's Triggers together; of its Subscriptions, too
-                            ("200")
-    KNAFKA_MAX_JOB_TIMEOUT  seconds that a DeadLetterArchive's Job may be given ("172800")
+                            largest sum of min-scale of a namespace's Triggers, and of its
+                            Subscriptions ("200")
+    KNAFKA_MAX_JOB_TIMEOUT  most seconds for a DeadLetterArchive's Job ("172800")
     KNAFKA_LOCAL_ADDRESSES  "allowed": subscribers, sinks and token endpoints may be at loopback or
                             link-local addresses of functions and operator ("refused")
     KNAFKA_AWS_SERVERS, KNAFKA_AWS_ROLES
-                            servers that get a token of the operator's own AWS identity, and roles
-                            that it takes on, where a user's Secret asks for it ("")
+                            servers that may get a token of the operator's own AWS identity, and
+                            roles that it may assume, if a user's Secret requires that ("")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: configuration of Brokers, which is in ConfigMaps that users may change.
@@ -201,13 +201,13 @@ class Settings:
 
     @property
     def features_config(self) -> Identity:
-        """The ConfigMap of `senders.observe`."""
+        """Return namespace and name of the ConfigMap `features`."""
         namespace, _, name = self.features.partition("/")
         return Identity(namespace, name)
 
     @property
     def kafka_features_config(self) -> Identity:
-        """The ConfigMap of `kafka_features`."""
+        """Return namespace and name of the ConfigMap `kafka_features`."""
         namespace, _, name = self.kafka_features.partition("/")
         return Identity(namespace, name)
 
@@ -239,9 +239,11 @@ class Settings:
             return text == "enabled"
 
         def read_number(name: str, default: int) -> int:
+            """Return a variable that is a whole number. Raises `InvalidDocument`."""
             return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
 
         def read_required(name: str) -> str:
+            """Return a variable's text. Raises `InvalidDocument` if it isn't set."""
             if not (text := environment.get(name, "").strip()):
                 raise InvalidDocument(name, "is not set: see operator/deploy/operator.yaml")
             return text
@@ -351,5 +353,7 @@ def _parse_server_patterns(text: str) -> tuple[str, ...]:
 
 
 def _identity(environment: Mapping[str, str]) -> str:
+    """Return this replica's identity in the Lease: host name, and the pod's UID or a random
+    number."""
     host = environment.get("HOSTNAME", "knafka")
     return f"{host}_{environment.get('KNAFKA_POD_UID') or uuid4().hex}"

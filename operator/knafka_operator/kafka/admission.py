@@ -1,6 +1,7 @@
-"""Delivery admission: what is refused of annotations about delivery. Pure.
+"""Delivery admission: checks the annotations about delivery of Triggers, Subscriptions,
+KafkaSources and KafkaChannels. Pure.
 
-Of Triggers, Subscriptions, KafkaSources and KafkaChannels, each of which asks in its own admission.
+The `admission` of each of these kinds calls it.
 """
 
 from __future__ import annotations
@@ -42,5 +43,5 @@ def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     """Yield the problem of the annotation `delivery.order`, if it has one."""
     order = annotations.get(DELIVERY_ORDER, "key")
     if order not in egresses.ORDERS_BY_ANNOTATION:
-        wanted = f"want {', '.join(egresses.ORDERS_BY_ANNOTATION)}"
-        yield Problem(f"invalid value: {order:.80}", wanted, annotation_key(DELIVERY_ORDER))
+        requirement = f"want {', '.join(egresses.ORDERS_BY_ANNOTATION)}"
+        yield Problem(f"invalid value: {order:.80}", requirement, annotation_key(DELIVERY_ORDER))

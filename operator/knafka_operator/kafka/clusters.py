@@ -1,9 +1,10 @@
-"""KafkaClusters: each Kafka that Brokers use, with its admin client and its scaler.
+"""KafkaClusters: one connection to each Kafka that Brokers use, with its admin client and its
+scaler.
 
-Brokers that reach the same servers with the same Secret share one. It stays connected while a
-Broker or Trigger uses it, even if its ConfigMap is missing. Twice a second one request reads the
-ends of a Kafka's topics, and topics that grew wake their Triggers. So an idle Trigger costs nothing
-by itself. A resting topic is included in one of eight of these checks:
+Brokers with the same servers and the same Secret share a connection. It stays open while a Broker
+or Trigger uses it, even if its ConfigMap is missing. Twice a second one request reads the end
+offsets of a Kafka's topics, and topics that have grown wake their Triggers, so an idle Trigger
+causes no requests of its own. Only one in eight of these checks includes a resting topic:
 
     rests    no process writes to it (`resting`), none drains it, and it hasn't grown for a minute
 
@@ -62,7 +63,7 @@ class KafkaCluster:
     on_return: Callable[[], None] = lambda: None
     """Called when Kafka answers again after a failure."""
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
-    """Returns topics without writers; called before each check."""
+    """Returns the topics to which no process writes; called before each check."""
     _ends: dict[str, Positions] = field(default_factory=dict)
     _moved: dict[str, float] = field(default_factory=dict)
     """When each topic was first seen or last grew, by the event loop's clock."""
@@ -102,12 +103,12 @@ class KafkaCluster:
     async def run(self) -> None:
         """Scale Triggers and Sensors, and wake them for new events, until cancelled."""
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(run_repeatedly("scaling", self.scaler.run, ENDS_CHECK_INTERVAL))
-                looks = run_repeatedly(
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(run_repeatedly("scaling", self.scaler.run, ENDS_CHECK_INTERVAL))
+                ends_checks = run_repeatedly(
                     "looking at the ends of topics", self._check_ends, ENDS_CHECK_INTERVAL
                 )
-                group.create_task(looks)
+                tasks.create_task(ends_checks)
         finally:
             self._close_writer()
             if self._closing:
@@ -152,9 +153,11 @@ class KafkaCluster:
         )
 
 
-def _added_records(before: Positions, now: Positions) -> int:
+def _added_records(previous_ends: Positions, current_ends: Positions) -> int:
     """Return the number of records added to partitions whose previous ends are known."""
-    return sum(max(0, end - before.get(number, end)) for number, end in now.items())
+    return sum(
+        max(0, end - previous_ends.get(partition, end)) for partition, end in current_ends.items()
+    )
 
 
 class KafkaClusters:
@@ -224,7 +227,8 @@ class KafkaClusters:
         return kafka_cluster
 
     def _drop_unused(self, now: float) -> None:
-        """Disconnect KafkaClusters that are no longer used."""
+        """Disconnect the KafkaClusters that were neither requested nor in use for `UNUSED_TIMEOUT`
+        seconds."""
         unused_since = now - UNUSED_TIMEOUT
         if all(
             kafka_cluster.needed >= unused_since for kafka_cluster, _ in self._clusters.values()

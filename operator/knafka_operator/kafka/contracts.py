@@ -52,6 +52,8 @@ T = TypeVar("T", bound=Model)
 
 @dataclass(eq=False, slots=True)
 class _Write(Generic[T]):
+    """An entry to be written, and the future that is done once it is durable."""
+
     key: str
     entry: T | None
     """None: a tombstone."""
@@ -293,14 +295,17 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         }
 
     def _set_record(self, key: str, entry: SharedEgress | None) -> None:
+        """Update a group's record in memory; a group that has a record isn't leaving any more."""
         super()._set_record(key, entry)
         if entry is not None:
             self.leaving.pop(key, None)
 
 
 def _as_log_error(error: BaseException) -> LogError:
+    """Return an error as a `LogError`, for the callers of `write`."""
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 
 def _json(entry: Model) -> bytes:
+    """Return an entry as compact JSON, the value of its record."""
     return json.dumps(documents.dump(entry), separators=(",", ":")).encode()

@@ -1,5 +1,5 @@
-"""Dead-letter topics: decides a Trigger's dead-letter topic's settings and retention, and whether
-Knafka may alter an existing one. Pure.
+"""Dead-letter topics: decides the settings and retention of a Trigger's dead-letter topic, and
+whether Knafka may alter an existing topic. Pure.
 
     annotation of the Trigger, else of its Broker, else the ConfigMap's key, else 30 days
 
@@ -55,6 +55,8 @@ LOG_APPEND_TIME: Final = "LogAppendTime"
 
 
 class _Declared(Model):
+    """Checks a retention, as declared."""
+
     retention: Annotated[Duration, Field(ge=MIN_RETENTION, le=MAX_DEAD_LETTER_RETENTION)]
 
 
@@ -81,9 +83,9 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
     """Return the retention in seconds from the first of these annotations that declare it, else
     `default`; None: for ever. Raises `InvalidDocument`."""
     path = annotation_path(RETENTION_ANNOTATION)
-    for each in declared:
-        if RETENTION_ANNOTATION in each:
-            return parse_retention(each[RETENTION_ANNOTATION], path)
+    for candidate in declared:
+        if RETENTION_ANNOTATION in candidate:
+            return parse_retention(candidate[RETENTION_ANNOTATION], path)
     return default
 
 
@@ -123,8 +125,9 @@ class Ownership:
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Ownership | None:
         """Read the claim in a status's annotations; None: there is none."""
-        id_, given = annotations.get(DEAD_LETTER_TOPIC_ID), annotations.get(RETENTION_ANNOTATION)
-        return cls(id_, given) if id_ and given else None
+        id_ = annotations.get(DEAD_LETTER_TOPIC_ID)
+        retention = annotations.get(RETENTION_ANNOTATION)
+        return cls(id_, retention) if id_ and retention else None
 
     def annotations(self) -> dict[str, str]:
         """Return the annotations of a status that keep the claim."""
@@ -201,4 +204,5 @@ def _is_made_by_dispatcher(existing: TopicDescription) -> bool:
 
 
 def _retention_seconds(retention_ms: str) -> float | None:
+    """Return the seconds of a topic's `retention.ms`; None: for ever, or not a number."""
     return int(retention_ms) / 1000 if retention_ms.isdecimal() else None

@@ -136,7 +136,7 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
     `bootstrap.servers`.
 
     Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode has
-    a Kafka of its own, so only `broker_topic`, which uses no address, gets the ConfigMap.
+    a Kafka of its own, so there only `broker_topic`, which needs no address, gets a ConfigMap.
     """
     data = {} if config is None else config.data
     kafka = defaults.kafka
@@ -280,6 +280,8 @@ def max_record_bytes(topic: Topic) -> int:
 
 
 def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
+    """Return the number under `key` of a ConfigMap's data, or `default`. Raises `InvalidDocument`
+    unless it is from 1 to `maximum`."""
     return whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
 
 

@@ -4,7 +4,7 @@ librdkafka resolves the name again when it connects, and follows no redirection.
 names that always lead to the pod or the node, but not a name whose address changes in between:
 against those, restrict the operator's connections with a NetworkPolicy.
 
-Not here: what is wrong with the name as it is written (`installation.kafka_trust`).
+Not here: checking the text of the endpoint (`installation.kafka_trust`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RESOLVE_TIMEOUT: Final = 5.0
 
 async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
     """Resolve the host of a Secret's token endpoint; raises `InvalidDocument` if one of its
-    addresses is of the pod or the node."""
+    addresses is of the pod or the node. A host that can't be resolved is accepted."""
     host = endpoint_host(secret)
     if not host or settings.local_addresses or addresses.is_address(host):
         return

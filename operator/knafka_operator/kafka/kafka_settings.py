@@ -153,12 +153,12 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
     return RateLimit(unit=RateUnit(unit), requests_per_unit=number)
 
 
-def _with_client_settings(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:
-    """Return a copy of `kafka` whose consumer and producer settings are overridden by the `given`
-    ones."""
+def _with_client_settings(kafka: Kafka, overrides: Mapping[str, Mapping[str, str]]) -> Kafka:
+    """Return a copy of `kafka` with the consumer and producer settings in `overrides` merged over
+    its own."""
     merged = {
-        "consumer": {**kafka.consumer, **given["consumer"]},
-        "producer": {**kafka.producer, **given["producer"]},
+        "consumer": {**kafka.consumer, **overrides["consumer"]},
+        "producer": {**kafka.producer, **overrides["producer"]},
     }
     return kafka.model_copy(update=merged)
 
@@ -203,7 +203,8 @@ def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Non
     """
     status = (old.get("status") or {}).get("annotations") or {}
     old_start, new_start = (
-        ((each.get("metadata") or {}).get("annotations") or {}).get(START) for each in (old, new)
+        ((document.get("metadata") or {}).get("annotations") or {}).get(START)
+        for document in (old, new)
     )
     if GROUP_STATUS in status and new_start not in (None, old_start, status.get(START)):
         raise InvalidDocument(

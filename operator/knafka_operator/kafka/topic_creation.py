@@ -1,6 +1,7 @@
-"""Topics: creates the topic of a Broker or KafkaChannel if it doesn't exist.
+"""Topic creation: creates an object's topic if it doesn't exist, and finds the topic to delete with
+an object.
 
-Not here: whose it is, and how it should be (`kafka.topics`, `kafka.desired`).
+Not here: who owns an existing topic (`kafka.topics`), and its desired state (`kafka.desired`).
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ async def has_records(topics: LogAdmin, name: str) -> bool:
 async def find_topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
-    """Return the description of a topic if it was created for an object that is being deleted;
-    None: it must not be deleted. Raises `LogError`."""
+    """Return the description of the topic `name` if it was created for the object that is being
+    deleted; None: it doesn't exist, or must stay, which is logged. `known_id` is the topic's id in
+    the object's status; `claimed`: another status names the topic, too. Raises `LogError`."""
     description = await topics.describe_topic(name)
     had_records = description is not None and not known_id and await has_records(topics, name)
     if may_delete_topic(description, known_id, used=had_records, claimed=claimed):

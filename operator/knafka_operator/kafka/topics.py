@@ -158,19 +158,19 @@ def may_delete_topic(
     return known_id == existing.id or (not known_id and not used)
 
 
-def as_declared_condition(topic: Topic, found: TopicDescription) -> Condition:
+def as_declared_condition(topic: Topic, existing: TopicDescription) -> Condition:
     """Return the condition `TopicAsDeclared`: a warning if the topic differs from its
     declaration."""
-    return all_as_declared_condition([(topic, found)])
+    return all_as_declared_condition([(topic, existing)])
 
 
 def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
     """Return the condition `TopicAsDeclared` of several topics: a warning if one of them
     differs."""
     drifted = [
-        f"topic {topic.name} is left as it is: {'; '.join(different)}"
-        for topic, found in topics
-        if (different := drift(topic, found))
+        f"topic {topic.name} is left as it is: {'; '.join(differences)}"
+        for topic, existing in topics
+        if (differences := drift(topic, existing))
     ]
     if not drifted:
         return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)
@@ -205,13 +205,13 @@ def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
 
 
 def topic_annotations(
-    topic: Topic, found: TopicDescription, defaults: Defaults
+    topic: Topic, existing: TopicDescription, defaults: Defaults
 ) -> Mapping[str, str]:
     """Return the annotations of a Broker's status that record its topic (KN-BRK-19)."""
     return {
         TOPIC_STATUS: topic.name,
-        desired.PARTITIONS_KEY: str(found.partitions),
-        REPLICATION_KEY: str(found.replication),
+        desired.PARTITIONS_KEY: str(existing.partitions),
+        REPLICATION_KEY: str(existing.replication),
         desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
-        **({} if topic.external else {TOPIC_ID: found.id}),
+        **({} if topic.external else {TOPIC_ID: existing.id}),
     }

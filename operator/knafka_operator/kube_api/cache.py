@@ -140,7 +140,8 @@ class CachedCluster:
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """See `watches.Listener`; versions older than the known ones are ignored."""
+        """Store the changed objects, drop the deleted ones, and notify their readers
+        (`watches.Listener`). Versions older than the known ones are ignored."""
         watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -158,7 +159,8 @@ class CachedCluster:
             self.notify_readers((selection.api_version, selection.kind, *identity))
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """See `watches.Listener`."""
+        """Record whether all objects of a selection are known and followed (`watches.Listener`);
+        while they aren't, reads go to the API server."""
         self._ensure_watched_objects(selection).synced = synced
 
     def forget_all(self) -> None:
@@ -327,6 +329,7 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object as `Cluster.delete` does, and drop it from the cache."""
         for watched in self._watched.get((api_version, kind), ()):
             watched.documents.pop((namespace, name), None)
         await self._api.delete(api_version, kind, namespace, name)

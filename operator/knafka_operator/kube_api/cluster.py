@@ -121,6 +121,8 @@ class ApiCluster:
         `ClusterError`."""
 
         def ask() -> Document | None:
+            """Send the request and return the object; None: the object, or its kind, doesn't
+            exist."""
             if not _is_legal_name(namespace, name):
                 return None
             try:
@@ -204,6 +206,7 @@ class ApiCluster:
         return await self._run_in_thread(metadata.get("namespace", ""), action, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
+        """Merge `status` into the object's, as `patch_status` does."""
         await self.patch_status(document, status)
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
@@ -296,7 +299,8 @@ class ApiCluster:
         """Open a watch that starts after a resourceVersion; blocks.
 
         Returns a `urllib3` response with a line of JSON for each event, which the API server ends
-        after `seconds`; a read may take `silence` seconds. Raises what the client raises.
+        after `seconds`; a read fails after `silence` seconds without a byte. Raises what the client
+        raises.
         """
         return self._client_of_kind(selection.api_version, selection.kind).get(
             serialize=False,
@@ -378,6 +382,7 @@ def _decoded_answer(answer: Any) -> Document:
 
 
 def _object_name(document: Document) -> str:
+    """Return kind, namespace and name of an object, for messages."""
     metadata = document["metadata"]
     return f"{document['kind']} {metadata['namespace']}/{metadata['name']}"
 

@@ -61,7 +61,8 @@ LOST_EXIT_STATUS: Final = 3
 class LeaseStore(Protocol):
     """Reads and writes the stored Lease; both methods raise `ClusterError`."""
 
-    async def read(self) -> Lease | None: ...
+    async def read(self) -> Lease | None:
+        """Return the stored Lease; None: there is none."""
 
     async def write(self, lease: Lease) -> Lease | None:
         """Replace the stored Lease of this version; returns it, None: it has changed meanwhile."""
@@ -181,6 +182,7 @@ class LeaseThread:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
+        """Run the thread's event loop until `close` stops it."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 
@@ -240,6 +242,7 @@ def restart_process() -> NoReturn:
 
 
 def _log_loss() -> None:
+    """Log that the Lease is lost, and flush the log."""
     log.error("the Lease is lost: this replica begins anew")
     logging.shutdown()
 
@@ -257,6 +260,7 @@ class ApiLeaseStore:
         self._thread = ThreadPoolExecutor(1, "lease")
 
     async def read(self) -> Lease | None:
+        """Return the stored Lease; None: there is none. Raises `ClusterError`."""
         return await self._ask(
             "read", lambda **more: self._api.read_namespaced_lease(LEASE_NAME, **more)
         )
@@ -268,6 +272,7 @@ class ApiLeaseStore:
         body: Any = lease_manifest(lease, self._namespace, datetime.now(UTC))
 
         def ask(**more: Any) -> Any:
+            """Replace the Lease of the version that was read, or create it if none was read."""
             if lease.version:
                 return self._api.replace_namespaced_lease(LEASE_NAME, body=body, **more)
             return self._api.create_namespaced_lease(body=body, **more)

@@ -43,6 +43,8 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
+    """Requests that fail; None for kind or name matches any."""
+
     verb: str
     kind: str | None
     name: str | None
@@ -72,6 +74,7 @@ class MemoryCluster:
     # The operator's requests, as in `Cluster`.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """Return a copy of a stored object, as `Cluster.get` does."""
         await self._count_request("get", kind, name)
         stored = self.objects.get((api_version, kind, namespace, name))
         return None if stored is None else _copy_document(stored)
@@ -119,11 +122,13 @@ class MemoryCluster:
         return _copy_document(self._store(merged))
 
     async def write_status(self, document: Document, status: Document) -> None:
+        """Merge a status into the stored object's, as `Cluster.write_status` does."""
         await self._count_request("write_status", document["kind"], document["metadata"]["name"])
         if (stored := self.objects.get(_key(document))) is not None:
             self._store({**stored, "status": _merge_patch(stored.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object, as `Cluster.delete` does, once it has no finalizers."""
         await self._count_request("delete", kind, name)
         self.remove(api_version, kind, namespace, name)
 
@@ -218,6 +223,7 @@ class MemoryCluster:
                 raise error
 
     def _check_version(self, document: Document, stored: Document) -> None:
+        """Raise `Conflict` if a document names another version than the stored one."""
         version = document["metadata"].get("resourceVersion")
         if version not in (None, stored.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
@@ -275,6 +281,7 @@ class MemoryCluster:
             self.remove(*key)
 
     def _notify_watches(self, type_: str, document: Document) -> None:
+        """Send an event with a copy of the object to the watches of its kind."""
         for api_version, kind, queue in self._watches:
             if (api_version, kind) == (document["apiVersion"], document["kind"]):
                 queue.put_nowait(WatchEvent(type_, _copy_document(document)))
@@ -304,6 +311,7 @@ class MemoryServing(MemoryCluster):
         self._store(service)
 
     def _stored(self, document: dict[str, Any]) -> None:
+        """Set the status of a Knative Service that was written."""
         if (document["apiVersion"], document["kind"]) == (SERVING, "Service"):
             self._serve(document)
 
@@ -349,11 +357,13 @@ class MemoryServing(MemoryCluster):
 
 
 def _key(document: Document) -> Key:
+    """Return apiVersion, kind, namespace and name of an object."""
     metadata = document["metadata"]
     return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
 
 
 def _has_labels(document: Document, labels: Mapping[str, str] | None) -> bool:
+    """Whether an object has all of these labels."""
     return (labels or {}).items() <= (document["metadata"].get("labels") or {}).items()
 
 
@@ -407,9 +417,9 @@ def _remove_field(document: dict[str, Any], path: Path) -> None:
         document.pop(path[0], None)
 
 
-def _merge_patch(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `before` with a JSON merge patch (RFC 7386) applied."""
-    merged = dict(before)
+def _merge_patch(stored: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `stored` with a JSON merge patch (RFC 7386) applied."""
+    merged = dict(stored)
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)

@@ -68,7 +68,9 @@ class WatchApi(Protocol):
 
     def open_watch(
         self, selection: WatchSelection, version: str, seconds: int, silence: float
-    ) -> Any: ...
+    ) -> Any:
+        """Open a watch that starts after `version` and ends after `seconds`; a read of the returned
+        response fails after `silence` seconds without a byte."""
 
 
 class Listener(Protocol):
@@ -221,10 +223,12 @@ class Watch:
         return {**document, **kind, "metadata": metadata}
 
     def _report(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """Report changed and deleted objects to the listener, on the event loop."""
         if changed or gone:
             self._call_on_loop(self._listener.on_objects, self.selection, changed, gone)
 
     def _report_synced(self, synced: bool) -> None:
+        """Report to the listener, on the event loop, whether all objects are known and followed."""
         self._call_on_loop(self._listener.set_synced, self.selection, synced)
 
     def _call_on_loop(self, call: Any, *arguments: Any) -> None:
@@ -232,6 +236,7 @@ class Watch:
         closed."""
 
         def unless_closed() -> None:
+            """Make the call, unless the watch was closed meanwhile."""
             if not self._closed.is_set():
                 call(*arguments)
 
@@ -271,5 +276,6 @@ def _reduce_to_identity(document: Document) -> Document:
 
 
 def _identity(document: Document) -> Identity:
+    """Return namespace and name of an object."""
     metadata = document["metadata"]
     return metadata.get("namespace", ""), metadata["name"]

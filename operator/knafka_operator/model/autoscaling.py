@@ -66,11 +66,9 @@ class Autoscaling:
         defaults: Autoscaling,
         maxima: Maxima = UNLIMITED_MAXIMA,
     ) -> Autoscaling:
-        """Read the autoscaling that a Trigger's annotations declare, with `defaults` for the
-        others.
-
-        The class `disabled` means exactly one drain. Raises `InvalidDocument`, also for more than
-        `maxima` allow.
+        """Return the autoscaling that a Trigger's annotations declare; `defaults` apply to absent
+        ones. The class `disabled` means exactly one drain, a rate limit at most one. Raises
+        `InvalidDocument` for an invalid value, or one above `maxima`.
         """
         declared: dict[str, Any] = {}
         for key, (name, minimum) in _KEYS.items():
@@ -96,7 +94,7 @@ class Autoscaling:
         if scaled_by == DISABLED:
             return replace(autoscaling, min_scale=1, max_scale=1)
         if RATE_LIMIT in annotations:
-            # Each drain has the whole rate, so there is one.
+            # Each drain would use the whole rate, so there is at most one.
             return replace(autoscaling, min_scale=min(autoscaling.min_scale, 1), max_scale=1)
         return autoscaling
 
@@ -112,4 +110,4 @@ def _is_paused(annotations: Mapping[str, str]) -> bool:
 
 
 DEFAULT_AUTOSCALING: Final = Autoscaling()
-"""How a Trigger scales whose annotations say nothing of it."""
+"""The autoscaling of a Trigger without annotations about it."""

@@ -3,7 +3,7 @@
 Unknown fields are refused, as in `resources`, with upstream's messages if it has any; parse with
 `knafka.core.documents.parse`.
 
-Not here: defaults that a webhook writes into a document, and what may not change of it
+Not here: the defaults that a webhook writes into a document, and the fields that may not change
 (`channels.admission`).
 """
 
@@ -39,8 +39,8 @@ SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
 """Annotation of a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
 
 ENTRY: Final = "entryOf"
-"""Key in the metadata of a Subscription that stands for an entry: its channel. The API server has
-no such field, so no stored object has it."""
+"""Key in the metadata of a Subscription that stands for an entry of `spec.subscribers`: the
+channel's name. The operator adds it in memory; no stored object has it."""
 SENDS_AS: Final = "entrySendsAs"
 """Key beside `ENTRY`: the service account that the entry names, if a stored Subscription has the
 entry's UID."""
@@ -61,7 +61,7 @@ MAX_CHANNEL_RETENTION: Final = 9e15
 PEERS_CHANNEL_FINALIZER: Final = "kafkachannels.messaging.knative.dev"
 """The finalizer that eventing-kafka-broker puts on each KafkaChannel that it serves."""
 
-_EMPTY: Final = ("channel", "subscriber", "reply")
+_OMITTED_IF_EMPTY: Final = ("channel", "subscriber", "reply")
 
 
 class Auth(Observed):
@@ -72,7 +72,8 @@ class Auth(Observed):
 
 
 class SubscriberSpec(Declared):
-    """One Subscription as the server adds it to its channel (KN-CHN-05): all addresses resolved.
+    """An entry of a channel's `spec.subscribers`: one Subscription with all addresses resolved
+    (KN-CHN-05).
 
     At least one of the two URIs is set. The dead letter sink in `delivery` is a URI, too.
     """
@@ -95,6 +96,7 @@ class SubscriberSpec(Declared):
 
     @model_validator(mode="after")
     def _require_address(self) -> Self:
+        """Check that the entry has a subscriber or a reply address. Raises a validation error."""
         if not self.subscriber_uri and not self.reply_uri:
             raise problem("missing field(s)", "replyUri", "subscriberUri")
         return self
@@ -107,7 +109,7 @@ class KafkaChannelSpec(Declared):
     replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] = (
         DEFAULT_CHANNEL_REPLICATION
     )
-    # Empty if the channel is older than this field of upstream's.
+    # Empty in a channel that was stored before upstream had this field.
     retention_duration: Annotated[
         Duration,
         Field(ge=0, le=MAX_CHANNEL_RETENTION),
@@ -117,7 +119,8 @@ class KafkaChannelSpec(Declared):
     delivery: DeliverySpec = DeliverySpec()
     """Delivery options of Subscriptions that declare none themselves (KN-CHN-06)."""
     subscribers: tuple[SubscriberSpec, ...] = ()
-    """Written by the server: one for each Subscription that can be delivered (KN-CHN-05)."""
+    """One entry for each Subscription that can be delivered, written by the controller of
+    Subscriptions (KN-CHN-05)."""
 
 
 class KafkaChannel(Resource):
@@ -149,7 +152,7 @@ class SubscriptionSpec(Declared):
         return {
             name: value
             for name, value in document.items()
-            if name not in _EMPTY or not _is_empty(value)
+            if name not in _OMITTED_IF_EMPTY or not _is_empty(value)
         }
 
 
@@ -168,6 +171,7 @@ class Subscription(Resource):
 
 
 def _is_empty(value: object) -> bool:
+    """Whether a value is a mapping whose members are all None."""
     return isinstance(value, Mapping) and not any(member is not None for member in value.values())
 
 
@@ -182,5 +186,6 @@ class ChannelEntry:
 
 
 def is_entry(subscription: Mapping[str, Any]) -> bool:
-    """Whether a Subscription is an entry that somebody else wrote."""
+    """Whether a Subscription document stands for an entry of `spec.subscribers` that another
+    controller wrote."""
     return ENTRY in subscription["metadata"]

@@ -1,8 +1,8 @@
 """Cluster: the part of the Kubernetes API that reconciling needs, as one Protocol.
 
-Implementations: `kube_api.cluster` (the API server), `kube_api.cache` in front of it, and whatever
-keeps objects elsewhere (tests, the local mode). Documents are plain dictionaries, as decoded JSON;
-nobody changes one that was given to him.
+Implementations: `kube_api.cluster` (the API server), `kube_api.cache` in front of it, and other
+stores (tests, the local mode). Documents are plain dictionaries, as decoded JSON; neither the
+caller nor the store changes one after passing it.
 
 Not here: decisions, and retries: a failed reconciliation is repeated as a whole.
 """
@@ -19,7 +19,7 @@ Document: TypeAlias = Mapping[str, Any]
 
 
 class ClusterError(KnafkaError):
-    """The API server refused, or did not answer."""
+    """A request failed: the API server refused it, or did not answer."""
 
 
 class Rejected(ClusterError):
@@ -64,11 +64,12 @@ class Cluster(Protocol):
         ...
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the object's; nothing happens if the object is gone."""
+        """Merge `status` into the stored status of an object; does nothing if the object is
+        gone."""
         ...
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object; nothing happens if it doesn't exist."""
+        """Delete an object; does nothing if it doesn't exist."""
         ...
 
 

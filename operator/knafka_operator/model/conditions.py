@@ -30,6 +30,8 @@ _RFC3339 = re.compile(
 
 
 class Status(StrEnum):
+    """The status of a condition; Unknown: not decided yet, or waiting."""
+
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
@@ -91,33 +93,40 @@ def first_cause(conditions: Sequence[Condition]) -> Condition | None:
 
 
 def merge_conditions(
-    previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], timestamp: str, of: str = READY
+    previous: Sequence[Mapping[str, Any]],
+    decided: Sequence[Condition],
+    timestamp: str,
+    of: str = READY,
 ) -> list[dict[str, str]]:
-    """Build `status.conditions` from the conditions decided `now` and their summary, sorted by
-    type.
+    """Build `status.conditions` from the `decided` conditions and their summary, sorted by type.
 
     `previous` is the stored list, `timestamp` the time (RFC 3339). `lastTransitionTime` becomes
     `timestamp` only for a condition whose status has changed. Raises `ValueError` for a type given
-    twice, or for the summary's type in `now`.
+    twice, or for the summary's type in `decided`.
     """
     if _RFC3339(timestamp) is None:
         raise ValueError(f"{timestamp!r} is no RFC 3339 time")
-    conditions = sorted([*now, summary_condition(now, of)], key=lambda each: each.type)
-    types = [each.type for each in conditions]
+    conditions = sorted(
+        [*decided, summary_condition(decided, of)], key=lambda condition: condition.type
+    )
+    types = [condition.type for condition in conditions]
     if len(set(types)) < len(types):
         raise ValueError(f"a condition is given once, and {of} not at all: {', '.join(types)}")
     transition_times = {
-        (each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in previous
+        (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
+        for condition in previous
     }
     return [
-        _condition_fields(each, transition_times.get((each.type, each.status)) or timestamp)
-        for each in conditions
+        _condition_fields(
+            condition, transition_times.get((condition.type, condition.status)) or timestamp
+        )
+        for condition in conditions
     ]
 
 
 def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
     """Return a condition as a dictionary for `status.conditions`, without empty fields; no severity
-    means error."""
+    means error. `since` becomes its `lastTransitionTime`."""
     fields = {
         "type": condition.type,
         "status": str(condition.status),
@@ -130,6 +139,7 @@ def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
 
 
 def _truncate(message: str) -> str:
+    """Cut a message to `MAX_CONDITION_MESSAGE` characters; a cut one ends with "…"."""
     return (
         message
         if len(message) <= MAX_CONDITION_MESSAGE

@@ -51,7 +51,8 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Brokers and Triggers, KafkaChannels and Subscriptions, or KafkaSources."""
+    """The differences of one family: of Brokers and Triggers, of KafkaChannels and Subscriptions,
+    or of KafkaSources."""
 
     broker_version: str
     broker: str
@@ -61,7 +62,7 @@ class Family:
     """The kind that subscribes to them, such as Subscription."""
     read_broker: Callable[[Document], Broker]
     read_trigger: Callable[[Document], Trigger]
-    """Both raise `InvalidDocument`."""
+    """`read_broker` and `read_trigger` parse a stored object; both raise `InvalidDocument`."""
     broker_of: Callable[[Document], Identity]
     """Returns the Broker or channel that a stored Trigger or Subscription refers to."""
     reply_of: Callable[[Document], Destination | None]
@@ -104,7 +105,8 @@ class Family:
         return names.child(self.function_name_prefix(owner), "")
 
     def trigger_id(self, trigger: Identity) -> str:
-        """Return the id by which the scaler knows a Trigger."""
+        """Return the id by which the scaler knows a Trigger: `NAMESPACE/NAME`, after its kind
+        unless that is Trigger."""
         return str(trigger) if self.trigger == "Trigger" else f"{self.trigger} {trigger}"
 
 
@@ -118,6 +120,8 @@ def _broker_of_trigger(trigger: Document) -> Identity:
 
 
 def _channel_of(subscription: Document) -> Identity:
+    """Return the identity of the channel that a stored Subscription names; the name is empty if it
+    names none."""
     channel = (subscription.get("spec") or {}).get("channel")
     name = channel.get("name") if isinstance(channel, Mapping) else ""
     return Identity(subscription["metadata"]["namespace"], str(name or ""))
@@ -139,18 +143,19 @@ def without_subscribers(channel: Document) -> Document:
 
 
 def _as_broker(document: Document) -> Broker:
-    """Return a KafkaChannel as a Broker, without what its Subscriptions change. Raises
+    """Parse a KafkaChannel as a Broker; fields that its Subscriptions change are left out. Raises
     `InvalidDocument`."""
     channel = parse(KafkaChannel, without_subscribers(document))
     spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
-    # Leave out what Subscriptions change, or each change would reconcile all the others.
+    # Leave out what Subscriptions change: otherwise each change would reconcile all other
+    # Subscriptions.
     metadata = channel.metadata.model_copy(update={"generation": 0})
-    kept = {
+    kept_annotations = {
         key: value
         for key, value in channel.status.annotations.items()
         if key != DECLARED and not key.startswith(PROMISE)
     }
-    status = channel.status.model_copy(update={"annotations": kept})
+    status = channel.status.model_copy(update={"annotations": kept_annotations})
     return Broker(spec=spec, **{**resource_fields, "metadata": metadata, "status": status})
 
 
@@ -166,6 +171,7 @@ def subscription_as_trigger(subscription: Subscription) -> Trigger:
 
 
 def _resource_fields(resource: Resource) -> dict[str, Any]:
+    """Return a resource's type, metadata and status, by field name."""
     return {name: getattr(resource, name) for name in Resource.model_fields}
 
 
@@ -198,10 +204,13 @@ CHANNELS: Final = Family(
 
 
 def _source_as_broker(document: Document) -> Broker:
+    """Parse a KafkaSource's type, metadata and status as a Broker without a spec. Raises
+    `InvalidDocument`."""
     return Broker(**_resource_fields(parse(Resource, {**document, "spec": None})))
 
 
 def _as_source(trigger: Trigger) -> SourceTrigger:
+    """Return a Trigger of the family `SOURCES` with its actual type."""
     assert isinstance(trigger, SourceTrigger)
     return trigger
 

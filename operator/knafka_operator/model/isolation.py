@@ -17,7 +17,8 @@ class Isolation(StrEnum):
     OWN = "own"
     """Its own Service: its pods handle no other Trigger's events."""
     SHARED = "shared"
-    """A shard, with other Triggers of the same Broker (docs/decisions/0018)."""
+    """A shard, which is a dispatcher that several Triggers of a Broker share
+    (docs/decisions/0018)."""
     AUTO = "auto"
     """Shared while it is quiet, its own while it is busy. Only declared: a running delivery is
     `own` or `shared`."""

@@ -3,7 +3,7 @@
 `parse_resource` parses decoded YAML or JSON to a Broker, a Trigger, a ConfigMap or a Knative
 Service, or reports a problem with its path, with upstream's message if it has one. Like `kubectl`,
 it refuses unknown fields of a spec, but not what the API server adds to metadata and status. Not
-here: reading other objects; a reference stays a reference.
+here: reading the objects that a document refers to.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ BROKER_CLASS: Final = "eventing.knative.dev/broker.class"
 EXTERNAL_TOPIC: Final = "kafka.eventing.knative.dev/external.topic"
 DELIVERY_ORDER: Final = "kafka.eventing.knative.dev/delivery.order"
 AUTOSCALING: Final = "autoscaling.eventing.knative.dev/"
-"""Prefix of `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see `scaler`."""
+"""Prefix of the annotations `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see
+`autoscaling`."""
 KNAFKA_PREFIX: Final = "knafka.dev/"
-"""Prefix of Knafka's own annotations; followed by `consumer.` or `producer.`, of Kafka client
-settings (`knafka.core.kafka_settings.client_settings`)."""
+"""Prefix of Knafka's own annotations. `knafka.dev/consumer.` and `knafka.dev/producer.` are the
+prefixes of Kafka client settings (`knafka.core.kafka_settings.client_settings`)."""
 FINALIZER: Final = f"{KNAFKA_PREFIX}finalizer"
 """The finalizer that the operator puts on every object it reconciles."""
 MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
@@ -75,6 +76,7 @@ _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 def _check_name(name: str) -> str:
+    """Return an object's name. Raises a validation error if Kubernetes doesn't allow it."""
     if _NAME(name) is None or len(name) > MAX_OBJECT_NAME:
         raise problem(
             f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_OBJECT_NAME}"
@@ -83,6 +85,7 @@ def _check_name(name: str) -> str:
 
 
 def _check_namespace(name: str) -> str:
+    """Return a namespace's name. Raises a validation error if Kubernetes doesn't allow it."""
     if _NAMESPACE(name) is None:
         raise problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
     return name
@@ -149,6 +152,7 @@ def are_certificates(pem: str) -> bool:
 
 
 def _certificates(pem: str | None) -> str | None:
+    """Return the PEM text. Raises a validation error if it holds no usable certificates."""
     if pem and not are_certificates(pem):
         raise problem("invalid value: CA Cert provided is invalid")  # Knative's words
     return pem
@@ -171,7 +175,7 @@ class Destination(Declared):
     ca_certs: Annotated[str | None, AfterValidator(_certificates)] = Field(
         default=None, alias="CACerts"
     )
-    """PEM to trust beside the system's."""
+    """PEM certificates to trust in addition to the system's."""
     audience: str | None = None
 
     @model_validator(mode="after")
@@ -219,11 +223,13 @@ class Resource(Declared):
 
     @property
     def id(self) -> str:
-        """`namespace/name`."""
+        """Return `namespace/name`."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
 class _Type(Observed):
+    """The fields that name a document's type."""
+
     api_version: NonEmpty
     kind: NonEmpty
 
@@ -239,7 +245,7 @@ class Broker(Resource):
 
 class TriggerSpec(Declared):
     broker: NonEmpty
-    """The Broker's name, `brokerRef`'s if it is referred to that way."""
+    """The Broker's name, also if the document names the Broker by `brokerRef`."""
     broker_ref: BrokerReference | None = None
     filter: DeclaredAttributes = AttributesFilter()
     filters: DeclaredFilters = ()
@@ -349,8 +355,8 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
     if not isinstance(document, Mapping):
         raise InvalidDocument("", "a document is an object with apiVersion, kind and metadata")
     document_type = parse(_Type, document)
-    kind = RESOURCE_CLASSES.get((document_type.api_version, document_type.kind))
-    return None if kind is None else parse(kind, document)
+    resource_class = RESOURCE_CLASSES.get((document_type.api_version, document_type.kind))
+    return None if resource_class is None else parse(resource_class, document)
 
 
 def finalizers_of(document: Mapping[str, Any]) -> list[str]:

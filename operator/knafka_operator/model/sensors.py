@@ -73,6 +73,7 @@ def go_seconds(text: str) -> float | None:
 
 
 def _duration(text: str) -> str:
+    """Return a duration's text. Raises a validation error unless it has Go's form."""
     if go_seconds(text) is None:
         raise problem(f"invalid value: {text:.80}: want one as 10s or 1m30s")
     return text

@@ -1,10 +1,11 @@
-"""KafkaSource as declared, as far as Knafka reads it, and as the Trigger that it is read as.
+"""KafkaSources: the model of declared ones, and their representation as Triggers.
 
-A source is read as a Trigger that has no filters and whose topics belong to no Broker:
-`parse_source_as_trigger` writes this into the annotations that a Trigger has for it. What no
-Trigger can say is in `SourceTrigger`.
+A source is read as a Trigger without filters whose topics belong to no Broker:
+`parse_source_as_trigger` translates its fields to a Trigger's annotations. `SourceTrigger` has the
+fields for which Triggers have no annotation.
 
-Not here: what a webhook fills in, and what may not change (`sources.admission`).
+Not here: the defaults that a webhook fills in, and the fields that may not change
+(`sources.admission`).
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
 KEY_TYPES: Final = ("string", "int", "float", "byte-array")
 
 PEERS_SOURCE_FINALIZER: Final = "kafkasources.sources.knative.dev"
-"""What eventing-kafka-broker puts on each KafkaSource that it serves."""
+"""The finalizer that eventing-kafka-broker puts on each KafkaSource that it serves."""
 
 _FORBIDDEN_TOPIC_PREFIXES: Final = (names.BROKERS, names.CHANNELS, names.OURS, "__")
-"""Prefixes of topics that a source may not read: a dispatcher may have access to a Kafka that the
-user hasn't, and Brokers' and channels' events belong to their namespaces."""
+"""Prefixes of topics that a source may not read: Brokers' and channels' events belong to their
+namespaces, and a dispatcher may have access to a Kafka to which the user has none."""
 _SUBSCRIPTION_GROUP = re.compile(
     r"kafka\..+\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 ).fullmatch
@@ -71,8 +72,8 @@ class SecretValue(Observed):
 
 
 def _require_secret_keys(credentials: Declared, *fields: str) -> None:
-    """Refuse enabled credentials that lack one of these keys; upstream only notices on
-    connecting."""
+    """Raise a validation error if one of these fields names no Secret. Upstream notices it only
+    when it connects."""
     values = [(each, getattr(credentials, each)) for each in fields]
     if missing := [name for name, value in values if value.secret_key_ref is None]:
         raise problem("missing field(s)", *(f"{name}.secretKeyRef" for name in missing))
@@ -86,7 +87,8 @@ class Sasl(Declared):
     """The SASL mechanism; PLAIN if it is not set."""
 
     @model_validator(mode="after")
-    def _can_work(self) -> Self:
+    def _check_secret_keys(self) -> Self:
+        """Check that enabled SASL names a user and a password. Raises a validation error."""
         if self.enable:
             _require_secret_keys(self, "user", "password")
         return self
@@ -99,7 +101,9 @@ class SourceTls(Declared):
     ca_cert: SecretValue = SecretValue()
 
     @model_validator(mode="after")
-    def _can_work(self) -> Self:
+    def _check_secret_keys(self) -> Self:
+        """Check that client certificate and key are both named or both missing. Raises a validation
+        error."""
         if self.enable and (self.cert.secret_key_ref or self.key.secret_key_ref):
             _require_secret_keys(self, "cert", "key")
         return self
@@ -111,6 +115,8 @@ class Net(Declared):
 
 
 def _extension(name: str) -> str:
+    """Return the name of an extension attribute. Raises a validation error if it isn't one, or if
+    CloudEvents defines it."""
     if not is_attribute_name(name) or name in CORE:
         raise problem("invalid key name: want a-z and 0-9, and none that CloudEvents defines")
     return name
@@ -132,8 +138,8 @@ class Credential(NamedTuple):
 
 
 def check_user_topic(topic: str) -> str:
-    """Validate a topic name of a KafkaSource or KafkaSink; returns it. Names of Knafka's or Kafka's
-    own topics are refused."""
+    """Return the topic name of a KafkaSource or KafkaSink. Raises a validation error if Kafka
+    doesn't allow it, or if it is the name of one of Knafka's or Kafka's own topics."""
     if not names.is_topic(topic):
         raise problem(f"invalid value: {topic:.300}: want a topic's name")
     if topic.startswith(_FORBIDDEN_TOPIC_PREFIXES):
@@ -142,18 +148,21 @@ def check_user_topic(topic: str) -> str:
 
 
 def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Refuse topics of a Broker or KafkaChannel. Names made by an installation's template have no
-    known prefix, so `is_taken` looks them up. Raises `InvalidDocument`."""
+    """Raise `InvalidDocument` if one of the topics belongs to a Broker or KafkaChannel. Names made
+    by an installation's template have no known prefix, so `is_taken` looks them up."""
     for topic in filter(is_taken, topics):
         raise InvalidDocument(path, _internal_topic_message(topic))
 
 
 def _internal_topic_message(topic: str) -> str:
+    """Return the message about a topic that belongs to Knafka or Kafka."""
     requirement = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
     return f"invalid value: {topic:.300}: {requirement}"
 
 
 def _check_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the topics without duplicates. Raises a validation error for a topic that a source may
+    not read."""
     return tuple(dict.fromkeys(map(check_user_topic, topics)))
 
 
@@ -168,9 +177,9 @@ def _check_group(group: str) -> str:
     return group
 
 
-def _default_if_empty(value: str) -> BeforeValidator:
-    """Return a validator that replaces an empty text by `value`, as upstream does."""
-    return BeforeValidator(lambda given: value if given == "" else given)
+def _default_if_empty(default: str) -> BeforeValidator:
+    """Return a validator that replaces an empty text by `default`, as upstream does."""
+    return BeforeValidator(lambda text: default if text == "" else text)
 
 
 _Texts: TypeAlias = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
@@ -268,12 +277,14 @@ def has_generated_group(source: KafkaSource) -> bool:
 def required_credentials(net: Net) -> Iterator[Credential]:
     """Yield the credentials that a source's connection needs; disabled SASL or TLS needs none."""
     sasl, tls = net.sasl, net.tls
-    of_sasl = {"user": sasl.user, "password": sasl.password, "sasl.mechanism": sasl.type}
-    of_tls = {"user.crt": tls.cert, "user.key": tls.key, "ca.crt": tls.ca_cert}
+    sasl_values = {"user": sasl.user, "password": sasl.password, "sasl.mechanism": sasl.type}
+    tls_values = {"user.crt": tls.cert, "user.key": tls.key, "ca.crt": tls.ca_cert}
     paths = ("sasl.user", "sasl.password", "sasl.type", "tls.cert", "tls.key", "tls.caCert")
-    enabled = [sasl.enable] * len(of_sasl) + [tls.enable] * len(of_tls)
-    for (name, value), path, is_on in zip((of_sasl | of_tls).items(), paths, enabled, strict=True):
-        if is_on and (ref := value.secret_key_ref) is not None:
+    enabled = [sasl.enable] * len(sasl_values) + [tls.enable] * len(tls_values)
+    for (name, value), path, is_enabled in zip(
+        (sasl_values | tls_values).items(), paths, enabled, strict=True
+    ):
+        if is_enabled and (ref := value.secret_key_ref) is not None:
             yield Credential(name, f"spec.net.{path}.secretKeyRef", ref.name, ref.key)
 
 

@@ -1,4 +1,5 @@
-"""Topics: what a topic should be like in Kafka, and why an object can't have its topic."""
+"""Topics: the desired state of a topic in Kafka, and the error of an object that can't have its
+topic."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ REPLICATION_KEY: Final = "default.topic.replication.factor"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A declared topic: what it should be like in Kafka."""
+    """The desired state of a topic in Kafka."""
 
     name: str
     partitions: int
@@ -26,12 +27,12 @@ class Topic:
     replication_key: str = REPLICATION_KEY
     """Name of the field that declares the replication, for error messages."""
     fewer: Topic | None = None
-    """The same topic with fewer replicas, if Kafka may have too few brokers; None: it must be
-    so."""
+    """The same topic with fewer replicas, created instead if Kafka has too few brokers; None: the
+    topic isn't created then."""
 
 
 class TopicRefused(KnafkaError):
-    """The error if an object can't have its topic, with a reason in one CamelCase word."""
+    """An object can't have its topic; `reason` is one CamelCase word for its condition."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

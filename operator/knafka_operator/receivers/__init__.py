@@ -1,1 +1,2 @@
-"""Receivers: their contract, the way to them, the event types that they report."""
+"""Receivers: their contracts, the Services that lead to them, and the event types that they
+report."""

@@ -76,8 +76,9 @@ class AddressableSteps:
     def __init__(
         self, observed: ObservedObject, condition_types: Sequence[str], no_address: NotReady
     ) -> None:
-        """Begin with the stored address: once there is a receiver, it receives; while it is
-        replaced, the old one does (KN-BRK-01)."""
+        """Begin with the stored address, which stays while a receiver is replaced, as the old one
+        still accepts events (KN-BRK-01). `no_address` is the error of an object without an
+        address."""
         self._previous_status = observed.document.get("status") or {}
         self.no_address = no_address
         """Why there is no address, as long as there is none."""
@@ -97,7 +98,8 @@ class AddressableSteps:
         return self._previous_status.get("address") or {}
 
     def decision(self, topic: ObservedTopic | None = None) -> AddressableDecision:
-        """Return the decision with what is known so far."""
+        """Decide `Addressable` by the address set so far, and return the decision with the effects
+        and status of the steps taken."""
         with self.conditions.step(ADDRESSABLE):
             if self.status["address"] is None:
                 raise self.no_address
@@ -125,7 +127,8 @@ class AddressableSteps:
         accepts_records: bool = False,
     ) -> tuple[ObservedTopic, TopicDescription] | None:
         """Decide `TopicReady`: create the topic if it is missing. Returns the topic, and how it
-        exists in Kafka; None: it doesn't yet. `recorded` are annotations to write before."""
+        exists in Kafka; None: it doesn't yet. `recorded` are annotations to write before the topic
+        is created."""
         with self.conditions.step(TOPIC_READY):
             topic = value_or_raise(observed)
             assert topic is not None
@@ -140,11 +143,11 @@ class AddressableSteps:
             return topic, existing
         return None
 
-    def is_direct_service_applied(
+    def ensure_direct_service(
         self, manifest: Manifest, refusal: Refusal, *, is_applied: bool
     ) -> bool:
-        """Apply the Service that leads past Knative's proxy (`DataPlaneAvailable`) unless
-        `is_applied`; returns whether it was applied."""
+        """Apply the Service that leads past Knative's proxy unless `is_applied`, and return
+        `is_applied`; a failure is reported in `DataPlaneAvailable`."""
         with self.conditions.step(DATA_PLANE_AVAILABLE):
             if not is_applied:
                 self.needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), refusal))

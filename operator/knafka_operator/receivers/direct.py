@@ -1,8 +1,9 @@
 """Direct: decides whether senders reach a receiver's pods without Knative's proxy (issue 37). Pure.
 
     a Broker's annotation knafka.dev/direct: "true" or "false"; default: the installation's setting
-    true    a Service of ours leads to the port of the receiver's pods; status.address names it once
-    it has answered; one pod always runs, and Knative scales by the load that the receiver reports
+    true    a Service of ours leads to the port of the receiver's pods; status.address names it
+            once it has answered; one pod always runs, and Knative scales by the load that the
+            receiver reports
     false   requests pass Knative's proxy, and the receiver scales from zero
 
 KafkaChannels share receivers, so only the installation's setting applies to them. A channel's host
@@ -24,7 +25,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path
 
 DIRECT: Final = f"{KNAFKA_PREFIX}direct"
-"""Annotation of a Broker or KafkaChannel."""
+"""Annotation of a Broker or KafkaChannel: whether senders bypass Knative's proxy."""
 FUNCTION_PORT: Final = 8080
 """The port at which functions listen on Knative."""
 HTTP_PORT: Final = {"name": "http", "port": 80, "targetPort": FUNCTION_PORT}
@@ -93,8 +94,11 @@ def channels_direct_host(receiver: str, settings: Settings) -> str:
 
 
 def _direct_service_name(broker: Resource) -> str:
+    """Return the name of the Service that leads directly to the pods of a Broker's receiver."""
     return names.child(broker.metadata.name, "-kn-receiver-direct")
 
 
 def _channels_direct_service_name(receiver: str) -> str:
+    """Return the name of the Service that leads directly to the pods of a receiver that channels
+    share."""
     return names.child(receiver, "-direct")

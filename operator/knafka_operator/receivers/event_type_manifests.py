@@ -59,6 +59,8 @@ def _parse_reported_type(entry: object) -> ReportedType | None:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
+    """Whether a value is text that an EventType may have: printable, not empty, and not too
+    long."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_TYPE_TEXT:
         return False
     return value.isprintable() and is_legal(value)

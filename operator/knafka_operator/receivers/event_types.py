@@ -83,12 +83,12 @@ class EventTypes:
             return
         for deleted_owner in self._known.keys() - self.states.brokers.keys():
             del self._known[deleted_owner]
-        new: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
+        new_types: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
         for service, reported_types in (await self._ask_receivers()).items():
             for reported_type in reported_types:
                 if (owner := self._find_owner(service, reported_type.path)) is not None:
-                    new[owner][reported_type] = None
-        await self._create_types(new)
+                    new_types[owner][reported_type] = None
+        await self._create_types(new_types)
 
     async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
         """Ask the running receivers for their types; returns these by the receiver's Service."""
@@ -106,6 +106,8 @@ class EventTypes:
         concurrency_limit = asyncio.Semaphore(MAX_CONCURRENT_RECEIVERS)
 
         async def ask(service: Identity) -> list[ReportedType]:
+            """Ask the pods of one receiver; waits while `MAX_CONCURRENT_RECEIVERS` others are
+            asked."""
             async with concurrency_limit:
                 return await self.ask(service, addresses[service])
 
@@ -125,15 +127,17 @@ class EventTypes:
         )
         return owner if own_receiver == service else None
 
-    async def _create_types(self, new: Mapping[Identity, Mapping[ReportedType, None]]) -> None:
+    async def _create_types(
+        self, new_types: Mapping[Identity, Mapping[ReportedType, None]]
+    ) -> None:
         """Create the EventTypes that owners lack, at most `MAX_PER_ROUND` in all and
         `MAX_PER_OWNER` for each; logs errors."""
-        remaining, owners = MAX_PER_ROUND, list(new)
+        remaining, owners = MAX_PER_ROUND, list(new_types)
         random.shuffle(owners)  # else the same owners would always be last
         for owner in owners:
             try:
                 remaining -= await self._create_types_of(
-                    owner, new[owner], min(remaining, MAX_PER_OWNER)
+                    owner, new_types[owner], min(remaining, MAX_PER_OWNER)
                 )
             except ClusterError as error:  # an error in one namespace doesn't stop the others
                 log.warning("EventTypes of %s %s: %s", self.states.family.broker, owner, error)
@@ -175,11 +179,14 @@ class EventTypes:
         return created
 
     def _is_known(self, owner: Identity, reported_type: ReportedType) -> bool:
+        """Whether the owner is known to have this EventType, or as many EventTypes as it may
+        have."""
         _, name_hashes = self._known.get(owner, ("", set[int]()))
         return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
     async def _ensure_name_hashes(self, owner: Identity, document: Document) -> set[int]:
-        """Hashes of the names of an owner's EventTypes, which are listed once and then kept."""
+        """Return the hashes of the names of an owner's EventTypes; lists these at the first call
+        for its UID. Raises `ClusterError`."""
         uid = str(document["metadata"].get("uid", ""))
         uid_and_hashes = self._known.get(owner)
         if uid_and_hashes is None or uid_and_hashes[0] != uid:
@@ -196,6 +203,7 @@ class EventTypes:
 
 
 def _name_hash(owner: Identity, reported_type: ReportedType) -> int:
+    """Return a hash of an EventType's name, which needs less memory than the name."""
     return hash(deciding.event_type_name(owner, reported_type))
 
 
@@ -215,7 +223,7 @@ class PodEventTypes:
             answers = await asyncio.gather(
                 *(_ask(session, address, bearers) for address in addresses)
             )
-        return [address for types in answers for address in types]
+        return [reported_type for answer in answers for reported_type in answer]
 
 
 async def _ask(

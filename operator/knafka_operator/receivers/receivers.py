@@ -173,10 +173,10 @@ class Receivers:
         if not any(other_record.contract is record.contract for other_record in other_records):
             await record.contract.delete_if_empty()
 
-    async def check_contract(self, record: ReceiverRecord, asking: Identity) -> None:
+    async def check_contract(self, record: ReceiverRecord, requester: Identity) -> None:
         """Check a contract at most every `CONTRACT_CHECK_INTERVAL` seconds: if others have changed
-        its topic, enqueue all Brokers or channels but `asking`; remove entries of objects that are
-        gone.
+        its topic, enqueue all Brokers or channels but the `requester`; remove entries of objects
+        that are gone.
         """
         contract, now = record.contract, _now()
         if now - contract.checked_at < CONTRACT_CHECK_INTERVAL:
@@ -185,7 +185,7 @@ class Receivers:
         family = self.states.family
         if await contract.reload_if_changed():
             for broker in self.states.brokers:
-                if broker != asking:
+                if broker != requester:
                     self.enqueue((family.broker, *broker))
         record.reset_if_reread()
         # Without an installation's name, the entries may be another installation's.
@@ -198,7 +198,7 @@ class Receivers:
                 await contract.write(path, None)
 
     async def apply(
-        self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], asking: Identity
+        self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], requester: Identity
     ) -> str:
         """Create a contract's topic and apply the receiver's Service; returns its Ready Revision.
 
@@ -215,7 +215,7 @@ class Receivers:
                 record.manifest, record.applied_at, record.problem = manifest, _now(), None
                 record.revision = None
                 try:
-                    key = self.states.family.broker, *asking
+                    key = self.states.family.broker, *requester
                     rolls = self.states.rolls
                     record.revision = await apply_service(
                         self.cluster, manifest, rolls=rolls, key=key

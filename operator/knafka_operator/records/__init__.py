@@ -1,1 +1,1 @@
-"""What the operator keeps in memory of each object, and whose a topic or group is."""
+"""Records: what the operator keeps in memory about each object, and who owns a topic or group."""

@@ -1,7 +1,8 @@
-"""Delivery: a Broker as its Triggers know it, and a Trigger whose events are being delivered. Pure.
+"""Delivery: the state of a Broker that its Triggers depend on, and the running delivery of a
+Trigger. Pure.
 
-Both are kept in memory (`records.state`) and are what decisions of Triggers, Sensors and archives
-start from.
+Both are kept in memory (`records.state`); the decisions about Triggers, Sensors and archives use
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from knafka_operator.model.resources import Broker
 from knafka_operator.model.topics import Topic
 
 K = TypeVar("K")
-"""A connection to Kafka: passed on, and never asked here."""
+"""The type of a connection to Kafka, which is passed on but never used here."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Watched(Generic[K]):
 
     @property
     def drains_without_requests(self) -> bool:
-        """Whether the Trigger has its own pods of min-scale, which drain without being asked."""
+        """Whether pods of min-scale in the Trigger's own dispatcher drain without drain
+        requests."""
         return self.place is None and bool(self.autoscaling.min_scale)
 
 

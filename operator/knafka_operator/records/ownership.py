@@ -12,8 +12,8 @@ A Sensor owns, whatever its status says:
     group   its name ends in the Sensor's digest, or it has offsets on the Sensor's own trigger
             topic; an application's group of the usual name has none
 
-KafkaChannels' and Subscriptions' names never collide. Not here: what is called how
-(`kafka.desired`, `sensors.topics`).
+KafkaChannels' and Subscriptions' names never collide. Not here: making names (`kafka.desired`,
+`sensors.topics`).
 """
 
 from __future__ import annotations
@@ -200,8 +200,12 @@ class SensorOwnership:
             if (topic := annotations.get(name)) and not annotations.get(id_) and topics.get(topic)
         ]
         return frozenset(
-            [each for each in topics_without_id if self.is_claimed(record, each)]
-            + [each for each in topics_without_id if await has_records(kafka.topics, each)]
+            [topic_name for topic_name in topics_without_id if self.is_claimed(record, topic_name)]
+            + [
+                topic_name
+                for topic_name in topics_without_id
+                if await has_records(kafka.topics, topic_name)
+            ]
         )
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
@@ -211,6 +215,7 @@ class SensorOwnership:
 
 
 def _usual_group(record: SensorRecord) -> str:
+    """Return the consumer group that a Sensor has unless its status names another."""
     sensor = Identity.of(record.document)
     return names.sensor_group(sensor.namespace, record.bus.family.own_name(sensor.name))
 

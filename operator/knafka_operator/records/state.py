@@ -96,7 +96,7 @@ class TriggerRecord:
     """What the operator keeps in memory about one Trigger, Subscription or KafkaSource."""
 
     document: Document | None = None
-    """As it was last heard of."""
+    """The latest document from the watch; None: the object was deleted."""
     uid: str = ""
     broker: Identity | None = None
     watched: Watched | None = None
@@ -129,7 +129,7 @@ class SensorRecord:
     uid: str
     bus: Bus
     document: Document
-    """As it was last heard of."""
+    """The latest document from the watch."""
     kafka: KafkaCluster | None = None
     """The Kafka with the Sensor's topics; kept because its bus may be deleted first."""
     scaled: tuple[KafkaCluster, SensorContract] | None = None
@@ -284,12 +284,12 @@ class States:
         self.groups[group] = record.uid
         record.groups.add(group)
 
-    def add_reference(self, trigger: Identity, to: Identity) -> None:
+    def add_reference(self, trigger: Identity, referenced: Identity) -> None:
         """Record that a Trigger refers to an object, whose changes then wake it."""
         record = self.triggers.get(trigger)
         if record is not None:
-            record.references.add(to)
-            self.subscribers.setdefault(to, set()).add(trigger)
+            record.references.add(referenced)
+            self.subscribers.setdefault(referenced, set()).add(trigger)
 
     def clear_references(self, trigger: Identity) -> None:
         """Remove all references of a Trigger."""
@@ -339,9 +339,9 @@ class States:
         """Return the Sensors that read a bus."""
         return list(self.sensors_by_bus.get(bus, ()))
 
-    def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
-        """Reserve topic and group names for this Sensor, unless another Sensor has them."""
-        for name in of:
+    def claim_sensor_names(self, record: SensorRecord, claimed_names: Collection[str]) -> None:
+        """Reserve those of the topic and group names for this Sensor that no other Sensor has."""
+        for name in claimed_names:
             if self.sensor_uid_by_name.setdefault(name, record.uid) == record.uid:
                 record.names.add(name)
 
@@ -357,7 +357,7 @@ class States:
         return record.scaled
 
     def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:
-        """Remove the Sensor from those of its bus."""
+        """Remove a Sensor from the Sensors of its bus."""
         sensors = self.sensors_by_bus[record.bus]
         sensors.discard(identity)
         if not sensors:
@@ -380,7 +380,7 @@ class States:
         record.groups.clear()
 
     def _unlist(self, trigger: Identity, record: TriggerRecord) -> None:
-        """Remove the Trigger from those of its Broker, if it has one."""
+        """Remove a Trigger from the Triggers of its Broker, if its record names one."""
         if record.broker is None:
             return
         triggers = self.triggers_by_broker[record.broker]
@@ -426,4 +426,5 @@ def group_in_status(trigger: Document, naming: Naming) -> str | None:
 
 
 def _receiver_label(broker: Identity) -> tuple[str, str]:
+    """Return namespace and label value of the pods of a Broker's receiver."""
     return broker.namespace, names.child(broker.name, "")

@@ -5,7 +5,7 @@
 An object is reconciled again when any object changes that its reconciliation has read (ConfigMap,
 Secret, subscriber, its own Service); the cache tracks the reads.
 
-Not here: what is done with one object (`engine.controller`), and how it is heard of
+Not here: reconciling one object (`engine.controller`), and the watches themselves
 (`kube_api.watches`).
 """
 
@@ -119,7 +119,11 @@ class ClusterController(Controller):
         self._own = {
             WatchSelection(kind.api_version, name): kind for name, kind in self.kinds.items()
         }
-        self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
+        self._required_selections = (
+            *self._own,
+            *BESIDE,
+            *((JOBS,) if ARCHIVE in self.kinds else ()),
+        )
         for family_operator in operator.all_operators:
             family_operator.moves.on_move = self._on_move
         for triggers in operator.delivering_kinds:
@@ -143,14 +147,16 @@ class ClusterController(Controller):
         if self._keys is not None:
             following.append(asyncio.create_task(self._keys.follow(self._operator, enqueue)))
         try:
-            for selection in self._always:
+            for selection in self._required_selections:
                 self._watch(selection)
             try:
                 async with asyncio.timeout(SYNC_TIMEOUT):
                     await self._all_synced.wait()
             except TimeoutError:
                 missing = ", ".join(
-                    str(selection) for selection in self._always if selection not in self._synced
+                    str(selection)
+                    for selection in self._required_selections
+                    if selection not in self._synced
                 )
                 log.warning("reconciling without watching %s", missing)
             await self._operator.queue.run(self.reconcile)
@@ -164,7 +170,7 @@ class ClusterController(Controller):
             self._cluster.forget_all()
             await self._events.close()
 
-    # -- what changes
+    # -- changes of objects
 
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
@@ -218,11 +224,12 @@ class ClusterController(Controller):
         elif selection is SECRETS and synced and self._keys is not None:
             self._keys.reread_soon()
         (self._synced.add if synced else self._synced.discard)(selection)
-        if self._synced.issuperset(self._always):
+        if self._synced.issuperset(self._required_selections):
             self._all_synced.set()
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Report new, ending and deleted pods to the operator."""
+        """Report new and deleted receiver pods to the operator, and reconcile the objects that have
+        read the Service of an ending or deleted pod."""
         for pod in changed:
             metadata = pod["metadata"]
             if metadata["uid"] not in self._pods:
@@ -230,12 +237,12 @@ class ClusterController(Controller):
                 if _is_receiver(pod):
                     self._operator.on_receiver(pod, new=PODS in self._synced)
             elif "deletionTimestamp" in metadata:
-                self._on_ending(pod)
+                self._wake_service_readers(pod)
         for pod in gone:
             self._pods.discard(pod["metadata"].get("uid", ""))
             if _is_receiver(pod):
                 self._operator.on_receiver(pod, gone=True)
-            self._on_ending(pod)
+            self._wake_service_readers(pod)
 
     def _on_namespaces(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Enqueue all objects of a namespace that is being deleted. Kubernetes deletes them only
@@ -249,14 +256,14 @@ class ClusterController(Controller):
                         self._operator.queue.enqueue((selection.kind, *identity))
         self.ending_namespaces -= {namespace["metadata"]["name"] for namespace in gone}
 
-    def _on_ending(self, pod: Document) -> None:
+    def _wake_service_readers(self, pod: Document) -> None:
         """Enqueue the objects that have read the Service of an ending pod."""
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.notify_readers((SERVING, "Service", metadata["namespace"], service))
 
     def _follow_policies(self) -> None:
-        """Watch EventPolicies if their kind exists."""
+        """Watch EventPolicies if their kind exists; if it doesn't, report that there are none."""
         match self._definitions.exists(POLICY_DEFINITION):
             case True if POLICIES not in self._watches:
                 self._operator.on_policies_known(False)
@@ -265,9 +272,10 @@ class ClusterController(Controller):
                 self._operator.on_policies_known(True)
 
     def _watch_kind(self, api_version: str, kind: str) -> None:
-        """Watch a kind after a reconciliation has read one of its objects."""
+        """Watch a kind after a reconciliation has read one of its objects, unless the kind doesn't
+        exist, is never watched, or `MAX_KINDS` such kinds are watched."""
         selection = WatchSelection(api_version, kind, metadata_only=True)
-        watched = len(self._watches) - len(self._always)
+        watched = len(self._watches) - len(self._required_selections)
         # A kind that doesn't exist can't be watched; the watch of CustomResourceDefinitions reports
         # its creation.
         if (
@@ -279,12 +287,15 @@ class ClusterController(Controller):
                 self._watch(selection)
 
     def _watch(self, selection: WatchSelection) -> None:
+        """Start to watch a selection of objects."""
         self._watches[selection] = Watch(self._api, selection, self)
 
     def _on_move(self, trigger: Document, message: str) -> None:
+        """Post the Event of a Trigger that moves to another dispatcher."""
         self._events.post(trigger, "Normal", "Moving", message)
 
     def _on_dead_letters(self, trigger: Document, message: str) -> None:
+        """Post the Event of a Trigger's first dead letters."""
         self._events.post(trigger, "Warning", "DeadLetters", message)
 
 

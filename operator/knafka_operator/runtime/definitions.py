@@ -1,7 +1,7 @@
 """Definitions: tracks the CustomResourceDefinitions, and reacts to their changes.
 
-any     look the kinds of its group up again, and retry failed objects Channel Knative Eventing is
-here, or isn't (`installation.handler`)
+any definition         look the kinds of its group up again, and retry failed objects
+Knative's Channel      Knative Eventing is installed, or isn't (`installation.handler`)
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Definitions:
             operator.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update the definitions that have changed or were deleted; look kinds of their groups up
-        again, and retry failed objects."""
+        """Update which definitions exist. Once all are known, also make the API client forget the
+        kinds of their groups, and retry failed objects."""
         changed_names = {each["metadata"]["name"] for each in changed}
         deleted_names = {each["metadata"]["name"] for each in gone}
         self._existing_names = (self._existing_names | changed_names) - deleted_names
@@ -51,5 +51,6 @@ class Definitions:
         return name in self._existing_names if self._synced else None
 
     def _report_eventing(self) -> None:
+        """Report to all operators whether Knative Eventing is installed."""
         for operator in self._operators:
             operator.on_eventing(EVENTING_DEFINITION in self._existing_names)

@@ -132,7 +132,7 @@ def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
 
 def _function_owners(operator: Operator) -> Sequence[Key]:
     """Return the keys of all objects that have functions."""
-    all_states = [identity.states for identity in operator.all_operators]
+    all_states = [family_operator.states for family_operator in operator.all_operators]
     owners = [
         (states.family.broker, *identity) for states in all_states for identity in states.brokers
     ]

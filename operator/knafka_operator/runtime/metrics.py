@@ -252,9 +252,9 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
         ),
         ("knafka_shard_replicas", "Drains held for it", lambda status: status.held),
     )
-    for name, help_text, value in gauges:
+    for name, help_text, value_of in gauges:
         yield Metric(
-            name, help_text, [(labels, value(shard)) for labels, shard in shard_rows], "gauge"
+            name, help_text, [(labels, value_of(shard)) for labels, shard in shard_rows], "gauge"
         )
     yield Metric(
         "knafka_shard_wakes_total",
@@ -268,6 +268,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
 
 
 def _shard_labels(shard: ShardStatus) -> dict[str, str]:
+    """Return the labels of a shard's metrics."""
     owner_label = "channel" if shard.kind == "Subscription" else "broker"
     return {"namespace": shard.namespace, owner_label: shard.broker, "shard": shard.group}
 
@@ -287,7 +288,9 @@ class MetricsServer:
         ports: Sequence[int] = (METRICS_PORT, HEALTH_PORT, CHANNEL_PORT),
         scrapers: Callers = EVERYBODY,
     ) -> MetricsServer:
-        """Start to listen. `scrapers` checks the tokens of requests for metrics."""
+        """Start to listen on all `ports`; each of them serves metrics and probes. `leads` and
+        `is_ready` are called for each request; `scrapers` checks the tokens of requests for
+        metrics."""
 
         async def answer_metrics(request: web.Request) -> web.Response:
             """Answer a scrape with the metrics as text; 401 unless its bearer token is a

@@ -138,7 +138,8 @@ class FollowedNaming:
                 self._settings.naming.put_in_force(kind, templates[0])
 
     async def _remember(self, kind: NameKind, template: str) -> None:
-        """Write to the ConfigMap that `template` is in force now. Raises `ClusterError`."""
+        """Record `template` in our ConfigMap as the one in force, before the earlier ones. Raises
+        `ClusterError`."""
         naming = self._settings.naming
         data = {}
         for name_kind in NameKind:

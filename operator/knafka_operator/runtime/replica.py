@@ -172,8 +172,8 @@ async def _lead(
         cancelled."""
         await keys.start()  # another leader may have changed the keys
         await naming.start()
-        for task in operator.all_operators:
-            await _resume(task)
+        for family_operator in operator.all_operators:
+            await _resume(family_operator)
         await tracing.start()  # tracing may have changed while another replica led
         await controller.run()
 
@@ -214,7 +214,8 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat `ask` while it raises `ClusterError`; returns its result."""
+    """Repeat `ask` while it raises `ClusterError`, and return its result. Each error is logged;
+    `what` names the attempt."""
     while True:
         try:
             return await ask()
@@ -272,8 +273,9 @@ async def _start_webhooks(
     *,
     channels: bool = False,
 ) -> Webhooks:
-    """Start kopf's webhook server. `channels`: whether webhooks of KafkaChannels and Subscriptions
-    are served, too."""
+    """Start kopf's webhook server, and register its webhooks in the background; `ended` is called
+    in its thread when it ends. `channels`: whether webhooks of KafkaChannels and Subscriptions are
+    served, too."""
     settings, serves = handlers.kopf_settings(), asyncio.Event()
     loop = asyncio.get_running_loop()
     registration: Registration | None = None
@@ -325,5 +327,6 @@ async def _start_webhooks(
 
 
 def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event of `loop` from another thread; does nothing once the loop is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

@@ -65,7 +65,8 @@ class FollowedTracing:
         self._problem = ""
 
     async def start(self) -> None:
-        """Apply the ConfigMaps to all functions at once, when a process or a term begins."""
+        """Put the tracing settings of the ConfigMaps in force for all functions at once, when a
+        process or a term begins; if they are invalid, those that the functions run with."""
         tracing = self._settings.tracing
         try:
             desired = (await self._retry_until_answered(self._read_variables))[0]
@@ -166,6 +167,8 @@ class FollowedTracing:
         return {}
 
     async def _get(self, name: str) -> Document | None:
+        """Return a ConfigMap of the operator's namespace; None: it doesn't exist. Raises
+        `ClusterError`."""
         return await self._cluster.get(CORE, "ConfigMap", self._settings.namespace, name)
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:

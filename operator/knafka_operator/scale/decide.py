@@ -180,4 +180,5 @@ def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> S
 
 
 def _dispatcher_suffix(shared: bool) -> str:
+    """Return the end of a reason about a shared dispatcher; empty for a Trigger's own."""
     return ", in a shared dispatcher" if shared else ""

@@ -67,10 +67,10 @@ class FilterRest:
         """Record that a drain request has ended."""
         self._over_at = now
 
-    def on_progress(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
-        """Record a drain's progress; `before` is its previous progress. An event that passed ends
-        the rest."""
-        passed = _passed_count(line) - (0 if before is None else _passed_count(before))
+    def on_progress(self, previous: DrainProgress | None, line: DrainProgress, now: float) -> None:
+        """Record a drain's progress; `previous` is its last recorded one, None at its begin. An
+        event that passed the filter ends the rest."""
+        passed = _passed_count(line) - (0 if previous is None else _passed_count(previous))
         if passed > 0 or line.unsettled or line.congestion:
             self.reset()
             self._passed_at = now
@@ -104,4 +104,5 @@ class FilterRest:
 
 
 def _passed_count(line: DrainProgress) -> int:
+    """Return how many events of a drain have passed the filter, by their outcomes."""
     return line.delivered + line.retried + line.dead_lettered + line.lost

@@ -235,6 +235,7 @@ class Holds(Generic[Line]):
         over_at = loop.time() + self._budget
 
         def stop_if_needless() -> None:
+            """Stop the drain if more drains run than the unit needs now."""
             running = sum(not stop_event.is_set() for stop_event in self._open.values())
             if running > self._unit.wanted:
                 stop.set()
@@ -345,11 +346,13 @@ class EndingHolds:
         )
 
     async def _end_after(self, ending: set[Hold], condition: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the end of these holds, then for `condition`."""
         if ending:
             await asyncio.wait(ending)
         await condition()
 
     def _add(self, id_: str, hold: Hold) -> None:
+        """Keep a hold under an id until it has ended."""
         self._holds.setdefault(id_, set()).add(hold)
         hold.add_done_callback(partial(self._drop_hold, id_))
 

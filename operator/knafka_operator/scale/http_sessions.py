@@ -40,6 +40,7 @@ class CheckedResolver(AbstractResolver):
         return allowed
 
     async def close(self) -> None:
+        """Close the resolver that looks names up."""
         await self._resolver.close()
 
 

@@ -1,4 +1,4 @@
-"""Lag checks: the scaler asks Kafka for the lags of a topic or Sensor, and scales by them.
+"""Lag checks: read the lags of a topic's Triggers, or of a Sensor, from Kafka, and scale by them.
 
     topic     the lags of all its Triggers, in one request
     Sensor    the lag of its group in the bus and in its trigger topic, and its next timeout
@@ -11,7 +11,7 @@ next such firing is in the commit metadata of the Sensor's group, which is read 
 operator wakes the Sensor by its own clock, but the Sensor decides by its clock: if they differ, it
 is woken too late, or too early and then again until it is time.
 
-Not here: which looks there are (`scaler`), and the decision itself (`scale.decide`).
+Not here: which checks there are (`scaler`), and the decision itself (`scale.decide`).
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class LagChecks:
         self._waiting.append(check)
         self._added.set()
 
-    async def run(self, looks: Iterable[LagCheck]) -> None:
+    async def run(self, checks: Iterable[LagCheck]) -> None:
         """Run these checks, and checks that are added later, until cancelled."""
-        self._waiting = list(looks)
+        self._waiting = list(checks)
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._added.clear()
@@ -124,18 +124,18 @@ class TopicLagCheck(LagCheck):
         if asked := [(each, each.egress) for each in triggers if each.needs_lag_request]:
             await self._ask(asked)
 
-    async def _ask(self, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
+    async def _ask(self, triggers_with_egress: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
         """Read the lags of these Triggers' groups and scale each Trigger that hasn't changed
         meanwhile; an error is recorded in each."""
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
-                lags = await self._read_lags([egress.group for _, egress in asked])
+                lags = await self._read_lags([egress.group for _, egress in triggers_with_egress])
         except Exception as error:  # any error: other topics still need their drains
-            for trigger, _ in asked:
+            for trigger, _ in triggers_with_egress:
                 trigger.note_lag_error(error_text(error))
             return
-        for trigger, egress in asked:
+        for trigger, egress in triggers_with_egress:
             if self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
                 trigger.asked_at, trigger.settled_since_request = began, 0
                 self._apply(trigger, lags.get(egress.group))
@@ -238,9 +238,11 @@ class SensorLagCheck(LagCheck):
             scaled.lag_error = f"the lag is not known: {error_text(error)}"
 
     async def _read_lag(self, group: str, topic: str) -> Lag:
+        """Return the lag of a group on one topic. Raises `LogError`."""
         return (await self.kafka.lags([group], topic))[group]
 
     def _is_unchanged(self, sensor: SensorContract) -> bool:
+        """Whether the Sensor is still scaled, and by this contract."""
         return not self.over and self.scaled.sensor is sensor
 
     async def _apply(self, bus: Lag, trigger: Lag) -> None:
@@ -278,6 +280,7 @@ class SensorLagCheck(LagCheck):
                     holds.open(scale.cause, {each for each in others if each is not None})
 
     def _is_ending(self) -> bool:
+        """Whether stopped drains of the Sensor haven't ended yet, so that none may be opened."""
         return self.scaled.id in self.ending or self.scaled.holds.is_ending
 
     def _seconds_until_due(self) -> float:

@@ -164,11 +164,13 @@ class ScaledTrigger(ScaledGroup):
         return self.declared is None and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
+        """Record that a request has begun; the first open one begins a drain for `rest`."""
         if not self.open:
             self.rest.on_begin(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
 
     def on_close(self, hold: Hold) -> None:
+        """Record the end of a request for `rest`, and add its counts."""
         self.rest.on_request_end(asyncio.get_running_loop().time())
         ScaledGroup.on_close(self, hold)
 

@@ -1,1 +1,1 @@
-"""Who may send events to a receiver, and by which address."""
+"""Senders: who may send events to a receiver, and at which address."""

@@ -1,9 +1,9 @@
 """Event policies: selects the EventPolicies that apply to a Broker, channel or sink, and reports
 them in its status. Pure.
 
-    EventPolicies of a namespace, an object's kind, name and labels -> the policies that apply a
-    policy that names senders by `sub` only                 -> senders as declared a policy with a
-    `ref` among its senders                   -> senders from its status
+    EventPolicies of a namespace, an object's kind, name and labels -> the policies that apply
+    a policy that names senders by `sub` only                       -> senders as declared
+    a policy with a `ref` among its senders                         -> senders from its status
 
 An applying policy that is invalid or isn't Ready admits no sender.
 
@@ -98,6 +98,7 @@ def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
     """Whether a resource has this API group and kind, ignoring case and version."""
 
     def api_group(version: str) -> str:
+        """Return the group of an apiVersion, in lower case."""
         return version.rpartition("/")[0].lower()
 
     is_same_group = api_group(api_version) == api_group(resource.api_version)

@@ -1,8 +1,9 @@
-"""Senders, observed: what Knative's features say for a namespace, and how a receiver has https.
+"""Senders, observed: reads Knative's features for a namespace, and the https address of a receiver.
 
 The ConfigMap `config-features` is read once for each object that is reconciled.
 
-Not here: what follows (`authentication`, `encryption`), and the EventPolicies (`policies`).
+Not here: what the features mean (`authentication`, `encryption`), and following the EventPolicies
+(`policies`).
 """
 
 from __future__ import annotations

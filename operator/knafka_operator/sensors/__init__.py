@@ -1,1 +1,1 @@
-"""Sensors."""
+"""Sensors: their topics, functions, Triggers and status."""

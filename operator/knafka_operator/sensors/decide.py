@@ -1,7 +1,7 @@
 """Sensor: decides the status and the next effects of an observed Sensor. Pure.
 
-Read top-down, as `brokers.decide`: each condition is one step, and what an effect brings about is
-observed, so `decide` is asked again until it has no more effects.
+Read top-down, as `brokers.decide`: each condition is one step. `decide` is called again with the
+results of its effects, until it returns none.
 
 Not here: its topics (`topics`), and what its Triggers deliver (`actions`).
 """
@@ -152,7 +152,7 @@ class _SensorSteps(Generic[K]):
         """Annotations of the new status."""
 
     def decision(self) -> SensorDecision:
-        """Return the decision with what is known so far."""
+        """Return the decision with the effects and the status of the steps taken so far."""
         status = {
             "observedGeneration": self.observed.document["metadata"].get("generation", 0),
             "annotations": self.annotations,
@@ -253,7 +253,7 @@ def _apply_function(
     sensor: Sensor, broker: BrokerState[K], trigger_partitions: int, steps: _SensorSteps[K]
 ) -> None:
     """Decide `FunctionReady`: the Sensor's function is as declared, and scaled; there is none while
-    the Sensor is paused. `trigger_partitions` are those of the topic of its actions."""
+    the Sensor is paused. `trigger_partitions` is the number of partitions of its trigger topic."""
     observed, settings = steps.observed, steps.settings
     with steps.conditions.step(FUNCTION_READY):
         function = function_contract(sensor, broker, steps.annotations)
@@ -280,8 +280,8 @@ def _apply_function(
 
 
 def _apply_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
-    """Decide `TriggersReady`, or `SubscriptionsReady`: those that deliver the Sensor's actions are
-    as declared and Ready, and others are deleted."""
+    """Decide `TriggersReady`, or `SubscriptionsReady`: the Triggers or Subscriptions that deliver
+    the Sensor's actions are as declared and Ready; undeclared ones are deleted."""
     observed, family = steps.observed, sensor.bus.family
     declared = sensor_manifests.trigger_manifests(sensor, observed.document)
     with steps.conditions.step(steps.triggers_ready):
@@ -346,7 +346,11 @@ def _is_bus_gone(observed: ObservedSensor[K]) -> bool:
 
 
 def _consumer_group(
-    sensor: Sensor, annotations: Mapping[str, str], taken: Container[str], *, foreign: bool
+    sensor: Sensor,
+    annotations: Mapping[str, str],
+    names_of_others: Container[str],
+    *,
+    foreign: bool,
 ) -> str:
     """Return a Sensor's consumer group: the one in its status, else one of the usual name
     (BUS-S14), or a distinct one if another owner has that. Raises `NotReady` if the group in the
@@ -367,5 +371,7 @@ def _consumer_group(
             "Sensor's: delete the group if nobody needs it, or give the Sensor another name",
         )
     return (
-        names.distinct_sensor_group(*name_parts) if foreign or usual_group in taken else usual_group
+        names.distinct_sensor_group(*name_parts)
+        if foreign or usual_group in names_of_others
+        else usual_group
     )

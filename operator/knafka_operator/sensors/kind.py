@@ -124,13 +124,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         }
 
     async def publish(self, queue: WorkQueue) -> None:
-        """Publish the scaler's view in Sensors' statuses until cancelled."""
+        """Write lag, drains and held events of each Sensor into its status, until cancelled."""
         await SensorPublishing(self.cluster, self.states, queue).run()
 
     def remember(self, document: Document) -> SensorRecord:
         """Record a Sensor's bus, and claim its topics and group; returns its record."""
         record = self.states.ensure_sensor(document, bus_of(document))
-        self.states.claim_of_sensor(record, kept_names(document))
+        self.states.claim_sensor_names(record, kept_names(document))
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
@@ -147,7 +147,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 recorded_names = {
                     effect.annotations[key] for key in UNIQUE_NAME_KEYS if key in effect.annotations
                 }
-                self.states.claim_of_sensor(record, recorded_names)
+                self.states.claim_sensor_names(record, recorded_names)
         return decision
 
     def status_of(
@@ -224,8 +224,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Have the scaler watch a Sensor and wake it, instead of what it watched before for it;
-        returns once the previous drains have ended."""
+        """Make the scaler scale a Sensor by this contract, in place of the previous one; returns
+        once the previous drains have ended."""
         sensor, autoscaling = watched
         kafka, previous = record.kafka, record.scaled
         assert kafka is not None
@@ -359,10 +359,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         )
 
     def _bus_record(self, bus: Bus) -> BrokerRecord | None:
+        """Return the record of a Sensor's bus; None: it isn't known, or its kind isn't served."""
         brokers = self.buses.get(bus.family)
         return None if brokers is None else brokers.states.brokers.get(bus.identity)
 
     async def _read_bus(self, bus: Bus) -> Document | None:
+        """Return the stored Broker or channel that a Sensor reads; None: it doesn't exist. Raises
+        `ClusterError`."""
         family = bus.family
         return await self.cluster.get(family.broker_version, family.broker, *bus.identity)
 
@@ -380,7 +383,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Have the Sensor scaled; returns its scaling status, None if it isn't known."""
+        """Start to scale the Sensor; returns the scaler's status of it, None if it isn't known."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 

@@ -3,7 +3,7 @@ Pure.
 
     Sensor, its contract -> the function's Service
     Sensor               -> for each trigger of the Sensor a Trigger (on a KafkaChannel, a
-    Subscription) that delivers its firings
+                            Subscription) that delivers its firings
 
 Not here: the number of pods within their bounds; the scaler opens drains, and each has one pod
 (`scale.scaler`).

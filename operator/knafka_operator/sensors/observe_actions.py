@@ -27,8 +27,8 @@ async def observe_actions(
     enabled, sensor = settings.sensors, None
     try:
         if enabled and name:
-            of = KNAFKA, SENSOR, document["metadata"]["namespace"], name
-            stored = await cluster.get(*of)
+            location = KNAFKA, SENSOR, document["metadata"]["namespace"], name
+            stored = await cluster.get(*location)
             if stored is not None:
                 declared = stored
                 sensor = await parse_off_loop(lambda: parse(Sensor, declared), spec_size(declared))

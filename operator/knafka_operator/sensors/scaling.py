@@ -1,7 +1,7 @@
 """Sensor scaling: reads a Sensor's autoscaling, and builds the conditions about delivery, order and
 dead letters. Pure.
 
-Not here: the number of drains (`scaling`), and opening them (`scale.scaler`).
+Not here: the number of drains (`scale.decide`), and opening them (`scale.scaler`).
 """
 
 from __future__ import annotations

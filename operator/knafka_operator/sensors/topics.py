@@ -34,8 +34,8 @@ def desired_topics(
     sensor: Sensor,
     broker: BrokerState[K],
     annotations: Mapping[str, str],
-    found: Mapping[str, TopicDescription | None],
-    taken: Container[str],
+    existing_topics: Mapping[str, TopicDescription | None],
+    names_of_others: Container[str],
 ) -> Mapping[str, Topic]:
     """Return a Sensor's desired topics, by their use (BUS-9 to BUS-11, BUS-13). They keep the
     number of partitions that the Broker's topic had at first, since changelog and trigger topic
@@ -48,7 +48,8 @@ def desired_topics(
         else broker.partitions
     )
     limit = max(
-        desired.max_record_bytes(broker.topic), _configured_max_bytes(found.get(broker.topic.name))
+        desired.max_record_bytes(broker.topic),
+        _configured_max_bytes(existing_topics.get(broker.topic.name)),
     )
     event_record_bytes = 2 * limit + RECORD_OVERHEAD_BYTES
     limits = {
@@ -58,7 +59,7 @@ def desired_topics(
     }
     return {
         use: Topic(
-            _topic_name(sensor, use, annotations, found, taken),
+            _topic_name(sensor, use, annotations, existing_topics, names_of_others),
             partitions,
             # How many replicas an external topic has isn't known here.
             -1 if broker.topic.external else broker.topic.replication,
@@ -99,48 +100,52 @@ def _topic_name(
     sensor: Sensor,
     use: str,
     annotations: Mapping[str, str],
-    found: Mapping[str, TopicDescription | None],
-    taken: Container[str],
+    existing_topics: Mapping[str, TopicDescription | None],
+    names_of_others: Container[str],
 ) -> str:
     """Return the name of a Sensor's topic: the recorded one, else the first of `candidate_names`,
     or the second if the first is taken."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
-    return distinct_name if usual_name in taken or found.get(usual_name) is not None else usual_name
+    return (
+        distinct_name
+        if usual_name in names_of_others or existing_topics.get(usual_name) is not None
+        else usual_name
+    )
 
 
 def annotations_to_record(
-    wanted: Mapping[str, Topic],
+    topics_by_use: Mapping[str, Topic],
     group: str,
     broker: BrokerState[K],
     annotations: Mapping[str, str],
-    found: Mapping[str, TopicDescription | None],
+    existing_topics: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
     """Return the annotations to write to the status before topics are created; empty if they are up
     to date. Raises `TopicRefused` for a topic that somebody else created."""
     annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
-    for use, topic in wanted.items():
+    for use, topic in topics_by_use.items():
         name, id_ = TOPICS[use]
         is_recorded = annotations.get(name) == topic.name
-        if found[topic.name] is not None and not is_recorded:
+        if existing_topics[topic.name] is not None and not is_recorded:
             raise TopicRefused(
                 "TopicNotOurs",
                 f"topic {topic.name} exists and was not made for this object: delete it, or "
                 "give this one another name",
             )
-        if not is_recorded or (found[topic.name] is None and annotations.get(id_)):
+        if not is_recorded or (existing_topics[topic.name] is None and annotations.get(id_)):
             annotations_to_write |= {name: topic.name, id_: ""}
     if annotations_to_write:
-        annotations_to_write[desired.PARTITIONS_KEY] = str(wanted[TRIGGER].partitions)
+        annotations_to_write[desired.PARTITIONS_KEY] = str(topics_by_use[TRIGGER].partitions)
         annotations_to_write[desired.BOOTSTRAP_SERVERS] = broker.defaults.kafka.bootstrap_servers
     return annotations_to_write
 
 
 def topics_to_create(
-    wanted: Mapping[str, Topic],
+    topics_by_use: Mapping[str, Topic],
     annotations: Mapping[str, str],
-    found: Mapping[str, TopicDescription | None],
+    existing_topics: Mapping[str, TopicDescription | None],
     maxima: Maxima,
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
@@ -148,28 +153,30 @@ def topics_to_create(
     somebody else has recreated, or that is too large; `disputed` has topics for which an empty id
     proves nothing (`topic_effects`)."""
     effects: list[CreateTopic] = []
-    for use, topic in wanted.items():
+    for use, topic in topics_by_use.items():
         name_key, id_key = TOPICS[use]
         recorded = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(id_key, "")}
         is_disputed = topic.name in disputed
-        needed = topic_effects(topic, found[topic.name], recorded, maxima, disputed=is_disputed)
+        needed = topic_effects(
+            topic, existing_topics[topic.name], recorded, maxima, disputed=is_disputed
+        )
         if any(isinstance(effect, CreateTopic) for effect in needed):
             effects.append(CreateTopic(topic, name_key, id_key))
     return effects
 
 
 def check_partitions(
-    wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
+    topics_by_use: Mapping[str, Topic], existing_topics: Mapping[str, TopicDescription | None]
 ) -> None:
     """Check that trigger topic and changelog have equally many partitions, since those of one
     number belong together. Raises `TopicRefused`."""
     counts = [
         description.partitions
         for use in (TRIGGER, CHANGELOG)
-        if (description := found[wanted[use].name])
+        if (description := existing_topics[topics_by_use[use].name])
     ]
     if len(set(counts)) != 1:
-        trigger_topic, changelog_topic = wanted[TRIGGER].name, wanted[CHANGELOG].name
+        trigger_topic, changelog_topic = topics_by_use[TRIGGER].name, topics_by_use[CHANGELOG].name
         raise TopicRefused(
             "PartitionsDiffer",
             f"{trigger_topic} and {changelog_topic} have "
@@ -178,7 +185,7 @@ def check_partitions(
 
 
 def as_declared_condition(
-    wanted: Mapping[str, Topic], found: Mapping[str, TopicDescription | None]
+    topics_by_use: Mapping[str, Topic], existing_topics: Mapping[str, TopicDescription | None]
 ) -> Condition:
     """Return the condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
     return all_as_declared_condition(
@@ -186,12 +193,12 @@ def as_declared_condition(
             replace(topic, replication=existing.replication) if topic.replication < 0 else topic,
             existing,
         )
-        for topic in wanted.values()
-        if (existing := found[topic.name]) is not None
+        for topic in topics_by_use.values()
+        if (existing := existing_topics[topic.name]) is not None
     )
 
 
-def topic_id(found: TopicDescription | None) -> str:
+def topic_id(existing: TopicDescription | None) -> str:
     """Return Kafka's id of an existing topic."""
-    assert found is not None
-    return found.id
+    assert existing is not None
+    return existing.id

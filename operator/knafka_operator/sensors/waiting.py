@@ -44,11 +44,11 @@ def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
     for trigger_status in shown:
         for oldest in trigger_status["oldest"]:
             name = "/".join(filter(None, (trigger_status["trigger"], oldest.get("key"))))
-            first_blocked = (
+            waiting_text = (
                 f", waits for {', '.join(oldest['waitsFor'])}" if oldest["waitsFor"] else ""
             )
             lines.append(
-                f"{name} has {', '.join(oldest['has'])}{first_blocked} since {oldest['since']}"
+                f"{name} has {', '.join(oldest['has'])}{waiting_text} since {oldest['since']}"
             )
         if (hidden_keys := trigger_status["keys"] - len(trigger_status["oldest"])) > 0:
             lines.append(f"{trigger_status['trigger']} holds {hidden_keys} more keys")
@@ -73,10 +73,11 @@ def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # A complete condition waits for the end of the time in which the unwanted events may arrive.
-    first_blocked = missing or [f"!{each}" for each in sorted(condition.unwanted)]
-    status = {"has": list(waiting.has), "waitsFor": first_blocked, "since": _since(waiting)}
+    awaited = missing or [f"!{each}" for each in sorted(condition.unwanted)]
+    status = {"has": list(waiting.has), "waitsFor": awaited, "since": _since(waiting)}
     return status if waiting.key is None else {"key": waiting.key, **status}
 
 
 def _since(waiting: Waiting) -> str:
+    """Return since when a key's events wait, as text (RFC 3339)."""
     return kubernetes_timestamp(waiting.since // 1000)

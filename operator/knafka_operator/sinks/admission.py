@@ -1,4 +1,4 @@
-"""Sink admission: what a KafkaSink is filled in with, and what is refused of it.
+"""Sink admission: fills in a KafkaSink's defaults, and checks the KafkaSink.
 
 As in `brokers.admission`, messages have upstream's wording, all problems are named at once, and an
 update may keep problems that the object already had.

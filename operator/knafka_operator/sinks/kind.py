@@ -77,7 +77,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     """UID of the sink that has created, or will create, a topic, by the topic's Kafka servers and
     name."""
 
-    # What is heard, and asked of one.
+    # Changes of objects, and operations on one object.
 
     def remember(self, document: Document) -> SinkRecord:
         """Claim the topic that was created for a sink, before any sink is reconciled; returns the
@@ -106,6 +106,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             record.claims.add((servers, topic))
 
     def _drop(self, identity: Identity) -> None:
+        """Drop a sink's record, and release the topic names that it has reserved."""
         if (record := self.records.pop(identity, None)) is not None:
             for claim in record.claims:
                 del self.owners[claim]
@@ -148,6 +149,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             await kafka.topics.delete_topic(topic)
 
     def _is_claimed(self, record: SinkRecord, servers: str, topic: str) -> bool:
+        """Whether another sink has reserved this topic name on these servers."""
         return self.owners.get((servers, topic), record.uid) != record.uid
 
     async def _is_named_by_other_sink(self, sink: Resource, topic: str) -> bool:
@@ -273,8 +275,10 @@ def _created_topic(document: Document) -> str | None:
 
 
 def _servers(document: Document) -> str:
+    """Return the servers that a stored sink declares, comma-separated."""
     return ",".join(map(str, (document.get("spec") or {}).get("bootstrapServers") or ()))
 
 
 def _declared(document: Document) -> Document:
+    """Return a sink's document without its status."""
     return {key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}

@@ -1,4 +1,4 @@
-"""KafkaSink as declared, as far as Knafka reads it.
+"""KafkaSinks: the model of declared ones, as far as Knafka reads them.
 
 Not here: defaults and immutable fields (`sinks.admission`).
 """
@@ -60,5 +60,5 @@ class KafkaSink(Resource):
 
     @property
     def servers(self) -> str:
-        """host:port, comma-separated."""
+        """Return the Kafka servers of the sink, `host:port`, comma-separated."""
         return ",".join(self.spec.bootstrap_servers)

@@ -1,9 +1,9 @@
-"""Source admission: what a KafkaSource is filled in with, and what is refused of it.
+"""Source admission: fills in a KafkaSource's defaults, and checks the KafkaSource. Pure.
 
-As `brokers.admission`: the words are upstream's, all problems are named at once, and what was wrong
-before an update already is let pass.
+As in `brokers.admission`, the messages are upstream's, an error names all problems, and a problem
+that existed before an update is accepted.
 
-Pure. Not here: reading other objects.
+Not here: reading other objects.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def check_source(
 
 
 def _source_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """Yield each problem with a KafkaSource's fields and annotations, for the webhook's answer."""
     yield from schema_problems(KafkaSource, {**document, "status": None})
     yield from delivery_annotation_problems(annotations_of(document), Autoscaling(), maxima)
 

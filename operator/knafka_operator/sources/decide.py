@@ -3,10 +3,11 @@ status to upstream's for KafkaSources. Pure.
 
     SinkProvided             its sink has an address
     ConnectionEstablished    its Kafka accepts the credentials, and has its topics
-    InitialOffsetsCommitted  its group has start offsets: nothing is missed from here on Deployed
-    its dispatcher is Ready, and watched by the scaler
+    InitialOffsetsCommitted  its group has start offsets: nothing is missed from here on
+    Deployed                 its dispatcher is Ready, and watched by the scaler
 
-It is decided as a Trigger (`triggers.decide`).
+Not here: the decisions about these conditions: `triggers.decide` decides about a KafkaSource as
+about a Trigger.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class KafkaSources(Triggers):
     source_observer: SourceObserver = field(kw_only=True)
     left: str = "Kafka still has its consumer group, which nobody will delete"
 
-    # What is heard, and asked of one.
+    # Changes of objects, and operations on one object.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Record a change as `Kind.on_change` does; also request that the group's offsets are read
@@ -81,6 +81,7 @@ class KafkaSources(Triggers):
         await self.cluster.write_status(document, patch)
 
     async def needs_finalizer(self, document: Document) -> bool:
+        """Return True: a source always has a function, and mostly a group, to delete."""
         return True
 
     async def on_absent(self, identity: Identity) -> Requeue:
@@ -117,13 +118,13 @@ class KafkaSources(Triggers):
         return await self.observer.with_destinations(observed, identity)
 
     def translate_to_kind(
-        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
+        self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate a Trigger's conditions and status to a KafkaSource's."""
         trigger = observed.trigger
         assert isinstance(trigger, SourceTrigger | KnafkaError)
         scaled = self.scaling_status(Identity.of(observed.document))
-        own = source_status(shown, observed.document, trigger, scaled)
+        own = source_status(status, observed.document, trigger, scaled)
         return source_conditions(conditions, observed.failed), own
 
     async def start_delivery(

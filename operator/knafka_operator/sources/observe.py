@@ -1,6 +1,7 @@
-"""Observing: what a KafkaSource has in place of a Broker: its Secrets, its Kafka and its topics.
+"""Observing: reads what a KafkaSource has instead of a Broker: its Secrets, its Kafka and its
+topics.
 
-Not here: what follows from that (`triggers.decide`), and its sink (`triggers.observe`).
+Not here: the decision about the source (`triggers.decide`), and its sink (`triggers.observe`).
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class SourceObserver:
     async def connect_kafka(
         self, source: KafkaSource
     ) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Return a source's Kafka, and the version of its credentials, None: it needs none. Raises
-        `EXPECTED` and `ClusterError`."""
+        """Return a source's Kafka, and `MOUNTED` with the version of the source's credentials
+        (None: it needs none). Raises `EXPECTED` and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         credentials = list(required_credentials(spec.net))
         stored = {

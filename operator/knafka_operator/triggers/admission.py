@@ -1,7 +1,7 @@
-"""Trigger admission: what a Trigger is filled in with, and what is refused of it.
+"""Trigger admission: fills in a Trigger's defaults, and checks the Trigger. Pure.
 
-The forms are those of a Broker's (`brokers.admission`). Pure. Not here: looking anything up, and
-judging Triggers of Brokers of other classes: the caller asks first.
+Errors have the form that `brokers.admission` describes. Not here: reading other objects, and
+Triggers of Brokers of other classes: callers check the class first.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ def check_trigger(
     autoscaling: Autoscaling | None = None,
     maxima: Maxima = UNLIMITED_MAXIMA,
 ) -> None:
-    """Refuse what is wrong with a Trigger, or may not change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
+    """Refuse an invalid Trigger, or a forbidden change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
 
     `autoscaling` has the defaults that the Trigger's annotations override, as in the scaler;
-    `maxima` are the installation's limits. Raises one `InvalidDocument` that names all problems;
-    its path is that of the first.
+    `maxima` are the installation's limits. Raises `InvalidDocument` with all problems, and the path
+    of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
+        """Yield the problems of a document, new or old."""
         return _trigger_problems(document, autoscaling or Autoscaling(), maxima)
 
     refuse_problems(problems, new, old, _immutable_trigger_changes)
@@ -89,8 +90,8 @@ def trigger_warnings(document: Document) -> list[str]:
         trigger = parse(Trigger, {**document, "status": None})
     except InvalidDocument:
         return []
-    found = never_true(trigger.spec.filters, "spec.filters")
-    return [f"{path}: {problem}" for path, problem in found]
+    impossible_filters = never_true(trigger.spec.filters, "spec.filters")
+    return [f"{path}: {problem}" for path, problem in impossible_filters]
 
 
 def _trigger_problems(
@@ -124,9 +125,13 @@ def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
 
 def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:
     """Yield problems if a Trigger's Broker or its start position has changed."""
-    was, is_ = (_broker_name_of_spec(mapping_at(each, "spec")) for each in (old, new))
+    old_broker, new_broker = (
+        _broker_name_of_spec(mapping_at(document, "spec")) for document in (old, new)
+    )
     # A Trigger that named no Broker never worked, so a Broker may still be added.
-    if was and (diff := changed_values({"spec.broker": was}, {"spec.broker": is_})):
+    if old_broker and (
+        diff := changed_values({"spec.broker": old_broker}, {"spec.broker": new_broker})
+    ):
         yield Problem(IMMUTABLE_FIELDS, diff, "spec, broker")
     yield from annotation_problems(lambda: kafka_settings.check_start_unchanged(old, new))
 

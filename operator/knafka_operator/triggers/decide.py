@@ -90,7 +90,8 @@ class _TriggerSteps(Generic[K]):
         }
 
     def decision(self, effects: tuple[Effect, ...] = ()) -> TriggerDecision[K]:
-        """Return the decision that nothing can be delivered yet."""
+        """Return the decision, with these effects, of a Trigger whose events can't be delivered
+        yet."""
         return TriggerDecision(effects, self.conditions, self.status)
 
     def wait(self, message: str) -> None:
@@ -129,7 +130,7 @@ def _decide(
     effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.DELIVERY_PAUSED)
-    _check_what_it_needs(trigger, steps)
+    _check_broker_and_dependency(trigger, steps)
     subscriber, reply = _resolve_subscriber(steps)
     if broker is None:
         steps.wait(f"it has no {family_of(trigger.kind).broker} that could send it events")
@@ -162,7 +163,7 @@ def _decide(
     ) or steps.decision(effects_to_stop if paused else ())
 
 
-def _check_what_it_needs(trigger: Trigger, steps: _TriggerSteps[K]) -> None:
+def _check_broker_and_dependency(trigger: Trigger, steps: _TriggerSteps[K]) -> None:
     """Decide `BrokerReady` and `DependencyReady`."""
     observed = steps.observed
     with steps.conditions.step(BROKER_READY):
@@ -241,11 +242,11 @@ def _decide_delivery(
             trigger, broker, destinations, actions, observed, taken, settings
         )
         contract = value_or_raise(observed.contract)
-        shared, automatic = _choose_dispatcher(
+        place, automatic = _choose_dispatcher(
             trigger, broker, egress, autoscaling, contract, observed, settings
         )
         watched = Watched(
-            broker.kafka, egress, autoscaling, broker.partitions, broker.secret, shared
+            broker.kafka, egress, autoscaling, broker.partitions, broker.secret, place
         )
         if autoscaling.paused:
             steps.status["annotations"].pop(DISPATCHER_KEY, None)
@@ -260,8 +261,8 @@ def _decide_delivery(
             # The status names the account until it is deleted.
             if not observed.acted:
                 effects += (service_accounts.delete_accounts(observed.document, account),)
-            named = None if observed.failure is None else {"serviceAccountName": account}
-            steps.status["auth"] = named
+            auth_status = None if observed.failure is None else {"serviceAccountName": account}
+            steps.status["auth"] = auth_status
         return TriggerDecision(effects, steps.conditions, steps.status, watched, automatic)
     return None
 
@@ -344,11 +345,11 @@ def _choose_dispatcher(
 def _audience_fields(destinations: egresses.TriggerDestinations) -> dict[str, str | None]:
     """Return the status fields with the OIDC audiences of a Trigger's destinations."""
     dead_letter_sink, reply = destinations.dead_letter_sink, destinations.reply
-    shown = {
+    audiences = {
         "subscriberAudience": destinations.subscriber.audience,
         "deadLetterSinkAudience": None if dead_letter_sink is None else dead_letter_sink.audience,
     }
-    return shown if reply is None else {**shown, "replyAudience": reply.audience}
+    return audiences if reply is None else {**audiences, "replyAudience": reply.audience}
 
 
 def _automatic_isolation(

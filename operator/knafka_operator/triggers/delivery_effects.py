@@ -1,6 +1,6 @@
-"""Delivery effects: what is done so that a Trigger's events are delivered, or no longer. Pure.
+"""Delivery effects: the effects that start or end the delivery of a Trigger's events. Pure.
 
-Not here: whether they may be delivered (`decide`), and doing it (`engine.effects`).
+Not here: whether events may be delivered (`decide`), and running the effects (`engine.effects`).
 """
 
 from __future__ import annotations
@@ -278,6 +278,8 @@ def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[Objec
 def _delete_owned(
     step: Step, objects: tuple[ObjectName, ...], annotations: Mapping[str, str] | None = None
 ) -> Delete:
+    """Return the effect that deletes objects if the Trigger owns them, and then writes
+    `annotations` into its status."""
     return Delete(step, objects, owned=True, annotations=annotations or {})
 
 

@@ -7,8 +7,8 @@ start interrupts nothing. Once the Trigger is Ready for its new generation, ever
 by the new declaration; until then by either. If a subscriber can't be resolved, or the topic has
 changed, nothing drains: events wait in Kafka.
 
-Not here: hearing of changes (`engine.controller`), Brokers (`brokers.kind`), how many
-drains (`scaler`).
+Not here: when a Trigger is reconciled (`engine.controller`), Brokers (`brokers.kind`), the number
+of drains (`scaler`).
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return observed
 
     def _groups_of_others(self, record: TriggerRecord) -> desired.NamesOfOthers:
+        """Return the consumer groups that other Triggers have claimed."""
         return desired.NamesOfOthers(self.states.groups, record.uid)
 
     def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
@@ -174,10 +175,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return {**status, "conditions": self.conditions(observed, conditions)}
 
     def translate_to_kind(
-        self, observed: Observed, conditions: ConditionSet, shown: dict[str, Any]
+        self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
         """Translate conditions and status to the words of a derived kind; here unchanged."""
-        return conditions, shown
+        return conditions, status
 
     async def leave(self, document: Document) -> None:
         """Hand over a Trigger whose Broker another implementation serves: stop its delivery, delete
@@ -263,6 +264,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await watched.kafka.scaler.watch(trigger_id, watched.egress, autoscaling, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
+        """Return the URL of the function `service` of a Trigger or Broker."""
         namespace = services.function_namespace(self.states.family, owner, self.settings)
         return services.service_url(service, namespace, self.settings)
 
@@ -361,6 +363,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             log.warning("%s %s could not be stopped: %s", kind, identity, stopped.failure)
 
     async def _delete_functions(self, document: Document) -> None:
+        """Delete the Trigger's own Services, dispatcher and replayer, if they exist. Raises
+        `ClusterError`."""
         owner = resource_of(document)
         for service in own_services(document, self.settings):
             await delete_service(self.cluster, service.name, owner, service.namespace)

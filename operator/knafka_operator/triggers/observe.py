@@ -1,7 +1,7 @@
-"""Observing: reads what a Trigger is decided upon: its Broker, sinks, dependency, contract; where
-reading failed, the error stands for the value.
+"""Observing: reads what the decision about a Trigger needs: its Broker, sinks, dependency and
+contract; where reading fails, the error stands for the value.
 
-Not here: what follows (`decide`), and doing it (`engine.effects`).
+Not here: the decision (`decide`), and running its effects (`engine.effects`).
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class TriggerObserver:
                 self.states.add_reference(identity, Identity(namespace, destination.ref.name))
 
     async def _observe_sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
+        """Return the address of a destination, or the error if it has none. Raises
+        `ClusterError`."""
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _read_dependency(self, trigger: Trigger) -> Document | KnafkaError | None:

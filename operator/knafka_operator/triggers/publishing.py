@@ -1,7 +1,8 @@
-"""Publishing: writes the scaler's view of each Trigger into its status, and unexpected errors of
-the operator.
+"""Publishing: writes each Trigger's lag, number of drains and scaling decision into its status, and
+unexpected errors of the operator into that of any object.
 
-Not here: the words (`dispatchers.conditions`), and conditions, which are reconciled.
+Not here: the texts (`dispatchers.conditions`), and the condition `Delivering`, which reconciling
+writes.
 """
 
 from __future__ import annotations

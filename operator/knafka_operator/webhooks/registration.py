@@ -1,7 +1,7 @@
 """Registration: registers the operator's webhooks at the API server, by the newest running version.
 
-    replica    serves -> registers all webhooks that it declares -> again every `REGISTER_INTERVAL`
-    unless replicas of a later version run, which declare the current webhooks
+    replica    serves -> registers all webhooks that it declares -> again every
+               `REGISTER_INTERVAL`, unless a replica of a later version runs
 
 kopf's own registration isn't used: an ending replica would overwrite its successor's webhooks with
 its own, and so remove those of a component that was just switched on.

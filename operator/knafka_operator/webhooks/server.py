@@ -1,4 +1,5 @@
-"""Webhooks: the API server asks before it stores a Broker or Trigger; `handlers` has the answers.
+"""Webhook server: kopf's https server, which the API server asks before it stores an object, and
+the server's certificate. `handlers` has the answers.
 
 The certificate is our own: one for all replicas, kept in a Secret and renewed before it expires.
 Webhooks fail open: an object that wasn't checked gets a condition in its status.

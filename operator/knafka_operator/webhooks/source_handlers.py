@@ -27,9 +27,9 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 def default_kafka_source(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
     """Fill in a KafkaSource's defaults."""
-    before, unique = old and dict(old), str(uuid4())
+    old_document, unique = old and dict(old), str(uuid4())
     patch.fns.append(
-        lambda raw: replace_document(raw, with_source_defaults(raw, before, unique=unique))
+        lambda raw: replace_document(raw, with_source_defaults(raw, old_document, unique=unique))
     )
 
 

@@ -1,4 +1,4 @@
-"""The pure part of a backtest: from the records of a topic or an archive to firings.
+"""The pure part of a backtest: turns the records of a topic or an archive into firings.
 
     EVENT_RECORDS --routed--> ROUTED, one row for each trigger that an event matches
             --fired---> FIRINGS, and rows with counts only (`counts`)

@@ -91,7 +91,8 @@ class Checkpoints:
         }
 
     def offsets_of_rows(self) -> Offsets:
-        """Return the offsets told from the rows of `records`; reads the positions of all rows."""
+        """Return how far partitions were read, by the rows of `records`; reads the positions of all
+        rows."""
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
@@ -102,7 +103,8 @@ class Checkpoints:
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """Return the marks of rows at the offset before `next`, for partitions with a row there."""
+        """Return the mark of the row at the offset before `next`, for each partition that has this
+        row."""
         places = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
             for (topic_id, number), reached in partitions.items()

@@ -52,7 +52,7 @@ ROWS_IN_FILE: Final = 300_000
 
 
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
-    """Read records of Kafka as rows of the table `records`.
+    """Turn records of Kafka into rows of the table `records`.
 
     `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
     partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
@@ -157,7 +157,7 @@ def error_summaries(failures: DataFrame) -> DataFrame:
 
 
 def not_repeated(failures: DataFrame, repeated: DataFrame) -> DataFrame:
-    """Leave out the failures whose keys `repeated` has."""
+    """Return the failures without those whose keys are in `repeated`."""
     return _with_key(failures).join(F.broadcast(repeated), "key", "left_anti").drop("key")
 
 

@@ -312,8 +312,8 @@ def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
 def _first_young_offsets(
     kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
 ) -> Mapping[Position, int]:
-    """Return each partition's first offset that is younger than `keep_hours`; of those with
-    records."""
+    """Return the offset of each partition's first record that is younger than `keep_hours`, -1 if
+    there is none; partitions without records are left out."""
     positions = [position for position, span in spans.items() if span.start < span.end]
     return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
 
@@ -339,8 +339,8 @@ def _read_tabled_ranges(
 def _forget_purged(
     tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
 ) -> None:
-    """Remove from the table `purged` what Kafka doesn't have any more: its rows keep records from
-    being read again."""
+    """Remove from the table `purged` the positions that Kafka doesn't have any more; the others are
+    still needed, so that their records aren't read again."""
     if not deleted_until or tables.is_empty("purged"):
         return
     rows = [

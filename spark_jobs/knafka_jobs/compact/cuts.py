@@ -4,9 +4,9 @@
 
 Above a cut, Kafka gives offsets to new records that older records had before, so a position alone
 does not identify a record. Before reading goes on, and before anything is deleted, the last record
-that was read must therefore still be at its offset. If it doesn't, the cut is searched for: by
-leader epochs, which every election raises, or, if these don't help (the epoch is unknown, or a disk
-was restored), by comparing with the table's rows. Pure.
+that was read must therefore still be at its offset. If it isn't, the cut is searched for: by leader
+epochs, which every election raises, or, if these don't help (the epoch is unknown, or a disk was
+restored), by comparing with the table's rows. Pure.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class RowView(Protocol):
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """Return the marks of rows at the offset before `next`, for partitions with a row there.
-
-        Their epochs are unknown.
+        """Return the mark of the row at the offset before `next`, for each partition that has this
+        row. Epochs of these marks are unknown.
         """
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:

@@ -54,7 +54,8 @@ class BatchStore(RowView, Protocol):
         """Return the offsets saved for a batch; None if they are missing."""
 
     def offsets_of_rows(self) -> Offsets:
-        """Return the offsets told from the rows themselves, for tables without saved offsets."""
+        """Return how far partitions were read by the stored rows, for tables without saved
+        offsets."""
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
         """Save the offsets of a batch, durably, before any of its rows is appended."""
@@ -146,16 +147,19 @@ def ingest_spans(
 
 
 def with_marks_of_ranges(
-    read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
+    offsets_read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
 ) -> Offsets:
-    """Return `read` with the mark of each range's last record; a range without records changes
-    nothing."""
+    """Return `offsets_read` with the mark of each range's last record; a range without records
+    changes nothing."""
     marks = log.last_in(
         {partition: span for partition, span in ranges.items() if span.start < span.end}
     )
     return {
-        **read,
-        **{partition: read[partition]._replace(mark=mark) for partition, mark in marks.items()},
+        **offsets_read,
+        **{
+            partition: offsets_read[partition]._replace(mark=mark)
+            for partition, mark in marks.items()
+        },
     }
 
 

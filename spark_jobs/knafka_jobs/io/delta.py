@@ -46,7 +46,7 @@ _CREATION_RACE_ERRORS: Final = (
 CREATION_TIMEOUT: Final = 30.0
 """Seconds to wait for the first commit of a table that another job has begun to create."""
 CREATION_CHECK_INTERVAL: Final = 0.1
-"""Seconds between two looks for that commit."""
+"""Seconds between two checks for that commit."""
 
 
 class Tables:
@@ -108,8 +108,8 @@ class Tables:
         return int(number.get()) if number.isDefined() else None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
-        """Return values as a DataFrame; made by way of JSON, as createDataFrame starts Python
-        workers."""
+        """Return rows of values as a DataFrame with these columns. It is made from JSON, as
+        createDataFrame would start Python workers."""
         text = json.dumps([dict(zip(columns, row, strict=True)) for row in values], default=str)
         rows = F.from_json(F.lit(text), f"array<struct<{ddl(columns)}>>")
         return self.spark.range(1, numPartitions=1).select(F.inline(rows))
@@ -128,7 +128,7 @@ class Tables:
         """MERGE rows into a table: insert new rows, and update those for which `on` holds.
 
         `on` and `update` are SQL, in which `more` is `rows` and the table has its name; without
-        `update` rows that are there stay as they are.
+        `update` existing rows stay unchanged.
         """
         merge = self._merge(rows, name, on)
         if update is not None:
@@ -322,7 +322,7 @@ class Tables:
 
     @property
     def _delta(self) -> Any:
-        """Delta's Scala package in the JVM."""
+        """Return Delta's Scala package in the JVM."""
         return self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
 
     def _creation_time(self, name: str) -> float:
@@ -334,9 +334,8 @@ class Tables:
         """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
         it.
 
-        What depends on the table's files or its writers takes a query of three jobs. Sizes don't
-        where `checksumOpt` is defined: what Delta computed at the last commit and wrote beside it
-        (`.crc`).
+        The snapshot's files and writers take a query of three Spark jobs. Sizes don't if
+        `checksumOpt` is defined: Delta has then written them beside the last commit (`.crc`).
         """
         self._ensure_table(name)
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):

@@ -72,7 +72,7 @@ class KafkaClient:
         self.connection = connection
         self._errors = ConnectionErrors()
         self._refusal: str | None = None
-        """The first error that waiting won't mend; later errors would hide it."""
+        """The first error that doesn't pass by itself; kept, as later errors would hide it."""
         configuration = {**connection.for_librdkafka(), "error_cb": self._record_error}
         try:
             self._admin = AdminClient(configuration)
@@ -169,7 +169,7 @@ class KafkaClient:
     def offsets_at(self, partitions: Iterable[Position], moment: float) -> dict[Position, int]:
         """Return the offset of each partition's first record at or after `moment` (Unix time).
 
-        -1 where all records are older.
+        The offset is -1 if all records are older.
         """
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
@@ -267,7 +267,7 @@ class KafkaClient:
         )
 
     def delete_before(self, end_offsets: Mapping[Position, int]) -> None:
-        """Delete each partition's records below an offset."""
+        """Delete the records of each partition below its offset in `end_offsets`."""
         if not end_offsets:
             return
         cuts = [TopicPartition(*partition, offset) for partition, offset in end_offsets.items()]

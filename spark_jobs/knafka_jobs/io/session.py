@@ -84,13 +84,13 @@ def has_executors(spark: SparkSession) -> bool:
 
 
 def executor_settings(cores: int) -> dict[str, str]:
-    """Settings for executors that have `cores` cores together."""
+    """Return the settings of a session whose executors have `cores` cores together."""
     # Of 200: each is a task, and a file if rows are written without another shuffle.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}
 
 
 def object_store(spark: SparkSession) -> dict[str, str] | None:
-    """delta-rs's options for the S3 that Spark is set up for; None without such settings."""
+    """Return delta-rs's options for the S3 that Spark's settings name; None if they name none."""
     configured = spark.sparkContext.getConf()
     endpoint, region = (
         configured.get(f"spark.hadoop.fs.s3a.{name}", "")

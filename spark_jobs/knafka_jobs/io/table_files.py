@@ -1,6 +1,6 @@
 """The tables' files, read by DataFusion in this process: without Spark and Java.
 
-The package deltalake reads Delta's log and has DataFusion, so what is asked is SQL. Tables in S3
+The package deltalake reads Delta's log and includes DataFusion, so queries are SQL. Tables in S3
 are found by the usual variables (AWS_ENDPOINT_URL, AWS_REGION and the keys).
 """
 
@@ -174,7 +174,8 @@ class TableFiles:
 
 
 def _to_arrow_array(values: Sequence[Any], kind: str) -> Array:
-    """Values of one column of this SQL type; times are in UTC."""
+    """Return the values of one column as an Arrow array; `kind` is the column's SQL type, times are
+    in UTC."""
     if kind == "timestamp":
         micros = [
             None if value is None else (value - _EPOCH) // _EPOCH.resolution for value in values

@@ -32,7 +32,7 @@ def append_acknowledgements(
     until: datetime | None = None,
     note: str = "",
 ) -> None:
-    """Append what somebody does to these groups, in one commit. Raises `JobError`.
+    """Append a row with this action for each of these groups, in one commit. Raises `JobError`.
 
     `groups` has the columns of a group's Trigger, reason and code by the group's id. If the last
     row of a group is younger than `now`, by another clock, the new one is younger still.
@@ -43,14 +43,14 @@ def append_acknowledgements(
         at = now
         if group_id in last:
             at = max(now, last[group_id]["at"] + timedelta(microseconds=1))
-        said = {"group_id": group_id, "action": action.value, "at": at, "by": by}
-        row = {**group, **said, "until": until, "note": note or None}
+        action_columns = {"group_id": group_id, "action": action.value, "at": at, "by": by}
+        row = {**group, **action_columns, "until": until, "note": note or None}
         rows.append([row.get(name) for name in ACKNOWLEDGEMENTS])
     files.append(ACKNOWLEDGEMENTS_TABLE, ACKNOWLEDGEMENTS, rows)
 
 
 def _acknowledgement_rows(files: TableFiles) -> list[dict[str, Any]]:
-    """All rows of the table; none if it doesn't exist."""
+    """Return all rows of the table; empty if it doesn't exist."""
     if not files.has_table(ACKNOWLEDGEMENTS_TABLE):
         return []
     return files.query(f"SELECT * FROM {ACKNOWLEDGEMENTS_TABLE}", ACKNOWLEDGEMENTS_TABLE)

@@ -21,8 +21,8 @@ def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> 
     rows = files.query(sql, "replays")
     if not rows:
         unfinished = "SELECT replay_id FROM replays WHERE finished IS NULL ORDER BY started DESC"
-        known = ", ".join(row["replay_id"] for row in files.query(unfinished, "replays"))
-        raise JobError(f"there is no replay {replay_id}: unfinished are {known or 'none'}")
+        unfinished_ids = ", ".join(row["replay_id"] for row in files.query(unfinished, "replays"))
+        raise JobError(f"there is no replay {replay_id}: unfinished are {unfinished_ids or 'none'}")
     if rows[0]["finished"] is not None:
         raise JobError(f"the replay {replay_id} is finished and sent {rows[0]['events']} events")
     row = {"replay_id": replay_id, "at": now, "by": by}

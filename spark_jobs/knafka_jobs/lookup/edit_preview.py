@@ -29,17 +29,17 @@ BATCH_ROWS: Final = 1_000
 
 @dataclass(slots=True)
 class EditPreview:
-    """What a replay would edit."""
+    """The effect that a replay's edits would have."""
 
     shown: list[tuple[Event, Event]] = field(default_factory=list)
     """The first `SHOWN_EDITS` events in the order of a dry run, before and after."""
     not_editable: int = 0
     """Number of events that would be left out, as the edits can't be applied to them."""
     problem: str = ""
-    """Why, for most of them."""
+    """The most frequent reason why the edits can't be applied; empty if `not_editable` is 0."""
 
     def document(self) -> dict[str, Any]:
-        """The preview as a JSON document."""
+        """Return the preview as a JSON document."""
         edits = [
             {"before": _event_document(before), "after": _event_document(after)}
             for before, after in self.shown

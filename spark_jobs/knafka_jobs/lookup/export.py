@@ -63,17 +63,17 @@ class ExportResult:
 
 
 def export_failures(
-    files: TableFiles, fits: str, path: Path, file_format: ExportFormat
+    files: TableFiles, predicate_sql: str, path: Path, file_format: ExportFormat
 ) -> ExportResult:
-    """Write the last dead letters of all failures for which the predicate `fits` is true.
+    """Write the last dead letters of all failures for which `predicate_sql` is true to a file.
 
     Raises `JobError`; a file that was there before then stays as it was.
     """
-    (found,) = files.query(groups_plan.size_of(fits), "failures")
-    if not found["number"]:
+    (totals,) = files.query(groups_plan.size_of(predicate_sql), "failures")
+    if not totals["number"]:
         return ExportResult(0, 0)
-    row_bytes = _limit_batch_size(files, found)
-    query = groups_plan.letters_of(fits, found["first"], found["last"])
+    row_bytes = _limit_batch_size(files, totals)
+    query = groups_plan.letters_of(predicate_sql, totals["first"], totals["last"])
     tables = ("failures", "records")
     with _complete_file(path) as unfinished:
         if file_format is ExportFormat.PARQUET:
@@ -90,30 +90,30 @@ def export_failures(
                     documents = [line for row in batch if (line := event_line(row)) is not None]
                     lines.writelines(documents)
                     written += len(documents)
-    return ExportResult(written, found["number"] - written)
+    return ExportResult(written, totals["number"] - written)
 
 
-def read_events(files: TableFiles, fits: str) -> Iterator[Event | None]:
-    """Yield the events of all failures for which the predicate `fits` is true, in the order in
-    which they came to their Trigger; None for one that holds no whole event.
+def read_events(files: TableFiles, predicate_sql: str) -> Iterator[Event | None]:
+    """Yield the events of all failures for which `predicate_sql` is true, in the order in which
+    they came to their Trigger; None for one that holds no whole event.
 
     Raises `JobError`. Sorting writes temporary files where memory is too small.
     """
-    (found,) = files.query(groups_plan.size_of(fits), "failures")
-    if not found["number"]:
+    (totals,) = files.query(groups_plan.size_of(predicate_sql), "failures")
+    if not totals["number"]:
         return
     files.limit_memory(SORT_MEMORY, SORT_FILES)
-    _limit_batch_size(files, found)
-    query = groups_plan.letters_of(fits, found["first"], found["last"])
+    _limit_batch_size(files, totals)
+    query = groups_plan.letters_of(predicate_sql, totals["first"], totals["last"])
     ordered = f"{query} ORDER BY r.origin_topic, r.origin_partition, r.origin_offset, first_failed"
     for batch in files.query_in_batches(ordered, "failures", "records"):
         yield from map(event_of, batch)
 
 
-def _limit_batch_size(files: TableFiles, found: Mapping[str, Any]) -> int:
+def _limit_batch_size(files: TableFiles, totals: Mapping[str, Any]) -> int:
     """Make queries return as many rows at once as fit `EXPORT_BATCH_BYTES`. Returns the average
-    bytes of a row, from the totals of `groups_plan.size_of` in `found`."""
-    row_bytes: int = found["bytes"] // found["number"] + ROW_OVERHEAD_BYTES
+    bytes of a row; `totals` is the row of `groups_plan.size_of`."""
+    row_bytes: int = totals["bytes"] // totals["number"] + ROW_OVERHEAD_BYTES
     files.set_option("execution.batch_size", _rows_within(EXPORT_BATCH_BYTES, row_bytes))
     files.set_option("execution.target_partitions", 1)
     return row_bytes

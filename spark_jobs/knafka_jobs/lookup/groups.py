@@ -47,9 +47,9 @@ def list_groups(
     `conditions` select by Trigger or Broker only, else groups would lack failures. Raises
     `JobError`.
     """
-    fits = lookup_plan.predicate(conditions)
+    predicate_sql = lookup_plan.predicate(conditions)
     pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
-    sql = groups_plan.list_groups(fits, _timeline_start(now), now, pending=pending)
+    sql = groups_plan.list_groups(predicate_sql, _timeline_start(now), now, pending=pending)
     groups = []
     for row in files.query(sql, "failures", *(["sent"] if pending else [])):
         key = {name: row.pop(name) for name in GROUP}

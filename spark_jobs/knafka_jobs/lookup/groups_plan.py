@@ -15,7 +15,7 @@ from knafka_jobs.lookup.lookup_plan import column_list, days_predicate, sql_lite
 from knafka_jobs.schema import KEY, KIND, TRIGGER
 
 LAST_HOUR: Final = timedelta(hours=1)
-"""Time before now of which a group tells how many events failed."""
+"""Period before now for which the failures of a group are counted separately."""
 
 EXPORTED_RECORD: Final = (
     *("failure_id", *TRIGGER, "id", "source", "type", "subject", "time", "content_type"),
@@ -31,8 +31,8 @@ _SAID: Final = "coalesce(summary, '')"
 _SUMS: Final = ("events", "unresolved", "waiting", "last_hour")
 
 
-def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> str:
-    """Query: the groups of failures in a report whose timeline begins at `since`.
+def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: bool) -> str:
+    """Return the query for the groups of failures in a report whose timeline begins at `since`.
 
     Columns: `GROUP`, `events`, `unresolved`, `waiting` (unresolved and not sent by a replay),
     `last_hour` (failures within `LAST_HOUR` before `now`), `first_seen`, `last_seen`.
@@ -40,7 +40,7 @@ def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> 
     """
     kind, is_sent = column_list(KIND), "false"
     hour = sql_literal(now - LAST_HOUR)
-    rows = f"SELECT * FROM failures WHERE {fits} AND {_is_reported(since)}"
+    rows = f"SELECT * FROM failures WHERE {predicate_sql} AND {_is_reported(since)}"
     if pending:
         sent = f"SELECT DISTINCT failure_id AS sent_id FROM sent WHERE {PENDING}"
         rows = f"SELECT * FROM ({rows}) AS f LEFT JOIN ({sent}) AS p ON f.failure_id = p.sent_id"
@@ -49,7 +49,7 @@ def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> 
     recent = (
         "SELECT failure_id AS recent_id, count(*) AS recent FROM ("
         "SELECT failure_id, unnest(history) AS past FROM failures "
-        f"WHERE {fits} AND last_failed >= {hour}) AS h "
+        f"WHERE {predicate_sql} AND last_failed >= {hour}) AS h "
         f"WHERE past['at'] >= {hour} GROUP BY failure_id"
     )
     rows = f"SELECT * FROM ({rows}) AS e LEFT JOIN ({recent}) AS h ON e.failure_id = h.recent_id"
@@ -71,7 +71,8 @@ def list_groups(fits: str, since: datetime, now: datetime, *, pending: bool) -> 
 
 
 def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
-    """Query: the summaries of a group's kind that have groups of their own: `said`."""
+    """Return the query for the summaries of a group's kind that have groups of their own:
+    `said`."""
     counted = (
         f"SELECT {column_list(KIND)}, {_SAID} AS said, count(*) AS events FROM failures "
         f"WHERE {_kind_predicate(group)} AND {_is_reported(since)} "
@@ -111,25 +112,25 @@ def _is_reported(since: datetime) -> str:
 
 
 def _rank_by_frequency(counted: str) -> str:
-    """Query: rows of `counted` with their `place` in their kind, 1 for the most frequent summary.
-
-    A report ranks summaries alike.
+    """Return the query for the rows of the query `counted` with their `place` in their kind, 1 for
+    the most frequent summary. Reports rank summaries in the same way.
     """
     order = f"PARTITION BY {column_list(KIND)} ORDER BY events DESC, said"
     return f"SELECT *, row_number() OVER ({order}) AS place FROM ({counted}) AS s"
 
 
-def size_of(fits: str, failures: str = "failures") -> str:
-    """Query: the `number` of failures for which `fits` is true, their `bytes`, and the `first` and
-    `last` day of their records."""
+def size_of(predicate_sql: str, failures: str = "failures") -> str:
+    """Return the query for the `number` of failures for which `predicate_sql` is true, their
+    `bytes`, and the `first` and `last` day of their records."""
     return (
         "SELECT count(*) AS number, coalesce(sum(data_bytes), 0) AS bytes, "
-        f"min(first_day) AS first, max(last_day) AS last FROM {failures} AS f WHERE {fits}"
+        f"min(first_day) AS first, max(last_day) AS last FROM {failures} AS f WHERE {predicate_sql}"
     )
 
 
-def letters_of(fits: str, first: object, last: object, failures: str = "failures") -> str:
-    """Query: the failures for which `fits` is true, each with its last dead letter.
+def letters_of(predicate_sql: str, first: object, last: object, failures: str = "failures") -> str:
+    """Return the query for the failures for which `predicate_sql` is true, each with its last dead
+    letter.
 
     Columns: `EXPORTED_RECORD`, `EXPORTED_FAILURE`, `key`, `data`, `headers`. `first` and `last` are
     days of `size_of`; `failures` is the table, or a query in parentheses.
@@ -140,11 +141,12 @@ def letters_of(fits: str, first: object, last: object, failures: str = "failures
     return (
         f"SELECT {column_list(EXPORTED_RECORD, 'r.')}, {column_list(EXPORTED_FAILURE, 'f.')}, "
         f'r."key", r."value" AS data, r.headers '
-        f"FROM (SELECT {chosen} FROM {failures} WHERE {fits}) AS f "
+        f"FROM (SELECT {chosen} FROM {failures} WHERE {predicate_sql}) AS f "
         f"JOIN (SELECT * FROM records WHERE {days_predicate(first, last)}) AS r ON {on}"
     )
 
 
 def copy_to_parquet(query: str, url: str) -> str:
-    """Statement: write the rows of a query to one Parquet file; returns their `count`."""
+    """Return the statement that writes the rows of a query to one Parquet file; its result is their
+    `count`."""
     return f"COPY ({query}) TO {sql_literal(url)} STORED AS PARQUET"

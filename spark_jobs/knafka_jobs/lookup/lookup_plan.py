@@ -53,7 +53,8 @@ ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 
 
 def likely_stubs(predicate_sql: str) -> str:
-    """Query: the number of failures that may lack their data, and the days of their records."""
+    """Return the query for the number of failures that may lack their data, and the days of their
+    records."""
     return (
         "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
         f"WHERE {predicate_sql} AND {REPLAYABLE} AND {LIKELY_STUB}"
@@ -61,7 +62,7 @@ def likely_stubs(predicate_sql: str) -> str:
 
 
 def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
-    """Query: the failures that a replay would send.
+    """Return the query for the failures that a replay would send.
 
     `stubs_in` has the first and last day of records that may lack their data, None without such
     records; `pending` says whether any replayed event is unsettled.
@@ -83,7 +84,7 @@ def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pend
 
 
 def count_by_trigger(rows: str) -> str:
-    """Query: the number of rows of a query, by Trigger."""
+    """Return the query for the number of rows of the query `rows`, by Trigger."""
     return (
         f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM ({rows}) "
         f"GROUP BY {column_list(TRIGGER)} ORDER BY {column_list(TRIGGER)}"
@@ -91,7 +92,8 @@ def count_by_trigger(rows: str) -> str:
 
 
 def first_shown(rows: str) -> str:
-    """Query: the events that a dry run lists, with `SHOWN_COLUMNS`."""
+    """Return the query for the events that a dry run lists, with `SHOWN_COLUMNS`, from the query
+    `rows`."""
     return (
         f"SELECT {column_list(SHOWN_COLUMNS)} FROM ({rows}) "
         f"ORDER BY {column_list(SHOWN_ORDER)} LIMIT {SHOWN_EVENTS}"
@@ -99,12 +101,13 @@ def first_shown(rows: str) -> str:
 
 
 def count_failures(predicate_sql: str) -> str:
-    """Query: the number of failures for which `predicate_sql` is true."""
+    """Return the query for the number of failures for which `predicate_sql` is true."""
     return f"SELECT count(*) AS number FROM failures WHERE {predicate_sql}"
 
 
 def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
-    """Query: the number, oldest and newest of unresolved failures by Trigger, reason and code.
+    """Return the query for the number, oldest and newest of unresolved failures by Trigger, reason
+    and code.
 
     Failures that a replay has sent and that are not settled are left out; `pending` says whether
     there are any.
@@ -122,7 +125,8 @@ def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
 
 
 def count_pending(predicate_sql: str) -> str:
-    """Query: the number of unresolved failures by Trigger that a replay has sent, unsettled."""
+    """Return the query for the number of unresolved failures by Trigger that a replay has sent and
+    that are not settled."""
     sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     return (
         f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM failures AS f "
@@ -132,7 +136,8 @@ def count_pending(predicate_sql: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """Query: the offsets of each log in these tables: `topic_id`, `partition`, `first`, `next`."""
+    """Return the query for the offsets of each log in these tables: `topic_id`, `partition`,
+    `first`, `next`."""
     positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
     partition = column_list(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
@@ -140,9 +145,8 @@ def next_offsets(tables: Iterable[str]) -> str:
 
 
 def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
-    """Query: the latest failures but for the first `skip`, with their last dead letters' positions.
-
-    Of one time they are ordered by their ids, so that pages don't overlap.
+    """Return the query for the latest failures after the first `skip`, with the positions of their
+    last dead letters. Failures of one time are ordered by their ids, so that pages don't overlap.
     """
     return (
         f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "
@@ -151,7 +155,8 @@ def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
 
 
 def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
-    """Query: rows of `records` of these days with any of these topics and of these offsets."""
+    """Return the query for the rows of `records` of these days that have one of these topics and
+    one of these offsets."""
     topics, numbers = (", ".join(map(sql_literal, values)) for values in (topic_ids, offsets))
     return (
         f'SELECT failure_id, topic, {column_list(KEY)}, "key", "value", headers, appended '
@@ -161,7 +166,7 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
 
 
 def sent_at(failure_ids: Iterable[str]) -> str:
-    """Query: when replays sent these failures that are not settled yet."""
+    """Return the query for when replays sent those of these failures that are not settled yet."""
     id_list = ", ".join(map(sql_literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "

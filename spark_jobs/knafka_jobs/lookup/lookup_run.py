@@ -38,12 +38,12 @@ def sendable_rows(
 
     Raises `JobError`.
     """
-    fits = lookup_plan.predicate(conditions)
+    predicate_sql = lookup_plan.predicate(conditions)
     pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
-    (likely,) = files.query(lookup_plan.likely_stubs(fits), "failures")
+    (likely,) = files.query(lookup_plan.likely_stubs(predicate_sql), "failures")
     stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
     tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
-    return lookup_plan.sendable(fits, stubs_in, pending=pending), tables
+    return lookup_plan.sendable(predicate_sql, stubs_in, pending=pending), tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,11 @@ def latest_dead_letters(
 
 
 def page_of_dead_letters(
-    files: TableFiles, fits: str, limit: int, skip: int = 0
+    files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return what `latest_dead_letters` does, of failures for which the predicate `fits` holds,
-    without the latest `skip` ones."""
-    failures = files.query(lookup_plan.latest_failures(fits, limit, skip), "failures")
+    """Return the last dead letters of the latest failures for which `predicate_sql` holds, as
+    `latest_dead_letters` does, after leaving out the first `skip` failures."""
+    failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:
         return []
     sent = {}

@@ -75,7 +75,7 @@ DRIVER_BYTES: Final = 16 * 1024 * 1024
 """The most bytes of event data that this process sends by itself."""
 
 CANCEL_CHECK_INTERVAL: Final = 2.0
-"""Seconds between two looks whether a replay is cancelled."""
+"""Seconds between two checks whether a replay is cancelled."""
 
 ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
 """Columns that only order the events; they are not sent."""
@@ -98,7 +98,7 @@ class ReplayRunResult:
 
 
 class Cancellation:
-    """Asks now and then whether a replay is cancelled."""
+    """Checks whether a replay is cancelled, at most every `CANCEL_CHECK_INTERVAL` seconds."""
 
     def __init__(self, ask: Callable[[], str | None]) -> None:
         """Begin without an answer; `ask` returns who has cancelled the replay, or None."""
@@ -246,7 +246,7 @@ def _send_events(
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
 
         def goes_on(_: Row) -> bool:
-            """Note the progress; whether the next event is sent."""
+            """Note the progress, and return whether the next event is sent."""
             noted.note(sent_so_far)
             return cancellation.by() is None
 

@@ -172,7 +172,11 @@ def cancelled_by(tables: Tables, replay_id: str) -> str | None:
     if (files := files_of(tables)) is not None:
         # Without Spark, all of whose tasks may be sending.
         cancellations = files.query("SELECT * FROM cancellations ORDER BY at", "cancellations")
-        by = (each["by"] for each in cancellations if each["replay_id"] == replay_id)
+        by = (
+            cancellation["by"]
+            for cancellation in cancellations
+            if cancellation["replay_id"] == replay_id
+        )
         return next(by, None)
     rows = tables.read("cancellations").where(F.col("replay_id") == replay_id)
     row = rows.orderBy("at").first()

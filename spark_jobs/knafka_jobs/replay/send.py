@@ -57,19 +57,19 @@ class FailedEvent:
 
     @property
     def size(self) -> int:
-        """Bytes of key and value."""
+        """Return the number of bytes of key and value."""
         return len(self.key or b"") + len(self.value or b"")
 
 
 @dataclass(slots=True)
 class LaneResult:
-    """What became of a lane's events."""
+    """The numbers of a lane's events that were sent, or left out."""
 
     sent: int = 0
     not_editable: int = 0
     """Events that are left out, as the replay's edits can't be applied to them."""
     problem: str = ""
-    """Why, for one of them."""
+    """Why the edits can't be applied, for one of these events."""
 
     def __add__(self, other: LaneResult) -> LaneResult:
         """Return the sum of two lanes' results."""
@@ -103,7 +103,7 @@ class ReplaySender:
     rate: float | None
     """Events a second, at most; None: no limit. A replay with a rate uses only one lane."""
     edits: EventEdits = NO_EDITS
-    """What is edited in each event."""
+    """The edits that are made to each event."""
 
     def send(self, lane: int, rows: Iterable[Any]) -> LaneResult:
         """Send dead letters of a lane as the original events, edited, in order.

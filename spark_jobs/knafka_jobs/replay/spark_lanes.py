@@ -1,6 +1,7 @@
 """Spark lanes: sends a replay's events in Spark's Python workers, one lane for each partition.
 
-The job runs in a thread, beside which the progress is noted and a cancellation looked for.
+The Spark job runs in a thread; meanwhile the calling thread notes the progress and checks for a
+cancellation.
 """
 
 from __future__ import annotations

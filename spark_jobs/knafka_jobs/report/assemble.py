@@ -72,7 +72,8 @@ class GroupHistory:
 
 
 def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[str, GroupHistory]:
-    """Read rows of `first_reported` and `past_figures` (plan module), by the group's id."""
+    """Return the history of each group by its id, from rows of `first_reported` and `past_figures`
+    (plan module)."""
     histories: dict[str, list[Past]] = defaultdict(list)
     for row in past:
         histories[row["group_id"]].append(
@@ -101,7 +102,7 @@ def build_groups(
 
 
 def group_order(group: Group) -> tuple[bool, int, int, int, str]:
-    """What the groups of a report are ordered by: acknowledged ones last, new ones first, else by
+    """Return the sort key of a group in a report: acknowledged groups last, new ones first, else by
     their unresolved events."""
     age = list(GroupAge).index(group.age)
     return group.acknowledged is not None, age, -group.unresolved, -group.failures, group.id
@@ -115,9 +116,8 @@ def group_age(first_seen: datetime, made: datetime) -> GroupAge:
 
 
 def failure_rate(last_day: int, first_seen: datetime, made: datetime) -> float:
-    """Return the failures an hour of a group with that many within a day before the report.
-
-    Of a group that is younger than a day, since it failed first; at least one hour is counted.
+    """Return a group's failures per hour; `last_day` is their number in the day before the report.
+    A group younger than a day is measured since its first failure, but over at least one hour.
     """
     hours = min(DAY, max(HOUR, made - first_seen)) / HOUR
     return round(last_day / hours, 2)
@@ -220,7 +220,7 @@ def group_change(
 
 
 def sum_totals(groups: Sequence[Group]) -> Totals:
-    """Sum up all groups."""
+    """Return the sums over all groups."""
     waiting = [group.oldest_unresolved for group in groups if group.oldest_unresolved]
     return Totals(
         groups=len(groups),
@@ -233,7 +233,7 @@ def sum_totals(groups: Sequence[Group]) -> Totals:
 
 
 def count_changes(groups: Sequence[Group]) -> Changes:
-    """Count the groups by kind of change."""
+    """Return the number of groups by kind of change."""
     counts: dict[str, int] = defaultdict(int)
     for group in groups:
         counts[group.change.kind.name.lower()] += 1
@@ -241,7 +241,8 @@ def count_changes(groups: Sequence[Group]) -> Changes:
 
 
 def replay_run(row: ReportRow, made: datetime) -> ReplayRun:
-    """Read a row of `replay_counts` (plan module) as part of a report made at this time."""
+    """Return a replay, from its row of `replay_counts` (plan module), as part of a report made at
+    this time."""
     sent = row["sent"]
     if row["finished"] is None:  # its events are counted when it ends
         sent = max(sent, row["progressed"] or 0)
@@ -293,5 +294,5 @@ def _top_values(rows: Sequence[ReportRow]) -> tuple[Top, ...]:
 
 
 def _columns(row: ReportRow, *names: str) -> dict[str, Any]:
-    """Columns whose names are fields of the document."""
+    """Return these columns of a row by name, for fields of the document with the same names."""
     return {name: row[name] for name in names}

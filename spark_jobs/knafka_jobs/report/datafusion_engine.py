@@ -80,15 +80,16 @@ class DataFusionEngine:
         ]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Name the rows of a query; they are computed each time, as they may be very many."""
+        """Create the view `name` of a query; its rows are computed each time, as they may be very
+        many."""
         self._files.run(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def keep(self, name: str, sql: str) -> None:
-        """Compute the rows of a query now, and name them."""
+        """Compute the rows of a query now, and keep them as the table `name`."""
         self._files.run(f"CREATE OR REPLACE TABLE {name} AS {sql}")
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
-        """Name rows with these columns and values."""
+        """Create the table `name` with these columns and rows."""
         values = [f"({', '.join(map(_sql_literal, row))})" for row in rows]
         names = ", ".join(f"`{column}`" for column in columns)
         source = f"(VALUES {', '.join(values)}) AS v({names})"
@@ -104,7 +105,7 @@ class DataFusionEngine:
 
 
 def _sql_literal(value: str | int | None) -> str:
-    """Return a value as a literal."""
+    """Return a value as a literal of DataFusion's SQL."""
     if value is None:
         return "NULL"
     return datafusion_text(value) if isinstance(value, str) else str(value)

@@ -1,6 +1,6 @@
-"""The command `report`: who counts, and the files that it writes.
+"""The command `report`: chooses the engine that counts the failures, and writes the report's files.
 
-    --engine auto        DataFusion, in this process; Spark where that can't, and why is said
+    --engine auto        DataFusion, in this process; if that can't, Spark, and the reason is shown
     --engine datafusion  DataFusion alone
     --engine spark       Spark alone
 
@@ -31,7 +31,8 @@ def report_without_spark(
     settled: SettledSpans | None = None,
     store: Mapping[str, str] | None = None,
 ) -> Report | None:
-    """Make a report in this process; None if it is left to Spark, as the engine is chosen.
+    """Make a report in this process and return it; None: it is left to Spark, as `--engine` says or
+    because DataFusion can't make it.
 
     `store` are delta-rs's options of an object store. Raises `JobError`.
     """

@@ -371,7 +371,7 @@ def preview(data: bytes | None) -> str | None:
 
 
 def error_text(error_data: str | None) -> str | None:
-    """`knativeerrordata`, decoded from base64; other text is returned unchanged."""
+    """Return `knativeerrordata`, decoded and cut to `ERROR_CHARACTERS`; None if there is none."""
     if not error_data:
         return None
     try:

@@ -1,10 +1,11 @@
-"""What a report asks of the tables, whoever runs its SQL: Spark, or one process without Java.
+"""Report engine: the interface by which a report runs its SQL on the tables, by Spark or in one
+process without Java.
 
     report_plan ──SQL──> ReportEngine ──rows──> assemble
                           ├── SparkEngine    any size, with executors if there are some
                           └── DataFusionEngine    DataFusion, by the package deltalake: one machine
 
-Pure. The SQL is what both understand; where they differ, it is made by `SqlDialect`.
+Pure. Both engines understand the SQL; `SqlDialect` makes the parts in which they differ.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class SqlDialect:
-    """How an engine writes what the SQL of the two engines has no common form for."""
+    """One engine's functions that write SQL for which the two engines have no common form."""
 
     text: Callable[[str], str]
-    """A string as a literal, whatever characters it has."""
+    """Returns a string as a literal, whatever characters it has."""
     time: Callable[[int], str]
-    """Microseconds since the Unix epoch as a timestamp."""
+    """Returns microseconds since the Unix epoch as a timestamp."""
     unix_seconds: Callable[[str], str]
-    """A timestamp as whole seconds since the Unix epoch."""
+    """Returns a timestamp as whole seconds since the Unix epoch."""
     unnested: Callable[[str], str]
-    """A row for each element of an array."""
+    """Returns the expression for a row for each element of an array."""
 
     def moment(self, time: datetime) -> str:
         """Return a time as a literal."""
@@ -55,16 +56,17 @@ class ReportEngine(Protocol):
         """Run a query, and return its rows in order."""
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Name the rows of a query, which may be very many; `repeated`: they are read repeatedly.
+        """Make the rows of a query available to later queries as `name`. They may be very many;
+        `repeated`: they are read repeatedly.
 
         The engine computes them once, or each time they are read.
         """
 
     def keep(self, name: str, sql: str) -> None:
-        """Compute the rows of a query now, and name them; they are few."""
+        """Compute the rows of a query, which are few, now, and make them available as `name`."""
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
-        """Name rows with these columns and values."""
+        """Make rows with these columns and values available as `name`."""
 
     def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows to the table `reports` in one commit."""

@@ -50,8 +50,8 @@ def of_broker(broker: BrokerName | None, dialect: SqlDialect) -> str:
 
 
 def reported(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
-    """Return the failures in a report: all unresolved ones, and those failed or resolved since
-    then."""
+    """Return SQL for the failures in a report: all unresolved ones, and those that failed or were
+    resolved since then."""
     earliest = dialect.moment(since)
     return (
         f"SELECT {columns_of(FAILURES)} FROM failures WHERE {of_broker(broker, dialect)} AND "
@@ -78,7 +78,7 @@ MANY_SUMMARIES: Final = f"SELECT said FROM frequent WHERE place > {MAX_SUMMARIES
 
 
 def counted(*, many_summaries: bool) -> str:
-    """Return the failures in a report with the summary of their group.
+    """Return SQL for the failures in a report with the summary of their group.
 
     With `many_summaries` it is `OTHER_SUMMARIES` where a failure's own is not a frequent one.
     """
@@ -105,7 +105,8 @@ def _has_same_values(names: Iterable[str], one: str, other: str) -> str:
 
 
 def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """Return the sums of failures by group, event type and source: one row for each combination.
+    """Return SQL for the sums of failures by group, event type and source: one row for each
+    combination.
 
     `resolved` counts events resolved since the previous report, made at `previous_made`.
     """
@@ -138,8 +139,8 @@ GROUPS: Final = (
 
 
 def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect) -> str:
-    """Return how often events failed from `since` on and before `until`, by group and period of
-    `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
+    """Return SQL for how often events failed from `since` on and before `until`, by group and
+    period of `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
     unix_time = dialect.unix_seconds("at")
     return (
         f"SELECT {columns_of(GROUP)}, `start`, count(*) AS failures FROM ("
@@ -152,8 +153,8 @@ def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect)
 
 
 def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect) -> str:
-    """Return how often events failed from each of these times on and before `until`, by group:
-    `GROUP`, `last_hour`, `last_day`; groups without such failures are left out."""
+    """Return SQL for how often events failed from each of these times on and before `until`, by
+    group: `GROUP`, `last_hour`, `last_day`; groups without such failures are left out."""
     # A failure's history has no later time than `last_failed`.
     return (
         f"SELECT {columns_of(GROUP)}, "
@@ -167,7 +168,8 @@ def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: 
 
 
 def top_values(column: str) -> str:
-    """Return the most frequent types or sources of each group: `GROUP`, `value`, `events`."""
+    """Return SQL for the most frequent types or sources of each group: `GROUP`, `value`,
+    `events`."""
     return (
         f"SELECT {columns_of(GROUP)}, `value`, events FROM ("
         f"SELECT {columns_of(GROUP)}, `value`, events, row_number() OVER "
@@ -224,8 +226,8 @@ CHOSEN_DAYS: Final = "SELECT DISTINCT `day` FROM chosen"
 
 
 def examples(days: Collection[date | None]) -> str:
-    """Return the chosen failures as whole rows, in the order of their places; they are kept under
-    `days`.
+    """Return SQL for the chosen failures as whole rows, in the order of their places; they are kept
+    under `days`.
 
     Only files of these days are read.
     """
@@ -244,7 +246,8 @@ ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM coun
 
 
 def failed_within(since: datetime, dialect: SqlDialect) -> str:
-    """Return the number of events by group that failed since then in `spans`: `GROUP`, `events`.
+    """Return SQL for the number of events by group that failed since then in `spans`: `GROUP`,
+    `events`.
 
     Events with one position count once.
     """
@@ -263,9 +266,8 @@ def failed_within(since: datetime, dialect: SqlDialect) -> str:
 
 
 def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """Return the number of replayed events by group that failed again since the previous report.
-
-    That was made at `previous_made`; None: there was none.
+    """Return SQL for the number of replayed events by group that failed again since the previous
+    report. `previous_made` is when that was made; None: there was none.
     """
     judged = "" if previous_made is None else f" AND judged > {dialect.moment(previous_made)}"
     failed_again_events = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
@@ -277,13 +279,14 @@ def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
 
 
 def last_report(about: str) -> str:
-    """Return the last report about a Broker: `report_id`, `made`; `about` is the predicate for
-    it."""
+    """Return SQL for the last report about a Broker: `report_id`, `made`; `about` is the predicate
+    for the Broker (`of_broker`)."""
     return f"SELECT report_id, made FROM reports WHERE {about} ORDER BY made DESC LIMIT 1"
 
 
 def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
-    """Return the figures of the groups of one report: `group_id`, `failures`, `unresolved`."""
+    """Return SQL for the figures of the groups of one report: `group_id`, `failures`,
+    `unresolved`."""
     return (
         f"SELECT group_id, failures, unresolved FROM reports WHERE {about} "
         f"AND report_id = {dialect.text(report_id)} AND group_id IS NOT NULL"
@@ -291,12 +294,13 @@ def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
 
 
 def last_made(about: str, limit: int) -> str:
-    """Return the times at which the last reports about a Broker were made, the latest first."""
+    """Return SQL for the times at which the last reports about a Broker were made, the latest
+    first."""
     return f"SELECT DISTINCT made FROM reports WHERE {about} ORDER BY made DESC LIMIT {limit}"
 
 
 def first_reported(about: str) -> str:
-    """Return the time of the first report with each group: `group_id`, `first`."""
+    """Return SQL for the time of the first report with each group: `group_id`, `first`."""
     return (
         f"SELECT group_id, min(made) AS first FROM reports WHERE {about} "
         "AND group_id IS NOT NULL GROUP BY group_id"
@@ -304,7 +308,7 @@ def first_reported(about: str) -> str:
 
 
 def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
-    """Return the figures of each group in reports made since then, in time order."""
+    """Return SQL for the figures of each group in reports made since then, in time order."""
     return (
         f"SELECT group_id, made, failures, unresolved FROM reports WHERE {about} "
         f"AND group_id IS NOT NULL AND made >= {dialect.moment(since)} ORDER BY made"
@@ -312,7 +316,8 @@ def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
 
 
 def replay_counts(limit: int) -> str:
-    """Return the latest replays, with the numbers of events `sent`, `resolved`, `failed_again`.
+    """Return SQL for the latest replays, with the numbers of events `sent`, `resolved`,
+    `failed_again`.
 
     Further columns: `first_noted` and `first_sent`, `noted` and `progressed` (the first and the
     last note of its progress), `total`, `cancelled`.

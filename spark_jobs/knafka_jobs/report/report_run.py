@@ -1,4 +1,4 @@
-"""Runs a report: counts the failures in the tables, and remembers the figures for the next report.
+"""Runs a report: counts the failures in the tables, and stores the figures for the next report.
 
 No payload is read. The figures are as new as the last compaction.
 """
@@ -51,7 +51,8 @@ def make_report(
     days: float = TIMELINE_DAYS,
     settled: SettledSpans | None = None,
 ) -> Report:
-    """Make a report on all failures in the tables, or on one Broker's, and remember its figures.
+    """Return a report on all failures in the tables, or on one Broker's, and store its figures in
+    the table `reports`.
 
     The timeline goes back `days` at most. Without `settled` shares stay unknown. Raises `JobError`.
     """
@@ -86,9 +87,9 @@ def make_report(
     shares: dict[GroupKey, float] = {}
     if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
-    known = _known_groups(engine, about, counted_rows)
+    histories = _known_groups(engine, about, counted_rows)
     acknowledged = current_acknowledgements(engine.rows(report_plan.ALL_ACKNOWLEDGEMENTS), now)
-    groups = assemble.build_groups(counted_rows, previous, shares, known, acknowledged, now)
+    groups = assemble.build_groups(counted_rows, previous, shares, histories, acknowledged, now)
     result = Report(
         id=uuid.uuid4().hex[:12],
         made=now,
@@ -169,7 +170,8 @@ def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
 def _known_groups(
     engine: ReportEngine, about: str, counted_rows: CountedRows
 ) -> dict[str, GroupHistory]:
-    """Return the history of the current groups in the last reports."""
+    """Return the histories of the current groups in the last reports, by the group's id; a group
+    that no report has is left out."""
     ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted_rows.groups}
     report_times = engine.rows(report_plan.last_made(about, MAX_HISTORY))
     if not ids or not report_times:

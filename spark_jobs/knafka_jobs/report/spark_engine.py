@@ -30,7 +30,7 @@ DIALECT: Final = SqlDialect(
 
 
 class SparkEngine:
-    """Implements `ReportEngine` by Spark; what it names are the session's temporary views."""
+    """Implements `ReportEngine` by Spark; the names are those of temporary views of the session."""
 
     dialect = DIALECT
 
@@ -51,16 +51,17 @@ class SparkEngine:
         return [{name: _to_plain(value) for name, value in row.asDict().items()} for row in rows]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Name the rows of a query; they are computed once if they are read repeatedly."""
+        """Create the view `name` of a query; its rows are computed now, and only once, if they are
+        read repeatedly."""
         rows = self._tables.spark.sql(sql)
         (compute_rows(rows) if repeated else rows).createOrReplaceTempView(name)
 
     def keep(self, name: str, sql: str) -> None:
-        """Compute the rows of a query now, and name them."""
+        """Compute the rows of a query now, and create the view `name` of them."""
         self.derive(name, sql, repeated=True)
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
-        """Name rows with these columns and values."""
+        """Create the view `name` with these columns and rows."""
         self._tables.rows(map(tuple, rows), columns).createOrReplaceTempView(name)
 
     def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A CloudEvent function under functions-framework, which keeps nothing: it prints what it is sent.
+"""A CloudEvent function for functions-framework that prints each event it gets and keeps nothing.
 
 functions-framework --target count --signature-type cloudevent --source framework_function.py
 """
@@ -16,6 +16,6 @@ _COUNT = itertools.count(1)
 
 @functions_framework.cloud_event
 def count(event: CloudEvent) -> None:
-    """One line of JSON for each event, found in the pod's log."""
+    """Print the event as a line of JSON, which tests find in the pod's log."""
     line = {"count": next(_COUNT), "id": event["id"], "type": event["type"], "data": event.data}
     print(json.dumps(line, default=repr), flush=True)

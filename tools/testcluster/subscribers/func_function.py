@@ -1,4 +1,4 @@
-"""A function as func has it, under func's own runtime: answers each event with another.
+"""A function for func's own runtime that answers each event with another one.
 
 `python -m func_function` starts it as the scaffolding that func generates does (FN-5).
 """
@@ -14,7 +14,8 @@ from cloudevents.core.v1.event import CloudEvent  # type: ignore[import-not-foun
 
 
 class Function:
-    """Counts and prints the events, and replies where FUNC_REPLY_TYPE says with what (FN-3)."""
+    """Counts and prints the events, and replies with an event of the type FUNC_REPLY_TYPE, if set
+    (FN-3)."""
 
     def __init__(self) -> None:
         self.count = 0

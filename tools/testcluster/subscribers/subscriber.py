@@ -1,4 +1,4 @@
-"""A subscriber that remembers what it was sent, and answers as it is told; `python -m subscriber`.
+"""A subscriber that remembers its events, and answers as tests tell it to; `python -m subscriber`.
 
     POST /any/path    an event, binary or structured
     GET  /seen        all of them, as JSON, in the order of arrival; ?after=N leaves the first N out
@@ -32,7 +32,7 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Answer: TypeAlias = tuple[int, dict[str, str], bytes]
 
 BESIDE = ("authorization", "content-type", "kn-namespace", "prefer")
-"""The headers that are kept beside the event's own."""
+"""Headers that are kept beside the event's attributes."""
 
 
 @dataclass
@@ -41,13 +41,14 @@ class Behaviour:
 
     status: int = 202
     times: int | None = None
-    """So many answers have `status`, the next ones 202; None: all."""
+    """Number of answers that have `status`, before those with 202; None: all have it."""
     delay: float = 0.0
     """Seconds before an answer."""
     headers: dict[str, str] = field(default_factory=dict)
-    """More headers of an answer, such as Retry-After."""
+    """Further headers of an answer, such as Retry-After."""
     reply_type: str | None = None
-    """The type of an event to answer 2xx with; it has the data of the one received."""
+    """The type of the event that is sent with a 2xx answer; its data are those of the received
+    event. None: no event."""
 
 
 def from_environment() -> Behaviour:
@@ -59,7 +60,7 @@ def from_environment() -> Behaviour:
 
 
 class Subscriber:
-    """What was seen, and the ASGI application that sees it."""
+    """The ASGI application, with the events that it has received."""
 
     def __init__(self) -> None:
         self.behaviour = from_environment()
@@ -85,6 +86,7 @@ class Subscriber:
         await send({"type": "http.response.body", "body": answer})
 
     async def _answer(self, scope: Scope, body: bytes) -> Answer:
+        """Handle any request, and return status, headers and body of its answer."""
         match scope["method"], scope["path"]:
             case "GET", "/seen":
                 query = parse_qs(scope["query_string"].decode())
@@ -104,6 +106,7 @@ class Subscriber:
                 return await self._take(scope, body)
 
     async def _take(self, scope: Scope, body: bytes) -> Answer:
+        """Remember an event, and answer it as the behaviour says."""
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         event = read_event(headers, body)
         behaviour = self.behaviour
@@ -131,7 +134,8 @@ class Subscriber:
 
 
 def read_event(headers: dict[str, str], body: bytes) -> Message:
-    """The event's attributes, `bytes` of its body, and the `key` and `n` it is counted by."""
+    """Return an event's attributes, the number of `bytes` of its body, and its key and number as
+    `key` and `n`."""
     if headers.get("content-type", "").startswith("application/cloudevents+json"):
         document = json.loads(body)
         data = document.pop("data", None)
@@ -155,7 +159,8 @@ def read_event(headers: dict[str, str], body: bytes) -> Message:
 
 
 def summary(seen: list[Message]) -> Message:
-    """Totals; out of order is a first arrival after one with a higher number of its key."""
+    """Return the totals of events; a first arrival is out of order if its key had one with a higher
+    number."""
     arrived: set[tuple[str, str]] = set()
     highest: dict[str, int] = {}
     out_of_order: Counter[str] = Counter()

@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         The connection must be new or just idle.
         """
         if self._transport.is_closing():
-            # The connection ended before this exchange began, and would not end it.
+            # The connection was closed already, so its end would not fail this exchange.
             raise Unanswered("broken", f"{self._pool.origin} closed the connection")
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._waiter = waiter
@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
         self._response = self._complete()
 
     def _complete(self) -> Response:
-        """Return the response that has arrived."""
+        """Return the `Response` of the status, headers and body that have arrived."""
         body = bytes(self._body)
         return Response(self._status, self._headers, body, self._body_bytes > len(body))
 
@@ -279,6 +279,7 @@ class Connection(asyncio.Protocol):
             waiter.set_result(response)
 
     def eof_received(self) -> None:
+        """End the exchange, as the server sends nothing more."""
         self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:

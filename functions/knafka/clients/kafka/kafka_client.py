@@ -74,8 +74,8 @@ LOST_OFFSET_ERRORS: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError
 
 
 def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
-    """Open a client of this class, which logs errors by `log_error` unless the configuration says
-    otherwise.
+    """Open and return a client of the class `client`, which logs errors by `log_error` unless the
+    configuration says otherwise.
 
     Raises `LogError` for a configuration that librdkafka can't use, as with a broken certificate,
     and the errors of `knafka.tokens`.
@@ -88,8 +88,8 @@ def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[st
 
 
 def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -> AdminClient:
-    """Open an admin client, which logs nothing, as each request returns its errors. Raises as
-    `open_client`.
+    """Open and return an admin client, which logs nothing, as each request returns its errors.
+    Raises as `open_client`.
 
     `on_error` is called with errors of connections, within the client's `poll`.
     """

@@ -57,7 +57,8 @@ def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[s
 
 
 def _read(folder: Path) -> dict[str, str]:
-    """Return the text files of a mounted Secret, by name."""
+    """Return the texts of a mounted Secret's files, by file name. Raises `InvalidDocument` if they
+    can't be read."""
     try:
         files = [path for path in folder.iterdir() if path.is_file()]
         # The Secret may also hold other tools' keystores, which are binary and not used here.

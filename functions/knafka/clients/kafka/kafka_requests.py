@@ -82,15 +82,15 @@ class AdminCalls:
         """Number of clients opened so far, by which a request notices that its client was
         replaced."""
 
-    async def result(self, ask: Callable[[float], Future[T]]) -> T:
-        """Send a request with one future and return its result; retries as `results_by_key`. `ask`
-        sends the request with a timeout in seconds. Raises `LogError`.
+    async def result(self, send_request: Callable[[float], Future[T]]) -> T:
+        """Send a request with one future and return its result; retries as `results_by_key` does.
+        `send_request` gets a timeout in seconds. Raises `LogError`.
         """
-        return (await self.results_by_key(lambda timeout: {None: ask(timeout)}))[None]
+        return (await self.results_by_key(lambda timeout: {None: send_request(timeout)}))[None]
 
     async def results_by_key(
         self,
-        ask: Callable[[float], Mapping[K, Future[T]]],
+        send_request: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
         *,
         some: bool = False,
@@ -99,16 +99,20 @@ class AdminCalls:
         `LogError`. It is repeated while a coordinator or leader is moving.
 
         Keys whose error has a code of `leaving_out` are left out; with `some`, keys with any error,
-        unless all fail. `ask` sends the request with a timeout in seconds.
+        unless all fail. `send_request` sends the request with a timeout in seconds.
         """
 
         async def answers(timeout: float) -> dict[K, T]:
-            return await self._wait_for_results(ask(timeout), timeout, leaving_out, some=some)
+            return await self._wait_for_results(
+                send_request(timeout), timeout, leaving_out, some=some
+            )
 
         return await self._repeat_until_answered(answers)
 
     async def ask_coordinator(
-        self, ask: Callable[[float], Mapping[K, Future[T]]], leaving_out: Collection[int] = ()
+        self,
+        send_request: Callable[[float], Mapping[K, Future[T]]],
+        leaving_out: Collection[int] = (),
     ) -> dict[K, T]:
         """Send a request to the coordinator of a group; returns and raises as `results_by_key`.
 
@@ -121,7 +125,7 @@ class AdminCalls:
             """Send the request and return its results by key; replace the client if a request is
             left without an answer."""
             client_number = self._opened
-            futures = ask(NO_TIMEOUT)
+            futures = send_request(NO_TIMEOUT)
             try:
                 return await self._wait_for_results(futures, timeout, leaving_out)
             finally:
@@ -162,7 +166,7 @@ class AdminCalls:
 
     async def batch(
         self,
-        ask: Callable[[Future[dict[K, Any]], float], None],
+        send_request: Callable[[Future[dict[K, Any]], float], None],
         leaving_out: Collection[int] = (),
         *,
         some: bool = False,
@@ -181,7 +185,7 @@ class AdminCalls:
             answer: Future[dict[K, Any]] = Future()
             # librdkafka must be able to set a result even after the caller was cancelled.
             answer.set_running_or_notify_cancel()
-            ask(answer, timeout)
+            send_request(answer, timeout)
             await self._answer(answer, timeout)
             results = answer.result()
             errors = [result for result in results.values() if isinstance(result, KafkaError)]
@@ -244,7 +248,7 @@ class AdminCalls:
             with suppress(RuntimeError):  # it is being closed
                 self._refreshing = self._threads.submit(ask)
 
-    async def _repeat_until_answered(self, ask: Callable[[float], Awaitable[T]]) -> T:
+    async def _repeat_until_answered(self, send_request: Callable[[float], Awaitable[T]]) -> T:
         """Repeat a request while a coordinator or leader moves, at most `timeout` seconds. Raises
         `LogError`."""
         self.admin.poll(0)
@@ -252,7 +256,9 @@ class AdminCalls:
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                answer = await ask(max(REQUEST_RETRY_INTERVAL, deadline - time.monotonic()))
+                answer = await send_request(
+                    max(REQUEST_RETRY_INTERVAL, deadline - time.monotonic())
+                )
                 self._errors.forget_all()
                 self._answered_at = time.monotonic()
                 return answer

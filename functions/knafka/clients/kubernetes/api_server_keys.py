@@ -131,6 +131,7 @@ class ApiServerKeys:
         """Set after the first read, whether it succeeded or not."""
 
     def find(self, key_id: str) -> SigningKey | None:
+        """Return the key with this id, as last read; None: there is none."""
         return self._keys.get(key_id)
 
     def read_again(self, issued: float) -> bool:

@@ -58,7 +58,8 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _token_of(match: re.Match[str]) -> Token:
-    """Return the token of a match."""
+    """Return the token that `_token` has matched. Raises `InvalidExpression` for a character that
+    begins no token."""
     name = match.lastgroup
     assert name is not None, "every alternative is named"
     text, (start, end) = match[name], match.span(name)

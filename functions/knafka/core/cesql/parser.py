@@ -157,10 +157,12 @@ class _ExpressionParser:
 
     @property
     def _token(self) -> Token:
+        """The token that is to be parsed next."""
         return self._tokens[self._at]
 
     @property
     def _previous(self) -> Token:
+        """The token that was parsed last."""
         return self._tokens[self._at - 1]
 
     def _next_token(self) -> Token:
@@ -188,7 +190,8 @@ class _ExpressionParser:
 
 
 def _name(token: Token) -> str:
-    """Return the token as an attribute's name in lower case. Raises `InvalidExpression`."""
+    """Return the name of the attribute that the token names, in lower case. Raises
+    `InvalidExpression` if it can't be a name."""
     if not _attribute_name(token.text):
         raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
     return token.text.lower()

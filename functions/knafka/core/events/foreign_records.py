@@ -48,7 +48,7 @@ class RecordPosition(NamedTuple):
     partition: int
     offset: int
     timestamp: int
-    """Milliseconds since the Unix epoch; negative: it has none."""
+    """Milliseconds since the Unix epoch; negative: the record has none."""
 
 
 def as_event(
@@ -82,7 +82,8 @@ def as_event(
 
 
 def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
-    """Whether it makes sense to parse the record as an event."""
+    """Whether the headers claim that the record is a CloudEvent: it has a `ce_` header, or the
+    content type of structured mode."""
     return any(
         name.startswith("ce_")
         or (
@@ -112,7 +113,8 @@ def _attributes_of_record(
     if timestamp >= 0:
         attributes["time"] = rfc3339(timestamp / 1000)
     if key:
-        # Upstream's two: a Broker that gets the event keeps the record's order by the first.
+        # As upstream, both are set; a Broker that gets the event keeps the order of a key's records
+        # by `partitionkey`.
         attributes["partitionkey"] = attributes[KEY_EXTENSION] = key_text(key, conversion.key_type)
     for name, raw in headers:
         if raw is None:
@@ -170,8 +172,9 @@ def _format_float(key: bytes) -> str:
 
 
 def _packs_to(form: str, text: str, key: bytes) -> bool:
-    """Whether a number's text is packed into these bytes again."""
+    """Whether the number that `text` shows has exactly the bytes `key` in the format `form` of
+    `struct`."""
     try:
         return struct.pack(form, float(text)) == key
     except OverflowError:
-        return False  # rounded up beyond the largest
+        return False  # rounded up beyond the largest number

@@ -41,7 +41,8 @@ class HopLimit(InvalidEvent):
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how many replies in a row a record's event has left."""
+    """Return the most replies in a row that may still follow a record's event: `FIRST_TTL` unless
+    its attribute says fewer."""
     return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
@@ -84,7 +85,7 @@ def _counter_attribute(
 ) -> int:
     """Return a counter attribute of the event; `default` if it is missing or no number."""
     text = _event_attribute(headers or [], value, name)
-    # Not what Python takes for a number: signs, spaces, other scripts' digits.
+    # int() would also accept signs, spaces and the digits of other scripts.
     return int(text[:9]) if text and text.isascii() and text.isdigit() else default
 
 

@@ -251,7 +251,7 @@ def located_request_of(
         if mode is None or not fits_binary(attributes):
             mode = "json"
         if has_own:
-            document = None  # written anew: a member may not be given twice
+            document = None  # written again, as JSON members must not be repeated
         else:
             start = document.index(b"{") + 1
             members = f'"{PARTITION_EXTENSION}":"{partition}","{OFFSET}":"{offset}",'.encode()
@@ -367,24 +367,27 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     return to_record(Event(attributes, body or None), other_headers)
 
 
-def _structured(body: bytes, beside: RecordHeaders) -> Draft:
-    """Return the record of a structured event with the headers that go with it. Raises
+def _structured(body: bytes, added_headers: RecordHeaders) -> Draft:
+    """Parse a structured event and return its record, with the headers of its request added. Raises
     `InvalidEvent`."""
-    return json_records.record_of(body, beside) or _parse_structured_strictly(body, beside)
+    return json_records.record_of(body, added_headers) or _parse_structured_strictly(
+        body, added_headers
+    )
 
 
-def _parse_structured_strictly(body: bytes, beside: RecordHeaders) -> Draft:
+def _parse_structured_strictly(body: bytes, added_headers: RecordHeaders) -> Draft:
     """Return the record of a structured event, read by the careful parser; one with too large
     attributes for header lines is marked as structured. Raises `InvalidEvent`."""
     event = json_format.read(body)
-    draft = to_record(event, beside)
+    draft = to_record(event, added_headers)
     if _is_large(event.attributes):
         draft.headers.append((MODE, b"structured"))
     return draft
 
 
 def _is_large(attributes: Attributes) -> bool:
-    """Whether the attributes are more than fits a request's header lines everywhere."""
+    """Whether the attributes are too many or too long for the header lines that all common servers
+    accept."""
     if len(attributes) > MAX_HEAD_LINES:
         return True
     characters = sum(len(name) + len(value) for name, value in attributes.items())
@@ -393,9 +396,9 @@ def _is_large(attributes: Attributes) -> bool:
 
 
 def _record_header_of(name: bytes) -> str:
-    """The record header that a request header becomes, or "" if it's dropped.
+    """Return the record header that a request header becomes; "" if it is dropped.
 
-    `_NOT_AN_ATTRIBUTE` is returned for all names that begin with `ce-` and are no attribute's.
+    For a name that begins with `ce-` without being an attribute's, `_NOT_AN_ATTRIBUTE` is returned.
     """
     lower = name.decode("latin-1").lower()
     if lower.startswith("ce-"):

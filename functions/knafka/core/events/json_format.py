@@ -45,6 +45,7 @@ class _Integer(str):
 
 
 def _reject_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN or an infinity, which Python's json would accept."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -92,7 +93,8 @@ def read(document: bytes) -> Event:
 
 
 def _read_fast(document: bytes) -> Event | None:
-    """Read the event if it is certain; None: the careful reader has to read the document."""
+    """Read the event if the document is certainly valid; None: the careful reader has to read
+    it."""
     try:
         members = split(document)
         if members is None:
@@ -144,7 +146,7 @@ def split_loosely(document: bytes) -> Members | None:
     if _may_exceed_members(document, MAX_COLONS):
         return None
     if not document.isascii():
-        document.decode()  # the values are not looked at so closely
+        document.decode()  # msgspec doesn't check that raw values are UTF-8
     return _split_deep(document)
 
 
@@ -251,12 +253,12 @@ def elements_of(document: bytes, limit: int) -> list[bytes]:
 
 
 def write_batch(events: Iterable[Event]) -> bytes:
-    """Write events as one JSON array."""
+    """Return the JSON array of these events, the body of a batch."""
     return b"[%b]" % b",".join(map(write, events))
 
 
 def write(event: Event) -> bytes:
-    """Write an event as one JSON document; JSON data are inserted as they are, other data as
+    """Return the JSON document of an event; JSON data are inserted as they are, other data as
     base64."""
     attributes, data = event.attributes, event.data
     if data is None:
@@ -304,8 +306,8 @@ def _array_elements(text: str) -> Iterator[str]:
 
 
 def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]:
-    """Read one of the wanted marks; return it and the position after it and the whitespace around
-    it. Raises ValueError."""
+    """Read one of the `expected_marks`; return it, and the position after it and the whitespace
+    around it. Raises ValueError."""
     match = _PUNCTUATION(text, position)
     if match is None or match[1] not in expected_marks:
         raise ValueError(f"want {' or '.join(expected_marks)} at character {position}")
@@ -364,6 +366,7 @@ def _declares_base64(attributes: Attributes) -> bool:
 
 
 def _dump(members: Attributes) -> bytes:
+    """Return the JSON object with these members."""
     return _ENCODE(dict(members))
 
 

@@ -33,7 +33,8 @@ MAX_HEAD_BYTES: Final = 7 * 1024
 take 8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js
 16 KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
 MAX_HEAD_LINES: Final = 80
-"""Apache and gunicorn take 100."""
+"""Most attributes of an event that came as JSON and is sent as header lines: Apache and gunicorn
+accept 100 header lines."""
 
 _PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 """Bytes that are not escaped in a JSON string, and are legal in every attribute."""
@@ -160,7 +161,7 @@ def _uniform_records(
     remaining_values = iter(values)
     records = []
     for raw, key, subject in zip(data, keys or no_keys, subjects or no_keys, strict=True):
-        headers = list(zip(names, remaining_values))  # noqa: B905 - its share of the rest
+        headers = list(zip(names, remaining_values))  # noqa: B905 - takes one event's values
         value = None
         if raw is not None:
             value = bytes(raw)
@@ -206,7 +207,7 @@ def _record_of(
         or subject == b""
     ):
         return None
-    headers = list(zip(names, values))  # noqa: B905 - they are as many; to ask takes a third longer
+    headers = list(zip(names, values))  # noqa: B905 - equally many; a check takes a third longer
     value = None
     if data is not None:
         value = bytes(data)
@@ -237,8 +238,9 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
 
 
 def _layout_of(members: tuple[str, ...]) -> _Layout | None:
-    """Return the layout of a document whose members have these names; None: some are no attribute's
-    (or `data`'s), or there are too many, and the careful reader has to say so."""
+    """Return the layout of a document whose members have these names; None: the careful reader has
+    to read it, as a name is invalid, a required one is missing, there are too many, or one is
+    `dataschema`."""
     data_index = members.index("data") if "data" in members else -1
     names = tuple([name for name in members if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
@@ -260,6 +262,8 @@ def _layout_of(members: tuple[str, ...]) -> _Layout | None:
 
 
 def _weight_of(names: tuple[str, ...]) -> int:
+    """Return the weight of a document's names in the cache of layouts: one for each 16
+    characters."""
     return len("".join(names)) // 16
 
 

@@ -57,10 +57,11 @@ class Envelope(NamedTuple):
     document: bytes | None = None
     """The record's value if it holds the whole event as JSON (CE-K7)."""
     sent_as_json: bool = False
-    """Whether the record's header `MODE` says so."""
+    """Whether the record's header `MODE` is `structured`."""
 
     @property
     def event(self) -> Event:
+        """The record's event, without the headers that are passed on."""
         return Event(self.attributes, self.data)
 
 
@@ -202,6 +203,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
 
 
 def _is_printable(raw: bytes) -> bool:
+    """Whether a header's value is printable ASCII, so that it can be sent in HTTP as it is."""
     return raw.isascii() and raw.decode().isprintable()
 
 

@@ -4,7 +4,7 @@ refused.
 Names and values are Kafka's own (Java's, as its documentation has them). Only listed settings are
 allowed, since some others would lose events: those are refused with the reason (`REFUSED`).
 
-Not here: where they stand (a Broker's ConfigMap, a Trigger's annotations: `kafka.desired`).
+Not here: where they are declared (a Broker's ConfigMap, a Trigger's annotations: `kafka.desired`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ Settings: TypeAlias = Mapping[str, str]
 """Name to value, checked."""
 
 _Check: TypeAlias = Callable[[str], str]
-"""Check a value: return it in its normal form, or raise `ValueError` with the expectation."""
+"""A function that returns a value in its normal form, or raises `ValueError`, which says what is
+allowed."""
 
 _DIGITS = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
 _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _check_of_number(minimum: int, maximum: int) -> _Check:
-    """Return the check of a whole number in this range."""
+    """Return a check that accepts only whole numbers from `minimum` to `maximum`."""
 
     def check(text: str) -> str:
         """Return the number without leading zeros. Raises ValueError, which says what is
@@ -39,7 +40,7 @@ def _check_of_number(minimum: int, maximum: int) -> _Check:
 
 
 def _one_of(*values: str) -> _Check:
-    """Return the check of one of these values."""
+    """Return a check that accepts only these values."""
 
     def check(text: str) -> str:
         """Return the text if it is one of `values`. Raises ValueError, which lists them."""
@@ -51,7 +52,7 @@ def _one_of(*values: str) -> _Check:
 
 
 def _check_rack(text: str) -> str:
-    """Check the name of a rack."""
+    """Return the name of a rack unchanged. Raises ValueError, which says what is allowed."""
     if _RACK(text):
         return text
     raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")

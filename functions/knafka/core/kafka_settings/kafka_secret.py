@@ -2,7 +2,7 @@
 
 Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
 name no protocol. A Secret that can't work raises `InvalidDocument`. Not here: tokens
-(`kafka_oauth`), and reading it.
+(`kafka_oauth`), and reading the Secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JAVA_MODULES: Final = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 
-_OTHER_KEY: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY)-----")
+_OTHER_KEY_FORMAT: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY)-----")
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
@@ -114,21 +114,28 @@ def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
 
 
 def _protocol(secret: Mapping[str, str]) -> str:
+    """Return the security protocol that the Secret names. Raises `InvalidDocument` if it is missing
+    or unknown."""
     return _one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
 
 
 def _mechanism(secret: Mapping[str, str]) -> str:
+    """Return the SASL mechanism that the Secret names, by default PLAIN. Raises `InvalidDocument`
+    if it is unknown."""
     return _one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
 
 
 def _one_of(allowed: Collection[str], key: str, value: str) -> str:
-    """Return the value if it is allowed. Raises `InvalidDocument`."""
+    """Return the value of the Secret's key `key` unchanged. Raises `InvalidDocument` if it isn't
+    one of `allowed`."""
     if value not in allowed:
         raise InvalidDocument(key, f"invalid value: {value!r}: want one of {', '.join(allowed)}")
     return value
 
 
 def _has_certificate(secret: Mapping[str, str]) -> bool:
+    """Whether the client authenticates with the Secret's certificate: the protocol is SSL, and
+    `user.skip` isn't true."""
     return secret.get("protocol") == "SSL" and not _boolean_value(secret, "user.skip")
 
 
@@ -136,7 +143,7 @@ def _client_key(secret: Mapping[str, str]) -> str:
     """Return the client's private key. Raises `InvalidDocument` for other formats than PKCS#8, the
     only one that Java reads."""
     key = _required_value(secret, "user.key")
-    if other_format := _OTHER_KEY.search(key):
+    if other_format := _OTHER_KEY_FORMAT.search(key):
         raise InvalidDocument(
             "user.key",
             f"{other_format[1]} is not PKCS#8 without a passphrase: "

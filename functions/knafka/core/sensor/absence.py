@@ -66,7 +66,8 @@ class AbsenceDecision:
 def decide(
     condition: TriggerCondition, within: int, events: Iterable[HeldEvent]
 ) -> AbsenceDecision:
-    """Decide rounds from these events by their times, whatever order they came in."""
+    """Return the rounds that wait, and the events that must be held besides, once these events are
+    known. Only the events' times count, not the order in which they came."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
@@ -81,9 +82,7 @@ def decide(
             ignored[event.dependency].append(event)
         else:
             partial = [
-                partial_event_before
-                for partial_event_before in partial
-                if partial_event_before.at >= event.at - within
+                earlier_event for earlier_event in partial if earlier_event.at >= event.at - within
             ]
             _add_wanted(partial, event, condition)
             if condition.holds(Counter(partial_event.dependency for partial_event in partial)):
@@ -135,7 +134,8 @@ def _order_key(
 
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
-    """Add a wanted event; only the latest ones of each dependency are kept (BUS-S3)."""
+    """Add a wanted event to `partial`; if there are as many of its dependency as the condition
+    wants, it replaces the oldest of them (BUS-S3)."""
     same_dependency = [
         partial_event for partial_event in partial if partial_event.dependency == event.dependency
     ]
@@ -145,8 +145,8 @@ def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCo
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """Add an unwanted event; one between two others within the wait changes nothing and is
-    dropped."""
+    """Add an unwanted event to `unwanted`. If it comes at most `within` ms after the last but one,
+    it replaces the last one, which changes nothing between the two."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event
     else:

@@ -18,14 +18,14 @@ from typing import Final, NamedTuple, TypeAlias
 from knafka.core.errors import InvalidExpression
 
 MAX_CONDITION_LENGTH: Final = 4096
-"""Characters of a condition."""
+"""Most characters of a condition."""
 MAX_CONDITION_DEPTH: Final = 32
 """Deepest nesting of parentheses."""
 MAX_COUNT: Final = 1000
 """Most events of one dependency that a condition may want: all of them are held until it fires."""
 
 MAX_NAME: Final = 63
-"""Characters of a name."""
+"""Most characters of the name of a dependency or trigger."""
 NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 """Syntax of the names of dependencies and triggers."""
 
@@ -34,7 +34,7 @@ _TOKEN = re.compile(rf"\s*(?:({NAME})|(&&|\|\||[()!]))")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """At least so many events of a dependency."""
+    """The condition that at least `count` events of the dependency `name` have come."""
 
     name: str
     count: int = 1
@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """No event of a dependency."""
+    """The condition that no event of the dependency `name` has come."""
 
     name: str
 
@@ -82,6 +82,7 @@ class TriggerCondition:
 
     @property
     def names(self) -> frozenset[str]:
+        """The names of all dependencies in the condition, wanted and unwanted."""
         return self.unwanted | self.wanted.keys()
 
     def holds(self, counts: Mapping[str, int]) -> bool:
@@ -127,6 +128,7 @@ def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
 
 
 def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
+    """Return a node of this kind with these parts; a single part is returned as it is."""
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
@@ -139,7 +141,7 @@ def _walk_nodes(node: Node) -> Iterator[Node]:
 
 
 def _is_simple(node: Node) -> bool:
-    """Whether single events fulfil the node."""
+    """Whether any single event of a dependency in the node fulfils it."""
     match node:
         case Wanted(count=count):
             return count == 1
@@ -150,7 +152,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _holds(node: Node, counts: Mapping[str, int]) -> bool:
-    """Whether so many events of each dependency fulfil the node."""
+    """Whether the node is fulfilled by these numbers of events, by dependency."""
     match node:
         case Wanted(name, count):
             return counts.get(name, 0) >= count
@@ -219,7 +221,8 @@ class _ConditionParser:
         return _joined(AllOf, _flatten(AllOf, parts))
 
     def _parse_term(self) -> Node:
-        """Parse a dependency, a count of one, or a condition in parentheses."""
+        """Parse a dependency, its negation (`!a`), a number of its events (`3 of a`), or a
+        condition in parentheses."""
         if self._skip_if("("):
             self._depth += 1
             if self._depth > MAX_CONDITION_DEPTH:
@@ -246,7 +249,8 @@ class _ConditionParser:
         return first.text.isdecimal() and second.text == "of" and third.is_name
 
     def _parse_counted(self) -> Node:
-        """Parse a count and its dependency."""
+        """Parse a number of events and their dependency (`3 of a`). Raises `InvalidExpression`
+        unless the number is 1 to `MAX_COUNT`."""
         token = self._token
         count = int(token.text)
         if not 1 <= count <= MAX_COUNT:
@@ -270,6 +274,7 @@ class _ConditionParser:
 
     @property
     def _token(self) -> _Token:
+        """The token that is to be parsed next; the last one is `_END`."""
         return self._tokens[self._next]
 
     def _unexpected_token_error(self, expectation: str) -> InvalidExpression:

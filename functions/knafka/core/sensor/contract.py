@@ -68,7 +68,7 @@ class ByTime(Model):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
-        """Check the cron expression and its time zone."""
+        """Raise an error if the cron expression or the time zone is invalid."""
         try:
             Reset(self.cron, self.timezone)
         except InvalidDocument as error:
@@ -121,15 +121,15 @@ class SensorTrigger(Model):
         return conditions.parse(self.conditions)
 
 
-def _check_unique_names(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
-    """Refuse names that occur more than once."""
-    counts = Counter(item.name for item in named)
+def _check_unique_names(declarations: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
+    """Raise an error if several of these dependencies or triggers have the same name."""
+    counts = Counter(declaration.name for declaration in declarations)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise problem(f"{', '.join(sorted(repeated))}: there is more than one of that name")
 
 
 def _dependencies(dependencies: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
-    """Check the names of dependencies."""
+    """Return the dependencies unchanged; raise an error if several have the same name."""
     _check_unique_names(dependencies)
     return dependencies
 
@@ -149,11 +149,13 @@ class Conditions(Model):
 
     @property
     def dedupe_millis(self) -> int | None:
+        """`dedupe` in milliseconds; None: every event counts."""
         return None if self.dedupe is None else round(self.dedupe * 1000)
 
     @model_validator(mode="after")
     def _check_conditions(self) -> Self:
-        """Check the triggers' names and conditions."""
+        """Raise an error if triggers have the same name, or if a trigger's conditions don't parse,
+        name an unknown dependency, or have an unwanted event without `within`."""
         _check_unique_names(self.triggers)
         names = [dependency.name for dependency in self.dependencies]
         for trigger in self.triggers:

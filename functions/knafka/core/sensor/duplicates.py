@@ -35,6 +35,7 @@ def key_of(trigger: str, event: HeldEvent) -> str:
 
 
 def is_mark(key: str) -> bool:
+    """Whether events are held under this key as marks, and not for a firing."""
     return key.startswith(MARK_PREFIX)
 
 
@@ -44,7 +45,8 @@ def mark_of(event: HeldEvent) -> HeldEvent:
 
 
 class Seen:
-    """The marks of one trigger in memory, for events in the order of time, as in a backtest."""
+    """The marks of triggers' events in memory, for events that come in the order of time, as in a
+    backtest."""
 
     def __init__(self, dedupe: int | None) -> None:
         """`dedupe` in milliseconds; None: every event counts."""

@@ -15,7 +15,7 @@ class HeldEvent(NamedTuple):
     identity: str
     """The event's source and id, which identify it (CE: together they are unique)."""
     at: int
-    """Time at which the bus took it, in milliseconds since the Unix epoch."""
+    """Time at which the bus took the event, in milliseconds since the Unix epoch."""
     offset: int
     """Offset of its record in its partition of the trigger topic, where no other event has it."""
     document: bytes

@@ -66,7 +66,7 @@ def of_record(
     origin = _origin(sensor, place)
     try:
         letter = dead_letter_of(headers, value, failure_details, origin)
-    except Exception:  # it is no event, whatever it was given up for
+    except Exception:  # the record holds no event, so only its key and value are kept
         bare = _failure_of_letter(sensor, Reason.UNDECODABLE, failure_text, now, extensions)
         letter = dead_letter_of([], value, bare, origin)
     return Draft(draft.key, *letter)
@@ -159,4 +159,6 @@ def _failure_of_letter(
 
 
 def _origin(sensor: SensorContract, place: tuple[str, int, int]) -> Origin:
+    """Return the origin of a Sensor's dead letter: the bus as its Broker, the Sensor as its
+    Trigger, and the record's topic, partition and offset."""
     return Origin(sensor.namespace, sensor.bus, names.of_sensor(sensor.name), *place)

@@ -146,6 +146,6 @@ class InOrder(Generic[T]):
         return next(iter(self._offsets), next_offset)
 
     def taken(self, next_offset: int) -> Taken | None:
-        """Return the `Taken` to commit with the offset `position(read)`; None if no record
+        """Return the `Taken` to commit with the offset `position(next_offset)`; None if no record
         waits."""
         return Taken(next_offset, self._last) if self._waiting else None

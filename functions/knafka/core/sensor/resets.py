@@ -86,10 +86,11 @@ class Reset:
     def _resets_from(self, start: datetime, *, reverse: bool) -> Iterator[int]:
         """Yield the resets from this moment on, or backwards."""
         moments = CronSim(self._cron, start.astimezone(self._zone), reverse=reverse)
-        with suppress(OverflowError):  # it searches beyond the last year
+        with suppress(OverflowError):  # the search went beyond the last year of datetimes
             for reset_time in moments:
                 yield round(reset_time.timestamp() * 1000)
 
 
 def _whole_second(time: int) -> datetime:
+    """Return the start of the second that contains this time (ms since the Unix epoch), in UTC."""
     return moment(time // 1000)

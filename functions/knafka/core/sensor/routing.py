@@ -47,7 +47,7 @@ class Router:
         self._has_dedupe = sensor.dedupe is not None
         self._wanted: list[tuple[str, Predicate, tuple[_DependentTrigger, ...]]] = []
         for dependency in sensor.dependencies:
-            wants = tuple(
+            dependents = tuple(
                 _DependentTrigger(
                     trigger.name,
                     _compile_correlation(trigger, count_error),
@@ -57,7 +57,7 @@ class Router:
                 if dependency.name in rule.condition.names
             )
             passes = compile_trigger(dependency.filter, dependency.filters, count_error)
-            self._wanted.append((dependency.name, passes, wants))
+            self._wanted.append((dependency.name, passes, dependents))
 
     def route(self, attributes: Attributes) -> list[Route]:
         """Return the routes of an event: at most one for each trigger and dependency; at most one

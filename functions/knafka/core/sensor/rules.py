@@ -50,8 +50,9 @@ class RuleStep(NamedTuple):
 
 
 def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
-    """Add an event: the latest ones of each dependency count, by their time (BUS-S3); events that
-    fire are held no more (BUS-S4). An event of the same source and id is replaced."""
+    """Return the events held and the firing, if any, once `event` has come. Of each dependency the
+    latest events count, by their time (BUS-S3); events that fire are held no more (BUS-S4). A held
+    event of the same dependency, source and id is replaced."""
     events = _counting_events(rule, [*_without_duplicate(rule, held, event), event])
     if rule.condition.unwanted:
         assert rule.within is not None
@@ -71,8 +72,9 @@ def apply_edited(rule: Rule, held: Held) -> RuleStep:
 
 
 def expire(rule: Rule, held: Held, until: int) -> RuleStep:
-    """Handle the passing of time, when every event before `until` (ms) has come: waits for absence
-    that are over fire, and events that can be part of no firing are dropped."""
+    """Return the events held and the firings once every event before `until` (ms) has come: waits
+    for absence that are over fire, and events that can no longer be part of a firing are
+    dropped."""
     if not held:
         return RuleStep(held)
     if rule.condition.unwanted:

@@ -28,7 +28,7 @@ MAX_TOKEN_BYTES: Final = 8 * 1024
 LEEWAY: Final = 60.0
 """Seconds by which the issuer's clock may differ from ours."""
 
-_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+_TO_STANDARD_BASE64: Final = bytes.maketrans(b"-_", b"+/")
 
 
 class InvalidToken(KnafkaError):
@@ -51,7 +51,7 @@ class VerifiedToken(NamedTuple):
     """Subject and times of a verified token."""
 
     subject: str
-    """Such as `system:serviceaccount:NAMESPACE:NAME`."""
+    """Subject of the token, such as `system:serviceaccount:NAMESPACE:NAME`."""
     until: float
     """When the token expires, in seconds since the Unix epoch, with `LEEWAY`."""
     issued: float = 0.0
@@ -138,7 +138,7 @@ def _decode_base64url(part: bytes) -> bytes:
     if not part or b"+" in part or b"/" in part or b"=" in part:
         raise InvalidToken("it is not base64url")
     try:
-        padded = part.translate(_STANDARD) + b"=" * (-len(part) % 4)
+        padded = part.translate(_TO_STANDARD_BASE64) + b"=" * (-len(part) % 4)
         return binascii.a2b_base64(padded, strict_mode=True)
     except binascii.Error:
         raise InvalidToken("it is not base64url") from None

@@ -2,7 +2,7 @@
 0038). Pure.
 
     key of the installation, URL of a function --HMAC-SHA-256--> token: what the operator sends
-    token --SHA-256--> verifier: what stands in the function's environment
+    token --SHA-256--> verifier, which is in the function's environment
 
 A verifier is no secret: a token of 256 bits can't be found from its digest. So a function's
 Service, environment and image contain nothing to call it with. A token is valid for one function

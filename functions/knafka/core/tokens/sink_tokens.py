@@ -101,7 +101,7 @@ class SinkToken:
         self._until = self._renew_at = self._next_request_at = -math.inf
         self._failures = 0
         self._is_refused = False
-        """Whether the destination has refused it, and it was not renewed since."""
+        """Whether the destination has refused the token, which wasn't renewed since."""
         self._refusals_count_from = -math.inf
         """Time from which on a 401 is a reason to renew the token."""
         self._refusal_pause = FIRST_REFUSAL_PAUSE
@@ -136,10 +136,10 @@ class SinkToken:
         self._failures += 1
         self._next_request_at = failed_at + wait
 
-    def note_refusal(self, value: bytes, refused_at: float) -> bool:
+    def note_refusal(self, refused_token: bytes, refused_at: float) -> bool:
         """Note that the destination answered 401 to a request with this token. Returns whether a
         request with another token may end differently; False: the answer stands."""
-        if value != self._value or self._is_refused:
+        if refused_token != self._value or self._is_refused:
             return True
         if refused_at < self._refusals_count_from:
             return False

@@ -123,7 +123,7 @@ class ConfirmedReader:
             if next_offset != self._committed.get(number)
         }
         if not commits:
-            self._give_up_at = None  # what had to be committed again was revoked
+            self._give_up_at = None  # the partitions to commit again were revoked
             return True
         now = self._loop.time()
         self._give_up_at = self._give_up_at or now + CONFIRM_TIMEOUT

@@ -32,13 +32,13 @@ FAILURES_TO_SLOW_DOWN: Final = 3
 SLOW_DOWN_INTERVAL: Final = 0.5
 """Seconds between two halvings: attempts that were under way together fail together."""
 PROBES: Final = 3
-"""Events that probe at the full pace; while more of them are unsettled, new probes begin less
-often."""
+"""Number of events that may probe without slowing down new probes; with n times as many, new probes
+begin n times less often."""
 FIRST_PROBE_INTERVAL: Final = 1.0
 """Seconds between the last attempt and the next probe, at first."""
 MAX_PROBE_INTERVAL: Final = 30.0
 """Seconds between the last attempt and the next probe, at most; each failed probe doubles the
-pace."""
+interval."""
 
 _UNAVAILABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN, Reason.NO_TOKEN})

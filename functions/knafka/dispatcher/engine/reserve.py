@@ -24,7 +24,7 @@ from knafka.observability import BUCKETS, Histogram
 RESERVE_SHARE: Final = 5
 """One in this many places belongs to the reserve."""
 MIN_PLACES: Final = 10
-"""Fewest places with a reserve: of fewer, it would be one place or none."""
+"""Fewest places with a reserve; with fewer, the reserve would be one place or none."""
 USUAL_QUANTILE: Final = 0.75
 """The quantile of recent durations that counts as the usual duration."""
 SLOW_FACTOR: Final = 4

@@ -22,7 +22,7 @@ class SelectedRecord(Record, Protocol):
     """A record as a shared reader returns it."""
 
     is_for_all: bool
-    """Whether every drain gets it and applies its own filter."""
+    """Whether every drain gets the record and applies its own filter."""
 
 
 @runtime_checkable
@@ -47,8 +47,8 @@ class Selective(Protocol):
         `is_for_all`; infinity: it returns every record again."""
         ...
 
-    def note_skipped(self, number: int, count: int, behind: int) -> None:
-        """Note that `count` more records were skipped, and that no record below the offset `behind`
+    def note_skipped(self, number: int, count: int, end: int) -> None:
+        """Note that `count` more records were skipped, and that no record below the offset `end`
         is still to come."""
         ...
 

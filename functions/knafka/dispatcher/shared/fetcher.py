@@ -184,7 +184,7 @@ class Fetcher:
                 await asyncio.sleep(0)
                 room = RECORDS_PER_TURN
                 waiting = cursor.waiting
-            if waiting:  # it may have taken them, or have gone, in an earlier turn
+            if waiting:  # during the pause the group may have taken its records or left
                 room -= cursor.owner.hand_over(cursor)
 
     def _unchanged_buffer(

@@ -222,7 +222,7 @@ class GroupReader:
         return self._give(drain, records) if records else 0
 
     def _give(self, drain: Selective, records: Sequence[Record]) -> int:
-        """Have a drain that waits in `read` take these records, and wake it if it is to read again;
+        """Make a drain that waits in `read` take these records, and wake it if it is to read again;
         returns their number."""
         self._handed_over_count += len(records)
         try:

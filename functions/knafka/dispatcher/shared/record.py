@@ -30,7 +30,7 @@ class SharedRecord:
         except Exception as error:  # such as a SystemError for a header name that isn't UTF-8
             self._problem = error
         self.is_for_all = False
-        """Whether every drain gets it and applies its own filter."""
+        """Whether every drain gets the record and applies its own filter."""
         self.parsed: Envelope | InvalidEvent | None = None
         self.requests: dict[tuple[Format, bytes, bool], tuple[bytes, bytes]] = {}
 

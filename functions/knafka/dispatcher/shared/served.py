@@ -26,8 +26,8 @@ from knafka.tracing.spans import Tracer
 
 
 class ServedShard:
-    """A `draining.function.Side` that drains a shard; `service_url` as in `settings.Drains`. Raises
-    `InvalidDocument` for a shard that can't be used."""
+    """A `draining.function.Side` that drains a shard; `service_url` as in `settings.DrainSettings`.
+    Raises `InvalidDocument` for a shard that can't be used."""
 
     def __init__(
         self,

@@ -267,8 +267,10 @@ class KafkaAdmin:
         committed: Mapping[str, Commits] = {}
         if (recent_ends := self._recent_ends(topic)) is not None:
             ends = recent_ends.by_partition
-            places = [TopicPartition(topic, number) for number in ends]
-            committed = await self._groups.behind(groups, recent_ends.topic_id, places, ends)
+            topic_partitions = [TopicPartition(topic, number) for number in ends]
+            committed = await self._groups.behind(
+                groups, recent_ends.topic_id, topic_partitions, ends
+            )
             if self._groups.have_committed(groups, recent_ends.topic_id, ends):
                 no_lag = dict.fromkeys(ends, 0)
                 return {
@@ -325,11 +327,11 @@ class KafkaAdmin:
                 partition.partition: offset
                 for partition, offset in (
                     await self._offsets_of_partitions(
-                        with_offset(description.partitions, which), some=True
+                        with_offset(description.partitions, offset_spec), some=True
                     )
                 ).items()
             }
-            for which in (EARLIEST, LATEST)
+            for offset_spec in (EARLIEST, LATEST)
         ]
         read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
         # A topic that was created anew has another id, and its earlier ranges don't apply.
@@ -422,15 +424,17 @@ class KafkaAdmin:
         return {topic: description.partitions for topic, description in described.items()}
 
     async def _list_positions(
-        self, partitions: Sequence[TopicPartition], which: int
+        self, partitions: Sequence[TopicPartition], offset_spec: int
     ) -> dict[int, TopicPartition]:
-        """Return offset and leader epoch of each partition at `which`: `EARLIEST`, `LATEST` or a
-        time; for a time, only of partitions with a later record. Raises `LogError` for a partition
-        without a leader."""
-        results = await self._listed(with_offset(partitions, which))
+        """Return each partition's offset and leader epoch at `offset_spec`: `EARLIEST`, `LATEST` or
+        a timestamp; for a timestamp, only of partitions with a later record. Raises `LogError` for
+        a partition without a leader."""
+        results = await self._listed(with_offset(partitions, offset_spec))
         for partition in partitions:
             # Without a record since a time, Kafka answers -1. See `_offsets_of_partitions`.
-            if partition not in results or results[partition].offset < (-1 if which >= 0 else 0):
+            if partition not in results or results[partition].offset < (
+                -1 if offset_spec >= 0 else 0
+            ):
                 raise LogError(
                     f"partition {partition.partition} of {partition.topic} has no leader"
                 )

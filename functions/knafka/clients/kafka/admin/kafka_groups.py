@@ -46,7 +46,8 @@ MIN_CACHE_SECONDS: Final = 15.0
 MAX_CACHE_SECONDS: Final = 1800.0
 """Bounds, in seconds, of the time that `cache_seconds` returns."""
 MAX_REPORTED_SECONDS: Final = 24 * 3600.0
-"""Seconds; `note` ignores reports of drains that have committed for longer."""
+"""Most seconds for which a dispatcher may have made a group's commits; `note` ignores reports of
+longer ones."""
 
 
 DETACHING_SUFFIX: Final = ".detaching"

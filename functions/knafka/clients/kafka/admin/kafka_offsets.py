@@ -23,7 +23,7 @@ from knafka.ports.shared_log import Commit, GroupHasMembers
 COMMIT_REQUEST_TIMEOUT: Final = 10.0
 """Seconds for a commit, enough for a coordinator to move meanwhile."""
 REOPEN_INTERVAL: Final = 1.0
-"""Seconds between two replacements of the admin client, at least."""
+"""Least seconds between two replacements of the admin client."""
 _MEMBER_ERRORS: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -104,7 +104,8 @@ class KafkaOffsets:
             await asyncio.sleep(COMMIT_RETRY_INTERVAL)
 
     async def _commit_once(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
-        """Commit once; returns Kafka's error, or None."""
+        """Send one request for the commit; returns Kafka's error, or None if all offsets are
+        committed."""
         group_offsets = ConsumerGroupTopicPartitions(group, offsets)
         calls = self._calls
         answers = await calls.ask_coordinator(

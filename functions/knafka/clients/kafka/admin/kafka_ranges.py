@@ -32,9 +32,12 @@ PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
 
 
-def with_offset(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
-    """Return the partitions with `which` as their offset: `EARLIEST`, `LATEST` or a timestamp."""
-    return [TopicPartition(partition.topic, partition.partition, which) for partition in partitions]
+def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[TopicPartition]:
+    """Return the partitions with the offset `offset_spec`: `EARLIEST`, `LATEST` or a timestamp."""
+    return [
+        TopicPartition(partition.topic, partition.partition, offset_spec)
+        for partition in partitions
+    ]
 
 
 async def listed(
@@ -75,8 +78,8 @@ class KafkaRanges:
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
         starts, ends = [
-            await listed(self._calls, with_offset(partitions, which), some=True)
-            for which in (EARLIEST, LATEST)
+            await listed(self._calls, with_offset(partitions, offset_spec), some=True)
+            for offset_spec in (EARLIEST, LATEST)
         ]
         starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
         for partition in starts.keys() & ends.keys():

@@ -92,7 +92,8 @@ class Membership(GroupConsumer):
         self._restarts: dict[int, int] = {}
         """How often each partition was restarted."""
         self.known_restarts: Mapping[int, int] = {}
-        """The same as far as `Assignment` knows of them; used only on the event loop."""
+        """How often each partition was restarted, as far as `Assignment` knows; used only on the
+        event loop."""
         self._commits = OffsetCommits(numbering)
         self.stalled = StalledPartitions(connection)
         callbacks = {"on_commit": self._on_commit}

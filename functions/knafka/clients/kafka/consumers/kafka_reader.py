@@ -207,6 +207,7 @@ class KafkaReader:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
     def commit(self, commits: Commits) -> None:
+        """Commit these offsets on the reader's thread, without waiting for Kafka."""
         membership = self._membership
         self._thread.call(partial(membership.commit, commits, membership.known_restarts))
 

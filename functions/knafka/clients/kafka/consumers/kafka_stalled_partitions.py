@@ -71,7 +71,7 @@ class StalledPartitions:
         self._ends: dict[_Key, int] = {}
         """The end that the consumer has reported last."""
         self._states: dict[_Key, _State] = {}
-        """State at the last look."""
+        """State of each partition at the last look."""
         self._suspects: set[_Key] = set()
         """Partitions that had another end than their position at the last look."""
         self._interval = STALL_CHECK_INTERVAL
@@ -176,8 +176,8 @@ class StalledPartitions:
     ) -> dict[_Key, TopicPartition]:
         """Return those of these positions that aren't at their partition's end, or whose end can't
         be had."""
-        asked = [TopicPartition(*key, OFFSET_END) for key in positions]
-        answers = consumer.offsets_for_times(asked, timeout=STALL_REQUEST_TIMEOUT)
+        end_queries = [TopicPartition(*key, OFFSET_END) for key in positions]
+        answers = consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT)
         return {
             key: positions[key]
             for key, answer in ((_key(answer), answer) for answer in answers)
@@ -202,8 +202,11 @@ class StalledPartitions:
         with closing(open_client(Consumer, configuration)) as consumer:
             consumer.assign(list(positions.values()))
             deadline = time.monotonic() + NEW_CONSUMER_TIMEOUT
-            while len(heard) < len(positions) and (left := deadline - time.monotonic()) > 0:
-                message = consumer.poll(left)
+            while (
+                len(heard) < len(positions)
+                and (remaining_seconds := deadline - time.monotonic()) > 0
+            ):
+                message = consumer.poll(remaining_seconds)
                 if message is None:
                     break
                 for key in positions.keys() & {(message.topic(), message.partition())}:
@@ -222,7 +225,7 @@ class StalledPartitions:
 
 def names_of(partitions: Iterable[TopicPartition]) -> str:
     """Return these partitions as text for a log or an error."""
-    return ", ".join(f"{each.topic}/{each.partition}" for each in partitions)
+    return ", ".join(f"{partition.topic}/{partition.partition}" for partition in partitions)
 
 
 def _key(partition: TopicPartition) -> _Key:

@@ -52,9 +52,9 @@ class Together:
 
     __slots__ = ("_error", "_overtaken", "_refused_keys", "_report", "left")
 
-    def __init__(self, left: int, reported: Reported) -> None:
-        """Begin a group of `left` records; `reported` gets its one report."""
-        self.left = left
+    def __init__(self, record_count: int, reported: Reported) -> None:
+        """Begin a group of `record_count` records; `reported` gets its one report."""
+        self.left = record_count
         """Records that Kafka hasn't reported on."""
         self._report = reported
         self._error: LogError | None = None
@@ -62,7 +62,8 @@ class Together:
         self._refused_keys: set[bytes] = set()
         """Keys of records whose batch was too large, which are sent again."""
         self._overtaken = False
-        """Whether a later record of such a key was stored before them."""
+        """Whether a later record of one of `_refused_keys` was stored at the first try, before
+        them."""
 
     def refuse(self, key: bytes | None) -> None:
         """Note that a record of the key is sent again, as its batch was too large."""

@@ -96,7 +96,7 @@ class TimedOutTopics:
         return True
 
     def close(self) -> None:
-        """Stop looking."""
+        """Cancel the planned or running check for topics that were created anew."""
         if self._task is not None:
             self._task.cancel()
 
@@ -122,7 +122,11 @@ def ids_of_led_topics(
             if error.args[0].retriable():
                 raise log_error_of(error.args[0]) from error
             continue  # such as a topic that is gone
-        led = {(topic, each.id) for each in description.partitions if each.leader is not None}
+        led = {
+            (topic, partition.id)
+            for partition in description.partitions
+            if partition.leader is not None
+        }
         if led & set(partitions):
             ids[topic] = str(description.topic_id)
     return ids

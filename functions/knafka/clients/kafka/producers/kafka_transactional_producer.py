@@ -207,8 +207,8 @@ class TransactionalProducer:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
     def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
-        """Repeat a request until it succeeds, at most until `deadline`. Raises `KafkaException`.
-        Raises `KafkaException`."""
+        """Repeat a request until it succeeds, at most until `deadline`; it gets the seconds that it
+        may take. Raises `KafkaException`."""
         while True:
             try:
                 request(max(0.1, deadline - time.monotonic()))

@@ -251,11 +251,11 @@ class KafkaWriter:
         if key is not None:
             self._keys.release(key)
 
-    def _must_gather(self, more: int = 0) -> bool:
-        """Whether so many records are or were lately in flight, with `more` new ones, that records
-        must be gathered."""
+    def _must_gather(self, new_records: int = 0) -> bool:
+        """Return whether records must be gathered: with `new_records` more, `MANY_IN_FLIGHT` are in
+        flight now, or were within the last `GATHERING_TIME` seconds."""
         now = self._loop.time()
-        if self._in_flight + more >= MANY_IN_FLIGHT:
+        if self._in_flight + new_records >= MANY_IN_FLIGHT:
             self._gather_until = now + GATHERING_TIME
         return now < self._gather_until
 
@@ -493,5 +493,6 @@ class KafkaWriter:
 
 
 def _refused(error: KafkaError, message: Message) -> LogError:
-    """Return the error of a record that was not stored."""
+    """Return the `LogError` of a record that Kafka didn't store; it names the missing right if
+    there is one."""
     return name_missing_right(log_error_of(error), topic=("Write", message.topic() or ""))

@@ -82,19 +82,21 @@ class SinkTokens:
             return value
         return await self._await_request(cached)
 
-    def note_refusal(self, account: Account, audience: str, value: bytes) -> bool:
-        """Note that the destination refused the token `value`; returns what
+    def note_refusal(self, account: Account, audience: str, refused_token: bytes) -> bool:
+        """Note that the destination refused the token `refused_token`; returns what
         `SinkToken.note_refusal` returns."""
-        return self._ensure_cached(account, audience).token.note_refusal(value, self._clock())
+        return self._ensure_cached(account, audience).token.note_refusal(
+            refused_token, self._clock()
+        )
 
-    async def replace_token(self, account: Account, audience: str, value: bytes) -> bytes:
-        """Return another token than `value`, which the destination refused. Raises
+    async def replace_token(self, account: Account, audience: str, refused_token: bytes) -> bytes:
+        """Return another token than `refused_token`, which the destination refused. Raises
         `TokenUnavailable`."""
         cached = self._ensure_cached(account, audience)
-        if cached.token.current(self._clock()) == value:
+        if cached.token.current(self._clock()) == refused_token:
             if cached.token.is_due(self._clock()):
                 self._request_token(cached, account, audience)
-            await self._await_request(cached, value)
+            await self._await_request(cached, refused_token)
         return await self.token(account, audience)
 
     async def close(self) -> None:
