@@ -64,7 +64,8 @@ def test_partitions_without_a_committed_offset_are_left_out(
 def test_a_commit_for_a_group_with_members_says_so(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    consumer = Answers(commit=KafkaException(KafkaError(code)))
+    refused = KafkaException(KafkaError(code))
+    consumer = Answers(commit=refused, offsets_for_times=[place(0, 9)])
     with pytest.raises(GroupHasMembers), reader(monkeypatch, consumer) as ranges_reader:
         ranges_reader.commit([place(0, 7)])
     assert consumer.closed
