@@ -405,6 +405,26 @@ async def test_a_slow_group_that_is_paused_reads_all_of_a_topic_that_was_made_an
     assert offsets(await read(slow, 40)) == list(range(40))
 
 
+async def test_more_partitions_than_records_may_wait_go_on_after_nobody_took_any() -> None:
+    """Each was paused, and none was resumed: its share of the records that may wait was none."""
+    partitions = 8
+    memory = MemoryLog()
+    memory.create(TOPIC, partitions)
+    for number in range(5 * partitions):
+        memory.store(TOPIC, None, b"v", None, partition=number % partitions)
+    limits = FetchLimits(ahead=partitions // 2, records=500, spare=50)
+    shared = shared_memory(memory, "shard", TOPIC, limits)
+    reader = shared.open_reader("group", Owner())
+    await read(reader, 1)
+    await asyncio.sleep(3 * limits.pause_after)
+    assert any(buffer.paused for fetcher in shared.fetchers for buffer in fetcher.buffers.values())
+    for number in range(partitions):
+        memory.store(TOPIC, None, b"v", None, partition=number)
+    await read(reader, 6 * partitions - 1)
+    await reader.close(5)
+    await shared.close()
+
+
 async def test_a_commit_that_fails_while_its_topic_is_made_anew_is_not_made_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

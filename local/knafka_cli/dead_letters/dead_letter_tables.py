@@ -106,7 +106,8 @@ def overviews(
             by_trigger[trigger] + reason_overview if trigger in by_trigger else reason_overview
         )
     for trigger, count in _count_acknowledged(files, conditions).items():
-        by_trigger[trigger] = replace(by_trigger[trigger], acknowledged=count)
+        if trigger in by_trigger:  # else a compaction has added it since the counts were read
+            by_trigger[trigger] = replace(by_trigger[trigger], acknowledged=count)
     return by_trigger
 
 

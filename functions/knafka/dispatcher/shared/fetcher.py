@@ -291,17 +291,21 @@ class Fetcher:
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
         """Pause the partitions whose records no group takes, so that the others are read."""
-        share = self._limits.ahead // max(1, len(active))
-        stuck_buffers = [buffer for buffer in active if buffer.untaken >= max(1, share)]
+        share = self._share_of_ahead(len(active))
+        stuck_buffers = [buffer for buffer in active if buffer.untaken >= share]
         for buffer in stuck_buffers:
             buffer.paused = True
         stuck_partitions = {buffer.number for buffer in stuck_buffers} - self._beginning.keys()
         if stuck_partitions:
             self._source.pause(stuck_partitions)
 
+    def _share_of_ahead(self, partitions: int) -> int:
+        """Return how many untaken records each of so many partitions may hold, at least 1."""
+        return max(1, self._limits.ahead // max(1, partitions))
+
     def _resume(self) -> None:
-        """Resume the paused partitions whose groups have taken enough records."""
-        share = self._limits.ahead // max(1, len(self.buffers))
+        """Resume the paused partitions whose untaken records are fewer than their share."""
+        share = self._share_of_ahead(len(self.buffers))
         resumed_buffers = [
             buffer for buffer in self.buffers.values() if buffer.paused and buffer.untaken < share
         ]
