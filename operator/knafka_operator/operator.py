@@ -128,7 +128,7 @@ class Operator(OperatorParts):
         is_broker = document["kind"] == self.family.broker
         (self.brokers if is_broker else self.triggers).drop(document)
         if not is_broker:
-            self._enqueue_suspended(Identity.of(document))
+            self._enqueue_after_suspension(Identity.of(document))
             self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
@@ -195,14 +195,15 @@ class Operator(OperatorParts):
         except statuses.EXPECTED as error:
             log.info("%s %s is delivered still: %s", self.family.trigger, identity, error)
             return BACK_OFF
-        self._enqueue_suspended(identity)
+        self._enqueue_after_suspension(identity)
         if record is not None and record.broker is not None:
             self._enqueue_channel(record.broker)
         requeue_after = self.entries.requeue_after(identity)
         return GONE if requeue_after is None else requeue_after
 
-    def _enqueue_suspended(self, identity: Identity) -> None:
-        """Enqueue the Subscriptions that waited for the end of the delivery under this name."""
+    def _enqueue_after_suspension(self, identity: Identity) -> None:
+        """Enqueue the Subscriptions that waited until the delivery of `identity` ended, and the
+        Subscription `identity` itself if it was recreated."""
         if self.entries is None:
             return
         for waiting in self.entries.release_name(identity):
@@ -222,7 +223,8 @@ class Operator(OperatorParts):
             self.brokers.drop(document)
         elif is_ours:
             self.brokers.remember_topic(document)
-        # Triggers that were seen before their foreign Broker were taken for ours.
+        # A Trigger that was seen before its Broker was taken for ours, even if the Broker is
+        # another implementation's.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):
             self.wake_triggers(identity)
 
@@ -273,7 +275,8 @@ class Operator(OperatorParts):
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Record whether all EventPolicies are known; a change enqueues all owners of receivers."""
+        """Record whether all EventPolicies are known; once they are, enqueue all owners of
+        receivers."""
         if self.states.policies.is_known != known:
             self.states.policies.is_known = known
             self._enqueue_receivers_owners(lambda broker: known)
@@ -289,8 +292,8 @@ class Operator(OperatorParts):
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """Record that a receiver's pod exists or, with `gone`, was deleted. A `new` pod means that
-        an event is on its way: open drains of the Broker's Triggers."""
+        """Record that a receiver's pod exists or, with `gone`, was deleted. If the pod is `new`, an
+        event is on its way: open drains of up to `PREWARM_LIMIT` of the Broker's Triggers."""
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)

@@ -1,4 +1,5 @@
-"""Edits of events that are sent again: attributes and members of JSON data, by one rule for all.
+"""Edits of events that are sent again: the same edits change attributes and members of JSON data in
+every event of a replay.
 
     {"type": "order", ...}, {"total": "12"}
         --set-attribute type=order.v2, --set-data /total=12-->

@@ -31,7 +31,8 @@ class OffsetBounds(NamedTuple):
 
 
 def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:
-    """Return the bounds of rows with the columns `KEY`, one per partition. Runs a Spark job."""
+    """Return the offset bounds of rows with `topic_id`, `partition` and `offset`, one for each
+    partition. Runs a Spark job."""
     ends = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
     return [OffsetBounds(*row) for row in ends if None not in row]
 
@@ -39,8 +40,8 @@ def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:
 def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:
     """Return a predicate that is true for rows within these bounds.
 
-    With more than `MAX_BOUNDS` it compares only topics and the outermost offsets, so that some
-    other rows fit, too.
+    With more than `MAX_BOUNDS` bounds, it compares only topics and the outermost offsets, so it is
+    also true for some other rows.
     """
     bounds = list(bounds)
     if not bounds:

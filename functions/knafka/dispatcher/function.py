@@ -61,9 +61,9 @@ class Dispatcher(DrainingFunction):
 
 
 def make_sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
-    """Return the cache of destinations' tokens, which are requested from the API server at `url`
-    with the credentials in `folder`; None: there is no URL. No token is requested before a
-    destination requires one. Raises `InvalidDocument`."""
+    """Return the cache of the tokens that destinations require; it requests them from the API
+    server at `url` with the credentials in `folder`. None: `url` is None. No token is requested
+    before a destination requires one. Raises `InvalidDocument`."""
     if url is None:
         return None
     # Imported here, as most dispatchers don't need it.

@@ -290,8 +290,8 @@ class ReceiverFunction:
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether Kafka has answered or is away, so that requests are answered, and if not
-        the reason (UX-3)."""
+        """Return whether the receiver answers requests: once every Kafka has answered or is known
+        to be unreachable. Before that, return what it waits for, too (UX-3)."""
         unready_answer = self.ingest.waiting
         return (
             (True, "ready")

@@ -46,9 +46,10 @@ class Expiry:
         self._all_read_until: int | None = None
         """Time before which every event was read; None: it has to be asked for."""
         self._since = 0
-        """Requests for ends that were made before this time (our clock) say nothing."""
+        """Requests for the bus's ends count only if they were made at this time (our clock) or
+        later."""
         self._late_since: dict[_Key, int] = {}
-        """The same for single keys, of which a late event was read."""
+        """The same time for each key of which a late event was read."""
 
     def forget(self, now: int) -> None:
         """Ask anew from `now` on: partitions were assigned, or are read again."""
@@ -112,9 +113,9 @@ class Expiry:
             self._state.set_timers(number, key)
         return changed
 
-    def fire_fulfilled(self, batch: Batch) -> None:
-        """Fire conditions that held events fulfil since the Sensor was changed, of up to
-        `MAX_BATCH_RECORDS` keys."""
+    def fire_fulfilled_by_edit(self, batch: Batch) -> None:
+        """Fire the conditions that events held already fulfil because the Sensor was edited, for up
+        to `MAX_BATCH_RECORDS` keys."""
         for number, key in islice(self._state.fulfilled, MAX_BATCH_RECORDS):
             self._apply(number, key, rules.apply_edited, batch)
             batch.fulfilled_keys += 1

@@ -117,8 +117,8 @@ class SensorSide(LeasedSide):
         return self._before + self._drain.processor.counts
 
     def refusal(self, request: DrainRequest) -> str:
-        """Return why a request for a drain is refused, as it names another Sensor; empty if it
-        isn't refused."""
+        """Return why a request for a drain is refused: it names a shard, an Egress or another
+        Sensor; empty if it is accepted."""
         names_other_kind = request.shard is not None or request.egress is not None
         if names_other_kind or request.sensor not in (None, self._digest):
             return "this process has another Sensor, or another version of it"

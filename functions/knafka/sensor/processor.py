@@ -133,7 +133,7 @@ class Processor:
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
-        self._expiry.fire_fulfilled(batch)
+        self._expiry.fire_fulfilled_by_edit(batch)
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry

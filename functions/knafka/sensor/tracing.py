@@ -26,7 +26,8 @@ class SensorTracing:
         self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
 
     def of(self, envelope: Envelope) -> bytes:
-        """Return the `traceparent` of an event of the bus; empty if its trace isn't sampled."""
+        """Return the `traceparent` of an event of the bus; empty if it has no valid one, or if its
+        trace isn't sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 context = decode(value)

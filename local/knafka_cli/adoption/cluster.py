@@ -1,7 +1,7 @@
 """Carries out the steps of an adoption plan in the cluster, and waits for their effects.
 
-A list of finalizers replaces only the version that was read, so that no change by others is lost. A
-command that was killed can be run again.
+A list of finalizers is written only if the object hasn't changed since it was read, so that no
+change by others is lost. A command that was killed can be run again.
 
 Not here: deciding the steps (`broker_plan`, `channel_plan`, `source_plan`), and reading the objects
 for these decisions (`looking`).
@@ -61,8 +61,8 @@ class Adopter(Looking):
         return decide_broker(broker), broker.unseen
 
     def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Wait until no group has members; returns the plan to adopt it as it is then. Raises
-        `ClusterError` after `timeout` seconds."""
+        """Wait until no group has members, that is, until a new plan has no `waits`; returns that
+        plan. Raises `ClusterError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             plan, _ = self.make_plan(kind, identity)
@@ -131,7 +131,8 @@ class Adopter(Looking):
 
 def explain_not_ready(documents: Sequence[Document]) -> str | None:
     """Return which of these objects Knafka's operator hasn't made Ready, and why; None: all are
-    Ready. A KafkaChannel is Ready only with all entries of its `spec.subscribers`."""
+    Ready. A KafkaChannel counts as Ready only if every entry of its `spec.subscribers` is Ready,
+    too."""
     waiting = [
         f"{document['kind']} {Identity.of(document)}: {why}"
         for document in documents

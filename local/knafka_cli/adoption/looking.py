@@ -1,6 +1,7 @@
 """Looking: what is seen of a Broker, KafkaChannel or KafkaSource in a cluster and in its Kafka.
 
-Everything is read anew for every plan. What may not be read is said, and the rest goes on.
+Everything is read anew for every plan. What the user may not read is reported in `unseen`, and the
+rest is read all the same.
 
 Not here: what is to be done (`broker_plan`, `channel_plan`, `source_plan`), and doing it
 (`cluster`).
@@ -223,8 +224,9 @@ class Looking:
             raise ClusterError(f"there is no {kind} {identity}")
         return stored
 
-    def _read_naming(self, unseen: list[str]) -> Naming:
-        """Return the naming rules of the operator, as far as its ConfigMaps may be read."""
+    def _read_naming(self, unseen_reasons: list[str]) -> Naming:
+        """Return the name templates that the operator uses, as far as their ConfigMaps can be read;
+        adds to `unseen_reasons` why one can't be read."""
         naming = Naming()
         try:
             record = self._api.get(CONFIG_MAP_OBJECTS, self._system, TEMPLATES_CONFIG_MAP)
@@ -236,7 +238,7 @@ class Looking:
             for kind in NameKind:
                 naming.put_in_force(kind, declared_template(kind, (config or {}).get("data") or {}))
         except KnafkaError as error:
-            unseen.append(str(error))
+            unseen_reasons.append(str(error))
         return naming
 
     def _read_variables(self, unseen: list[str]) -> Mapping[str, str] | None:

@@ -109,8 +109,8 @@ def warnings(
         yield "spec.from is empty: the policy accepts nobody"
     for number, sender in enumerate(spec.from_):
         if sender.sub and not _may_match_account(sender.sub):
-            desired = f"give {SERVICE_ACCOUNTS}NAMESPACE:NAME"
-            yield f"spec.from[{number}].sub: {sender.sub:.200} is no service account: {desired}"
+            advice = f"give {SERVICE_ACCOUNTS}NAMESPACE:NAME"
+            yield f"spec.from[{number}].sub: {sender.sub:.200} is no service account: {advice}"
     brokers_and_channels = [
         resource
         for identity, resource in known_objects.items()

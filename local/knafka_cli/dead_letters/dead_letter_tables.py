@@ -209,7 +209,8 @@ def report(
 ) -> dict[str, Any] | None:
     """Run the job `report` in this process; returns its result, None if it needs Spark.
 
-    `options` are the job's; `show_progress` is called with its progress. Raises `JobError`.
+    `options` are groups of the job's options; `show_progress` is called with each message about its
+    progress. Raises `JobError`.
     """
     from knafka_jobs.report.report_command import report_without_spark, write_report
 

@@ -48,7 +48,8 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
     encoded_source = None if source is None else source.encode()
 
     def is_same_event(record: Record) -> bool:
-        """Whether a record holds the event; its headers decide if they can."""
+        """Whether a record holds the event: its header `ce_id` decides; if it has none, a
+        structured event is parsed."""
         headers = dict(record.headers() or ())
         if (record_id := headers.get("ce_id")) is not None:
             return record_id == encoded_id and encoded_source in (None, headers.get("ce_source"))

@@ -148,8 +148,8 @@ class InstallationConsole:
             raise KnafkaError(f"the report can't be read: {error}") from None
 
     def _declared_trigger(self, trigger: TriggerName) -> tuple[Trigger, ManifestPlace]:
-        """Return the declared Trigger, or Subscription as one, with its place. Raises
-        `NotFound`."""
+        """Return the declared Trigger and the place of its manifest; a Subscription is returned as
+        a Trigger. Raises `NotFound`."""
         resource, place = self._running.declared.resources.get(_identity(trigger), (None, None))
         if isinstance(resource, Subscription):
             resource = subscription_as_trigger(resource)

@@ -68,10 +68,13 @@ class ProxiedMetrics:
             labels = pod_document["metadata"].get("labels") or {}
             if not _OPERATOR_LABELS.items() <= labels.items():
                 continue
-            pod = f"{pod_document['metadata']['name']}:{METRICS_PORT}"
-            path = f"/api/v1/namespaces/{quote(self._namespace)}/pods/{quote(pod)}/proxy/metrics"
+            pod_and_port = f"{pod_document['metadata']['name']}:{METRICS_PORT}"
+            pods_path = f"/api/v1/namespaces/{quote(self._namespace)}/pods"
+            path = f"{pods_path}/{quote(pod_and_port)}/proxy/metrics"
             try:
-                text = self._api.ask(f"get pods/proxy of {self._namespace}/{pod}", "GET", path)
+                text = self._api.ask(
+                    f"get pods/proxy of {self._namespace}/{pod_and_port}", "GET", path
+                )
             except NotAllowed:
                 raise
             except ClusterError as error:

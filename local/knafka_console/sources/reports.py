@@ -197,14 +197,14 @@ class ClusterReports:
         with contextlib.suppress(
             Forbidden
         ):  # a viewer may have the right to create but not to list
-            documents = await self._translate_refusals(
+            replay_documents = await self._translate_refusals(
                 asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
-            if documents is None:
+            if replay_documents is None:
                 return ArchiveReplays(may=False)
             replays_of_archive = [
                 _replay_document(document)
-                for document in documents
+                for document in replay_documents
                 if _archive_name_of(document) == archive.name
             ]
             replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)

@@ -280,7 +280,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         )
         allowed_by = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
-        # The states of Brokers include the Sensors of every bus.
+        # `self.states` knows the topics of Sensors, too, whatever their bus.
         other_owners = (
             self.states.sensor_uid_by_name,
             desired.NamesOfOthers(self.states.topics, record.uid),

@@ -154,7 +154,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def run_effects(
         self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
     ) -> Observed:
-        """Run effects once; the next decision asks for none."""
+        """Run the effects, and return the observation marked as `acted`, so that the next decision
+        asks for no effects."""
         return replace(await super().run_effects(effects, observed, record), acted=True)
 
     def status_of(

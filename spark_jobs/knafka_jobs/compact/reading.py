@@ -75,7 +75,8 @@ class BatchReader:
             for partition, span in batch.ranges.items()
             if partition in self.one_by_one
         }
-        # A batch may only save that records were deleted before they were read.
+        # A batch may have no ranges: it then only notes that records were deleted before they were
+        # read.
         rows = self._tables.rows([], RECORDS)
         if by_spark:
             rows = read_ranges(self._tables, self._kafka, by_spark, batch.after, self._names)
@@ -222,7 +223,8 @@ def _add_offset(spans: list[OffsetSpan], offset: int) -> None:
 
 
 def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
-    """Return the sum of two results."""
+    """Return both results as one: numbers are added; of two cuts with the same key, the second's is
+    kept."""
     return replace(
         first,
         records=first.records + second.records,

@@ -64,7 +64,8 @@ class KafkaRecords:
             for partition, message in _read_endlessly(consumer, waiting):
                 if message is not None and (key := self._partition(partition)) not in marks:
                     marks[key] = mark_of_message(message)
-                # Stay assigned: records of it that are already fetched are returned anyway.
+                # Don't unassign the partition: its records that are already fetched would be
+                # returned anyway.
                 waiting.pop(partition, None)
                 if not waiting:
                     break

@@ -170,7 +170,7 @@ def cancelled_by(tables: Tables, replay_id: str) -> str | None:
         return None
     # Read anew each time: somebody else writes it.
     if (files := files_of(tables)) is not None:
-        # Without Spark, all of whose tasks may be sending.
+        # Read without Spark, as all of its tasks may be busy with sending.
         cancellations = files.query("SELECT * FROM cancellations ORDER BY at", "cancellations")
         by = (
             cancellation["by"]

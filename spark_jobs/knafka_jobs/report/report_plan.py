@@ -168,8 +168,8 @@ def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: 
 
 
 def top_values(column: str) -> str:
-    """Return SQL for the most frequent types or sources of each group: `GROUP`, `value`,
-    `events`."""
+    """Return SQL for the `MAX_TOPS` most frequent values of `column` (types or sources) in each
+    group, with the columns `GROUP`, `value`, `events`."""
     return (
         f"SELECT {columns_of(GROUP)}, `value`, events FROM ("
         f"SELECT {columns_of(GROUP)}, `value`, events, row_number() OVER "

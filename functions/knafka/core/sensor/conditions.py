@@ -71,7 +71,8 @@ class TriggerCondition:
     tree: Node
     """The wanted events; `unwanted` has the others."""
     wanted: Mapping[str, int]
-    """The wanted dependencies, with the most events that it wants of each at once."""
+    """The number of events that are wanted of each dependency; the greatest if the condition names
+    it more than once."""
     unwanted: frozenset[str]
     """The dependencies of which no event may follow."""
 
@@ -267,7 +268,7 @@ class _ConditionParser:
         return token.text
 
     def _skip_if(self, text: str) -> bool:
-        """Move past this token if it is the next one; returns whether it was."""
+        """Move past the next token if its text is `text`; returns whether it is."""
         is_next = self._token.text == text
         self._next += is_next
         return is_next

@@ -48,7 +48,8 @@ class TriggerTopicRecord(NamedTuple):
     generation: int
     """Generation of the Sensor in the process that wrote the record."""
     until: int = NEVER
-    """Every event of the bus before this time (ms) is certainly in front of this record."""
+    """A time (ms): all events that the bus has from before it certainly come earlier in the topic
+    than this record."""
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
@@ -78,8 +79,8 @@ def source_of(namespace: str, sensor: str) -> str:
 
 
 def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
-    """Return the headers of a trigger's record, with `TriggerTopicRecord.until`; without it, of a
-    changelog record."""
+    """Return the headers of an event's record: in the trigger topic if `until` is given (see
+    `TriggerTopicRecord.until`), else in the changelog."""
     origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
         (_DEPENDENCY, event.dependency.encode()),
@@ -115,8 +116,8 @@ def read_trigger(
 
 
 def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
-    """Parse an event's partition and offset on the bus; unknown in records of an earlier version.
-    Raises `ValueError`."""
+    """Parse an event's partition and offset on the bus, and `until`; without the header, as in
+    records of an earlier version, return (-1, -1) and `NEVER`. Raises `ValueError`."""
     if raw is None:
         return (-1, -1), NEVER
     numbers = raw.split(b".")
@@ -142,9 +143,10 @@ def read_changelog(key: bytes | None) -> tuple[str, int]:
 def action(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
-    """Return headers and value of a firing's event, whose data are the array of its events.
-    `identity`: the same whenever this firing is written, so that a subscriber can recognise
-    duplicates. `trace`: its `traceparent`."""
+    """Return headers and value of the record that announces a firing: a CloudEvent whose data is a
+    JSON array of the firing's events. `identity` becomes the event's id; it is the same each time
+    this firing is written, so that a subscriber can recognise duplicates. `trace` becomes its
+    header `traceparent`, unless it is empty."""
     correlation = correlation_of(key)
     attributes = {
         "specversion": "1.0",
@@ -159,8 +161,8 @@ def action(
     if correlation is not None:
         attributes["subject"] = correlation
     data = b"[" + b",".join(event.document for event in firing.events) + b"]"
-    passed: RecordHeaders = [(_TRACE, trace)] if trace else []
-    return to_record(Event(attributes, data), passed).headers, data
+    trace_headers: RecordHeaders = [(_TRACE, trace)] if trace else []
+    return to_record(Event(attributes, data), trace_headers).headers, data
 
 
 DUE: Final = "@due"

@@ -17,7 +17,7 @@ _SECOND = timedelta(seconds=1)
 _CLOCK_CHANGE = timedelta(hours=3)
 """More than any clock is set back by."""
 _QUESTION_MARK = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
-"""A `?`, which to Argo's parser is a `*` in every field."""
+"""A `?` where a `*` may stand: Argo's parser reads it as `*` in every field."""
 
 
 class Reset:
@@ -52,7 +52,7 @@ class Reset:
     def last(self, time: int) -> int | None:
         """Return the last reset at or before this time; None: there was none."""
         if not self._from <= time < self._until:
-            self._last, self._next = self._last_before(time), self._next_after(time)
+            self._last, self._next = self._search_backwards(time), self._search_forwards(time)
             self._from = time if self._last is None else self._last
             self._until = time + 1 if self._next is None else self._next
         return self._last
@@ -61,22 +61,22 @@ class Reset:
         """Return the first reset at or after this time; None: there is none."""
         return time if self.last(time) == time else self._next
 
-    def _last_before(self, time: int) -> int | None:
+    def _search_backwards(self, time: int) -> int | None:
         """Return the last reset at or before this time (ms); None: there is none."""
         # CronSim searches strictly before the second that it starts from.
         start = _whole_second(time) + _SECOND
         resets = self._resets_from(start + self._margin(start), reverse=True)
         return next((reset for reset in resets if reset <= time), None)
 
-    def _next_after(self, time: int) -> int | None:
+    def _search_forwards(self, time: int) -> int | None:
         """Return the first reset at or after this time (ms); None: there is none."""
         start = _whole_second(time)
         resets = self._resets_from(start - self._margin(start), reverse=False)
         return next((reset for reset in resets if reset >= time), None)
 
     def _margin(self, start: datetime) -> timedelta:
-        """Return by how much earlier or later than `start` a search has to begin. Within an hour
-        that a clock repeats, CronSim can't tell the first from the second."""
+        """Return how much earlier (or, backwards, later) than `start` a search has to begin: in an
+        hour that a clock repeats, CronSim can't tell the first pass from the second."""
         offsets = {
             (start + margin).astimezone(self._zone).utcoffset()
             for margin in (-_CLOCK_CHANGE, _CLOCK_CHANGE)

@@ -70,9 +70,10 @@ class DrainCounts:
     def growth_since(
         self, reported: ReportedCounts, earlier: DrainCounts | None = None
     ) -> dict[str, Any]:
-        """Return by how much each count, with that of the `earlier` drains, has grown since it was
-        `reported`, as fields of a `DrainProgress`. A shard calls this each second for each of its
-        Egresses, which may be a thousand."""
+        """Return by how much the counts that drains report (events and dead letters) have grown
+        since `reported`, as fields of a `DrainProgress`. The counts of the `earlier` drains are
+        added to this drain's. A shard calls this each second for each of its Egresses, which may be
+        a thousand."""
         events, dead_letters, old_events = self.events, self.dead_letters, reported.events
         earlier_events = Counts() if earlier is None else earlier.events
         growth: dict[str, Any] = {

@@ -49,8 +49,8 @@ class CursorOwner(Protocol):
         ...
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Start the cursor's partition anew: its offset is gone from the log, which up to `shared`
-        is the one that was read; `BEGINNING` if that isn't known."""
+        """Start the cursor's partition anew, as its offset is gone from the log. Up to `shared` the
+        log is still the one that was read; `BEGINNING` if that isn't known."""
         ...
 
     def fail(self, error: LogError) -> None:
@@ -363,8 +363,8 @@ class PartitionBuffer:
         return self.end
 
     def trim(self, spare: int) -> None:
-        """Forget the records that every group has taken, except the last `spare` ones, where a
-        group that lags a little can continue."""
+        """Forget the records that every group has taken, but keep the buffer's last `spare`
+        records, so that a group that lags a little can continue there."""
         if len(self.records) <= spare:
             return
         count = min(self.slowest_index, self.end_index - spare) - self.first_index

@@ -40,7 +40,7 @@ class FetchLimits:
     """How many records a fetcher holds; `records` is a limit for each partition."""
 
     ahead: int = 1000
-    """Records that no group has taken, at most: while there are as many, no more are read."""
+    """Limit of records that no group has taken yet: while there are as many, nothing is read."""
     records: int = 5000
     """Records by which the slowest group of a partition may lag behind the last one read."""
     size: int = 32 * 1024 * 1024

@@ -431,7 +431,8 @@ class KafkaAdmin:
         a partition without a leader."""
         results = await self._listed(with_offset(partitions, offset_spec))
         for partition in partitions:
-            # Without a record since a time, Kafka answers -1. See `_offsets_of_partitions`.
+            # For a timestamp, -1 means: no later record. Otherwise a negative offset means: no
+            # leader.
             if partition not in results or results[partition].offset < (
                 -1 if offset_spec >= 0 else 0
             ):
@@ -455,7 +456,8 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int]:
         """Return the offset that each partition's own `offset` asks for: `EARLIEST` or `LATEST`.
 
-        With `some`, partitions that can't be read now are left out; raises `LogError` if none can.
+        A partition whose leader has just gone is left out. With `some`, so are other partitions
+        that can't be read now; raises `LogError` if none can be read.
         """
         results = await self._listed(partitions, some=some)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.

@@ -217,8 +217,8 @@ class KafkaPositionedReader:
         )
 
     def _replace_if_stalled(self) -> None:
-        """Replace the consumer by a new one if that hears of partitions of which this one hears
-        nothing; the new one finds out whether their logs are other ones."""
+        """Replace the consumer if it hears nothing of partitions of which a new consumer does; the
+        new one finds out whether their logs were replaced."""
         if not (stalled := self._stalled.find(self._consumer)):
             return
         log.warning(
@@ -251,7 +251,7 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
     def _restart(self, number: int) -> None:
-        """Read a partition from its start."""
+        """Let the consumer go on from the start of a partition, even if it was paused."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
