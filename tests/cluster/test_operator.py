@@ -69,7 +69,10 @@ def test_what_is_deleted_at_once_with_its_configuration_leaves_nothing_in_kafka(
     assert group in _groups(admin)
     everything = ("configmap/default-kafka", "secret/kafka", "broker/default", "trigger/all")
     cluster.kubectl("delete", *everything, "-n", namespace, "--timeout=50s")
-    assert topic not in admin.list_topics(timeout=10).topics
+    # Kafka's broker lists a topic until it has heard of the deletion from its controller.
+    cluster.wait_for(
+        lambda: topic not in admin.list_topics(timeout=10).topics, READY, "the topic is gone"
+    )
     assert group not in _groups(admin)
 
 

@@ -108,7 +108,10 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
     print(f"\nno pod {slept:.0f} s after it had acted, with one event held")
 
     cluster.kubectl("delete", "sensor", SENSOR, "-n", namespace, "--timeout=90s")
-    assert topics_and_groups(kafka, namespace) == before
+    # Kafka's broker lists a topic until it has heard of the deletion from its controller.
+    cluster.wait_for(
+        lambda: topics_and_groups(kafka, namespace) == before, READY, "it leaves nothing in Kafka"
+    )
     left = cluster.kubectl("get", "triggers,ksvc", "-n", namespace, "-oname").split()
     assert [each for each in left if SENSOR in each] == []
 
@@ -146,7 +149,10 @@ def test_a_sensor_on_a_channel_acts_and_its_reply_goes_where_it_says(
     assert reply["id"] == f"reply-to-{action['id']}"
 
     cluster.kubectl("delete", "sensor", SENSOR, "-n", namespace, "--timeout=90s")
-    assert topics_and_groups(kafka, namespace) == before
+    # Kafka's broker lists a topic until it has heard of the deletion from its controller.
+    cluster.wait_for(
+        lambda: topics_and_groups(kafka, namespace) == before, READY, "it leaves nothing in Kafka"
+    )
     left = cluster.kubectl("get", "subscriptions.messaging.knative.dev", "-n", namespace, "-oname")
     assert SENSOR not in left
     assert functions() == []
