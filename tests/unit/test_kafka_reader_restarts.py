@@ -20,7 +20,9 @@ from support.waiting import until
 from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_positioned
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.core.contract import Conversion, Egress, Kafka, Sink
 from knafka.core.errors import LogError
+from knafka.dispatcher import connecting
 from knafka.ports.log import Commits, OffsetAndMetadata
 from knafka.ports.shared_log import BEGINNING, Position
 
@@ -213,6 +215,31 @@ async def test_a_partition_assigned_soon_after_its_topic_was_replaced_is_read_fr
     assert len(await reader.read(1, 1)) == 1
     assert consumer.starts == [(0, 7), (0, OFFSET_BEGINNING), (1, 7), (1, OFFSET_BEGINNING)]
     assert assignment.calls == ["assigned", *["lost", "assigned"], "assigned", "lost", "assigned"]
+
+
+@pytest.mark.parametrize("conversion", [None, Conversion(source="s")])
+@pytest.mark.parametrize("at_most_once", [False, True])
+async def test_no_replaced_topic_is_read_from_its_start_at_most_once(
+    consumer: ScriptedConsumer,
+    assignment: Notes,
+    monkeypatch: pytest.MonkeyPatch,
+    at_most_once: bool,
+    conversion: Conversion | None,
+) -> None:
+    """Events of the new topic that were begun before this was noticed would be begun again."""
+    monkeypatch.setattr(connecting, "KafkaWriter", lambda *arguments: None)
+    egress = Egress(
+        namespace="shop", broker="default", trigger="t", topic=TOPIC, group="group",
+        dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="kafka:9092"),
+        subscriber=Sink(url="http://there/"), at_most_once=at_most_once, conversion=conversion,
+    )  # fmt: skip
+    opened: Any = connecting.connect(egress, {}, None).open_reader(assignment)
+    try:
+        assert list(opened._replaced._topics) == ([] if at_most_once else [TOPIC])
+    finally:
+        consumer.messages.put(None)
+        consumer.messages.put(None)
+        await opened.close(0.1)
 
 
 async def test_a_cut_in_a_replaced_topic_restarts_all_of_the_partition(
