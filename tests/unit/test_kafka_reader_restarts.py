@@ -17,7 +17,11 @@ from confluent_kafka import (
 )
 from support.waiting import until
 
-from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_positioned
+from knafka.clients.kafka.consumers import (
+    kafka_group_consumer,
+    kafka_positioned,
+    kafka_replaced_topics,
+)
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.core.contract import Conversion, Egress, Kafka, Sink
@@ -268,11 +272,14 @@ async def test_a_restart_that_librdkafka_refuses_fails_the_read(
 
 
 async def test_a_lost_log_that_was_not_cut_makes_the_topics_id_be_compared_at_once(
-    any_reader: KafkaReader | KafkaPositionedReader, consumer: ScriptedConsumer
+    any_reader: KafkaReader | KafkaPositionedReader,
+    consumer: ScriptedConsumer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 3600.0)
     consumer.messages.put(LostOffset())
     await any_reader.read(1, 1)
-    await asyncio.wait_for(any_reader._replaced._hastened.wait(), 30)
+    await until(any_reader._replaced._hastened.is_set)
 
 
 async def test_a_close_that_is_cancelled_still_closes_the_consumer(
