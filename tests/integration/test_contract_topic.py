@@ -11,7 +11,7 @@ from support.kafka import Kafka
 from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.consumers import kafka_identified, kafka_replaced_topics
+from knafka.clients.kafka.consumers import kafka_replaced_topics
 from knafka.clients.kafka.consumers.kafka_identified import KafkaIdentifiedReader
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
@@ -100,8 +100,8 @@ async def test_a_follower_reads_the_first_records_of_a_topic_that_replaced_its_o
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new topic has grown past the follower's position before its next fetch."""
-    monkeypatch.setattr(kafka_identified, "FIRST_TOPIC_ID_DELAY", 0.0)
-    monkeypatch.setattr(kafka_identified, "TOPIC_ID_INTERVAL", 0.2)
+    monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 0.0)
+    monkeypatch.setattr(kafka_replaced_topics, "TOPIC_ID_INTERVAL", 0.2)
     await world.operator().ensure_created(world.topic)
     ids_read: list[str] = []
     find_id = kafka_replaced_topics.read_topic_id
@@ -110,7 +110,7 @@ async def test_a_follower_reads_the_first_records_of_a_topic_that_replaced_its_o
         ids_read.append(await find_id(calls, topic))
         return ids_read[-1]
 
-    monkeypatch.setattr(kafka_identified, "read_topic_id", read_topic_id)
+    monkeypatch.setattr(kafka_replaced_topics, "read_topic_id", read_topic_id)
     readers: list[KafkaIdentifiedReader] = []
 
     def open_reader() -> KafkaIdentifiedReader:

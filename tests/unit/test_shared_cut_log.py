@@ -46,6 +46,8 @@ STARTS: Mapping[str, tuple[Commit | None, int]] = {
 class CutSource(MemoryPositionedReader):
     """A reader that knows where leader epochs end, as Kafka does."""
 
+    _last_epoch: int | None = None
+
     def begin(self, positions: Mapping[int, Position]) -> None:
         self._cuts = getattr(self, "_cuts", {})
         starts = {}
@@ -67,15 +69,15 @@ class CutSource(MemoryPositionedReader):
         found: list[EpochStart] = []
         for record in records:
             epoch = EPOCHS[record.offset()]
-            if epoch != self.epochs.get(0):
+            if epoch != self._last_epoch:
                 found.append(EpochStart(record.offset(), epoch))
-                self.epochs = {0: epoch}
+                self._last_epoch = epoch
         self.new_epochs = {0: found} if found else {}
         return records
 
     def drop(self, partitions: Collection[int]) -> None:
         super().drop(partitions)
-        self.epochs = {}
+        self._last_epoch = None
 
 
 class EpochOffsets(MemoryOffsets):

@@ -82,9 +82,14 @@ def connect(
     )
     topics = KafkaTopics(configuration)
     reader_arguments = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
-    open_reader: OpenReader = partial(KafkaReader, *reader_arguments)
+    open_kafka_reader: Callable[..., LogReader] = KafkaReader
     if egress.conversion is not None:
-        open_reader = partial(ConvertingReader, egress.conversion, *reader_arguments)
+        open_kafka_reader = partial(ConvertingReader, egress.conversion)
+    # A restart may return records of the new topic again that were read before it was noticed.
+    restarts_replaced = not egress.at_most_once
+    open_reader: OpenReader = partial(
+        open_kafka_reader, *reader_arguments, restarts_replaced=restarts_replaced
+    )
     return Clients(
         open_reader,
         writer,

@@ -71,10 +71,12 @@ class ConvertingReader(KafkaReader):
         group: str,
         topics: Sequence[str],
         assignment: Assignment,
+        *,
+        restarts_replaced: bool = True,
     ) -> None:
-        """Join the group on the source's topics; `conversion` says how a record becomes an
-        event."""
-        super().__init__(connection, group, topics, assignment)
+        """Join the group on the source's topics; `conversion` says how a record becomes an event,
+        `restarts_replaced` is that of `KafkaReader`."""
+        super().__init__(connection, group, topics, assignment, restarts_replaced=restarts_replaced)
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:

@@ -103,8 +103,6 @@ class PositionedReader(Protocol):
 
     ends: Positions
     """Ends that the last read has reached, as `LogReader.ends`."""
-    epochs: Mapping[int, int]
-    """Leader epoch of the last record read, by partition."""
     new_epochs: Mapping[int, Sequence[EpochStart]]
     """Leader epochs of the last read's records, by partition whose epoch has changed, or is the
     first one known; in the records' order."""

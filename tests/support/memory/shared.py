@@ -85,7 +85,6 @@ class MemoryPositionedReader(MemoryPositions):
 
     def __init__(self, memory: MemoryLog, topic: str) -> None:
         super().__init__(memory, topic)
-        self.epochs: Mapping[int, int] = {}
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         self.restarted: Mapping[int, Position] = {}
 

@@ -7,7 +7,8 @@ here: requests (`kafka_writer`, `kafka_reader`, `kafka_admin`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
@@ -135,6 +136,15 @@ def log_error_of(error: KafkaError) -> LogError:
         too_few_brokers=code == KafkaError.INVALID_REPLICATION_FACTOR,
         denied=DENIED.get(code, ""),
     )
+
+
+@contextmanager
+def raising_log_errors() -> Iterator[None]:
+    """Raise `LogError` in place of a `KafkaException` of the body."""
+    try:
+        yield
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
 
 
 def log_error(error: KafkaError) -> None:

@@ -27,6 +27,8 @@ STALE: Final = 2.5
 PERCENTILES: Final = ("p50", "p99")
 """Percentiles of librdkafka's histograms that become metrics."""
 
+_REPORTING: Final = frozenset({"statistics.interval.ms", "stats_cb"})
+"""The configuration that makes a client report."""
 _TOPICS: Final = '"topics":'
 """Text at which a report's topics begin, behind all other fields that are used; no topic's name
 contains it."""
@@ -34,6 +36,12 @@ _OF_PRODUCER: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
 _QUEUED: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
 
 Sample: TypeAlias = tuple[Labels, float]
+
+
+def without_statistics(connection: Connection) -> Connection:
+    """Return the connection without `ClientStatistics.connection`, for a client of which no metric
+    is wanted."""
+    return {name: value for name, value in connection.items() if name not in _REPORTING}
 
 
 class ClientStatistics:

@@ -91,6 +91,8 @@ class Membership(GroupConsumer):
         self._is_finishing = self._closed = False
         self._restarts: dict[int, int] = {}
         """How often each partition was restarted."""
+        self._owned_anew: set[int] = set()
+        """Owned partitions that were restarted since they were assigned."""
         self.known_restarts: Mapping[int, int] = {}
         """How often each partition was restarted, as far as `Assignment` knows; used only on the
         event loop."""
@@ -121,6 +123,7 @@ class Membership(GroupConsumer):
         self.owned[number] = epoch_of(restart)
         if restart.offset >= 0:
             self._commits.begin(number, OffsetAndMetadata(restart.offset))
+        self._owned_anew.add(number)
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
         return restart.offset
@@ -129,6 +132,15 @@ class Membership(GroupConsumer):
         """Read the owned partitions of a topic again from their start, as it is another topic."""
         for number in [each for each in self.owned if self._numbering.topic(each) == topic]:
             self.restart_partition(number)
+
+    def restart_assigned(self, topics: Collection[str]) -> Collection[int]:
+        """Read those partitions of replaced topics from their start that were assigned since
+        `restart_topic`; returns their numbers."""
+        assigned = self.owned.keys() - self._owned_anew
+        numbers = [number for number in assigned if self._numbering.topic(number) in topics]
+        for number in numbers:
+            self.restart_partition(number)
+        return numbers
 
     def _begin_new_log(self, number: int, restarts: int) -> None:
         """Tell `Assignment`, on the event loop, that a partition was restarted."""
@@ -367,6 +379,7 @@ class Membership(GroupConsumer):
         numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:
             del self.owned[number]
+            self._owned_anew.discard(number)
             self.reached.pop(number, None)
             self.stalled.drop(self.partitions_of([number]))
             self._commits.forget(number)

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -34,6 +34,7 @@ from knafka.clients.kafka.kafka_client import (
     Connection,
     log_error_of,
     open_client,
+    raising_log_errors,
 )
 from knafka.clients.kafka.kafka_commits import epoch_of
 from knafka.clients.kafka.kafka_liveness import Liveness
@@ -55,18 +56,14 @@ class KafkaPositionedReader:
     """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
     (docs/decisions/0004)."""
 
-    goes_on_if_replaced: ClassVar[bool] = True
-    """Whether a topic that was deleted and created again is read from its start."""
-
     def __init__(self, connection: Connection, topic: str) -> None:
         """Open the consumer and its thread; nothing is read until `begin`. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
-        self.epochs: Mapping[int, int] = {}
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         self.restarted: Mapping[int, Position] = {}
-        self._replaced = ReplacedTopics(connection, [topic] if self.goes_on_if_replaced else [])
+        self._replaced = ReplacedTopics(connection, [topic])
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
@@ -101,16 +98,18 @@ class KafkaPositionedReader:
         self._replaced.start()
         answer: _PositionedRead = await self._thread.call(partial(self._read, limit, timeout))
         self.ends, self.restarted = answer.ends, answer.restarted
-        self.epochs, self.new_epochs = answer.epochs, answer.new_epochs
+        self.new_epochs = answer.new_epochs
         return answer.records
 
     async def close(self, timeout: float) -> None:
         """Close the consumer within `timeout` seconds."""
-        await self._replaced.close()
         closing = self._thread.call(lambda: self._consumer.close())
         self._thread.end()
-        await asyncio.wait({closing}, timeout=timeout)
-        closing.cancel()
+        try:
+            await asyncio.wait({closing}, timeout=timeout)
+        finally:
+            closing.cancel()
+            await self._replaced.close()
 
     # On the thread
 
@@ -155,7 +154,12 @@ class KafkaPositionedReader:
         return [TopicPartition(self._topic, number) for number in numbers]
 
     def _read(self, limit: int, timeout: float) -> _PositionedRead:
-        """Read on the consumer's thread."""
+        """Read on the consumer's thread. Raises `LogError`."""
+        with raising_log_errors():
+            return self._read_messages(limit, timeout)
+
+    def _read_messages(self, limit: int, timeout: float) -> _PositionedRead:
+        """Read as `_read`; raises `KafkaException`, too."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -164,10 +168,7 @@ class KafkaPositionedReader:
         ends: dict[int, int] = {}
         restarted: dict[int, Position] = {}
         if self._replaced.pop():
-            log.warning("%s was deleted and created again: it is read from its start", self._topic)
-            for number in self._begun:
-                self._restart(number)
-                restarted[number] = Position(BEGINNING)
+            restarted = self._react_to_replacement()
         messages = self._poll_messages(limit, timeout, ends)
         for message in messages:
             error, number = message.error(), cast(int, message.partition())
@@ -178,7 +179,9 @@ class KafkaPositionedReader:
                 last_messages[number] = message
                 ends.pop(number, None)
             elif error.code() in LOST_OFFSET_ERRORS:
-                restarted[number] = self._restart_partition(message, number)
+                position = self._restart_partition(message, number)
+                # If the topic was replaced as well, all of the log is another one.
+                restarted[number] = min(position, restarted.get(number, position))
                 ends.pop(number, None)
                 last_messages.pop(number, None)
                 # Earlier records of this batch are from a log that is gone.
@@ -197,7 +200,15 @@ class KafkaPositionedReader:
             if epoch != self._epochs.get(number):
                 new_epochs[number] = _epoch_starts(records, number, self._epochs.get(number))
                 self._epochs[number] = epoch
-        return _PositionedRead(records, ends, restarted, dict(self._epochs), new_epochs)
+        return _PositionedRead(records, ends, restarted, new_epochs)
+
+    def _react_to_replacement(self) -> dict[int, Position]:
+        """Read all partitions from their start, as the topic was deleted and created again; returns
+        them as `restarted`."""
+        log.warning("%s was deleted and created again: it is read from its start", self._topic)
+        for number in self._begun:
+            self._restart(number)
+        return dict.fromkeys(self._begun, Position(BEGINNING))
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Poll up to `limit` messages, noting ends in `ends`."""
@@ -247,6 +258,8 @@ class KafkaPositionedReader:
             "partition %d of %s is another log than before, and is read again: %s",
             number, self._topic, message.error(),
         )  # fmt: skip
+        if cut is None:
+            self._replaced.hasten()  # other partitions of the topic may be other logs, too
         self._restart(number)
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
@@ -267,7 +280,6 @@ class _PositionedRead(NamedTuple):
     records: list[Record]
     ends: dict[int, int]
     restarted: dict[int, Position]
-    epochs: dict[int, int]
     new_epochs: dict[int, Sequence[EpochStart]]
 
 

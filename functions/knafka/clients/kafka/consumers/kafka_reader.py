@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final, cast
 
@@ -27,6 +27,7 @@ from knafka.clients.kafka.kafka_client import (
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
+    raising_log_errors,
 )
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 
 LEAVE_TIME: Final = 2.0
 """Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
+REPLACEMENT_TIME: Final = 60.0
+"""Seconds for which assigned partitions of a replaced topic may have commits of the former one:
+other members notice the replacement within `TOPIC_ID_INTERVAL`, and one that died before loses its
+partitions after a session, usually 45 s."""
 
 
 class KafkaReader:
@@ -56,9 +61,11 @@ class KafkaReader:
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
         *,
         reads: bool = True,
+        restarts_replaced: bool = True,
     ) -> None:
         """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
-        group without reading. Raises `LogError`."""
+        group without reading. `restarts_replaced`: read a topic from its start once it was deleted
+        and created again, which may return records twice. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
@@ -66,7 +73,11 @@ class KafkaReader:
         # Used only on the thread:
         member_arguments = connection, group, self._numbering, assignment, protocol, reads
         self._membership = Membership(*member_arguments)
-        self._replaced = ReplacedTopics(connection, self._numbering.topics if reads else ())
+        compares_ids = reads and restarts_replaced
+        self._replaced = ReplacedTopics(connection, self._numbering.topics if compares_ids else ())
+        self._replaced_until: dict[str, float] = {}
+        """Monotonic time until which newly assigned partitions of a topic are read from their
+        start, by topic that was replaced."""
         self._failure: LogError | None = None
         """The error that the next read raises, once."""
         self._broken: LogError | None = None
@@ -88,13 +99,19 @@ class KafkaReader:
         return records
 
     def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
-        """Read on the consumer's thread; returns records and ends."""
+        """Read on the consumer's thread; returns records and ends. Raises `LogError`."""
+        with raising_log_errors():
+            return self._read_messages(limit, timeout)
+
+    def _read_messages(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
+        """Read as `_read`; raises `KafkaException`, too."""
         membership = self._membership
         membership.send_due_heartbeat()
         membership.repeat_commit()
         for topic in self._replaced.pop():
             log.warning("%s was deleted and created again: it is read from its start", topic)
             membership.restart_topic(topic)
+            self._replaced_until[topic] = time.monotonic() + REPLACEMENT_TIME
         records: list[Record] = []
         messages = self._poll_messages(limit, timeout) if self._pending_failure is None else []
         for message in messages:
@@ -107,6 +124,8 @@ class KafkaReader:
                 records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
                 self._react_to_error(error)
+        if self._replaced_until and (restarted := self._restart_assigned()):
+            records = [record for record in records if self.number_of(record) not in restarted]
         # Without this check a refused consumer would look as if there were nothing to read.
         membership.check(heard=bool(records or membership.reached))
         if len(messages) < limit and self._pending_failure is None:
@@ -125,6 +144,15 @@ class KafkaReader:
                 number: end for number, end in ends.items() if end > last_offsets.get(number, -1)
             }
         return records, ends
+
+    def _restart_assigned(self) -> Collection[int]:
+        """Read newly assigned partitions of replaced topics from their start, as their commits may
+        be of the former topic; returns their numbers."""
+        now = time.monotonic()
+        self._replaced_until = {
+            topic: until for topic, until in self._replaced_until.items() if until > now
+        }
+        return self._membership.restart_assigned(self._replaced_until)
 
     def number_of(self, record: Record) -> int:
         """Return the number of a record's partition; with a single topic, Kafka's own
@@ -153,6 +181,8 @@ class KafkaReader:
         number = self.number_of(cast(Record, message))
         offset = self._membership.restart_partition(number, message)
         if offset is not None:
+            if offset < 0:
+                self._replaced.hasten()  # it restarts other partitions of the topic, too
             log.warning(
                 "partition %s of %s is another log than before, and is read from %s: %s",
                 message.partition(), message.topic(),
@@ -219,7 +249,6 @@ class KafkaReader:
 
     async def close(self, timeout: float) -> None:
         """Make the last commits and leave the group, within `timeout` seconds."""
-        await self._replaced.close()
         leaving = asyncio.create_task(self._leave(timeout))
         try:
             await asyncio.wait({leaving}, timeout=timeout)
@@ -234,6 +263,7 @@ class KafkaReader:
             self._membership.last_commits.cancel()
             self._thread.call(self._membership.close)
             self._thread.end()
+            await self._replaced.close()
 
     async def _leave(self, timeout: float) -> None:
         """Commit for the last time and leave the group, within `timeout` seconds.
