@@ -6,8 +6,8 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 from knafka_operator.dispatchers.startup import resume_deliveries
-from knafka_operator.model.identity import Identity
 from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY
+from knafka_operator.model.identity import Identity
 
 
 class CountedIdentity(Identity):

@@ -10,7 +10,7 @@ def recreate_trigger_topic(world: MemorySensor) -> None:
     world.sleep()
     world.memory.topics[TRIGGER][0].clear()
     committed = world.memory.groups[GROUP].committed
-    for partition in [each for each in committed if each.topic == TRIGGER]:
+    for partition in [each for each in committed if each[0] == TRIGGER]:
         del committed[partition]
 
 
