@@ -132,6 +132,8 @@ def test_what_nobody_knows_or_is_over_is_refused_and_nothing_is_kept(tables: Pat
         "--until=soon",
         f"--note={'x' * 1001}",
         f"--by={'x' * 201}",
+        "--note=caf\udce9",  # Latin-1, as Python decodes arguments
+        "--by=Ren\udce9",
     ):
         assert run(tables, "acknowledge", NO_MONEY, option)[0] == 2, option
     assert not (tables / "acknowledgements").exists()

@@ -1,7 +1,7 @@
 """Logs that have lost their ends, as in an unclean leader election, on a real Kafka.
 
 logs = CutLogs(server)
-await logs.make(["events"])       # 20 records in each topic, of one leader epoch
+logs.make(["events"])             # 20 records in each topic, of one leader epoch
 await logs.cut({"events": 5})     # Kafka is restarted: 5 are left, and a new epoch begins there
 logs.append("events", 95)         # its records take the offsets of lost ones
 """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from knafka_jobs.compact.judging import DELETED_AND_SETTLED, STARTS
+from knafka.core.names import dead_letter_topic
+from knafka_jobs.compact.judging import DELETED_AND_SETTLED, GONE_TOPIC_AGE, STARTS, mark_gone
 from knafka_jobs.compact.outcomes import (
     deleted_unsettled,
     gone_by,
@@ -19,6 +23,8 @@ from knafka_jobs.compact.outcomes import (
     pending_of,
     resolved_failures,
 )
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.replay.replay_plan import (
     dead_letters_of,
     replayable_failures,
@@ -26,7 +32,7 @@ from knafka_jobs.replay.replay_plan import (
     split_into_lanes,
 )
 from knafka_jobs.schema import FAILURES, RECORDS, SENT, ddl
-from knafka_jobs.topic_offsets import BrokerName
+from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, TopicState
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
@@ -180,6 +186,78 @@ def test_what_was_deleted_before_it_was_settled_is_lost(spark: SparkSession) -> 
     assert found.columns == list(SENT)
     assert sorted(ids(found)) == ["deleted", "of a topic that is gone"]
     assert ids(found.where("outcome <> 'lost'")) == []
+
+
+@dataclass
+class OneKafka:
+    """A Kafka as `mark_gone` asks it; a topic's group has committed 2 in `committed_in`."""
+
+    names: Collection[str]
+    described: Collection[TopicState] = ()
+    committed_in: Collection[int] = ()
+
+    def topic_names(self) -> Collection[str]:
+        return self.names
+
+    def topics(self, names: Collection[str]) -> dict[str, TopicState]:
+        return {each.name: each for each in self.described if each.name in names}
+
+    def committed(self, group: str, topic: TopicState) -> dict[int, int]:
+        assert group == topic.name
+        return dict.fromkeys(self.committed_in, 2)
+
+
+def marked_gone(on_their_way: DataFrame, kafka: OneKafka, broker: BrokerName | None) -> list[str]:
+    """Return the failures whose replayed events are marked as lost."""
+    found: list[str] = []
+
+    def update(judged: DataFrame, *_: object) -> None:
+        found.extend(ids(judged))
+
+    session = on_their_way.sparkSession
+    tables = SimpleNamespace(
+        is_empty=lambda _: False,
+        read=lambda _: on_their_way,
+        rows=lambda values, columns: session.createDataFrame(values, ddl(columns)),
+        update=update,
+    )
+    now = at(10) + GONE_TOPIC_AGE
+    mark_gone(cast(Tables, tables), cast(KafkaClient, kafka), broker, now, str)
+    return sorted(found)
+
+
+def test_a_topic_of_another_kafka_is_not_gone(spark: SparkSession) -> None:
+    """Its events are delivered there; sent again they would be delivered twice."""
+    long = {"broker": "b" * 250}
+    on_their_way = sent(
+        spark,
+        {"failure_id": "here", "offset": 1, "sent": at(1)},
+        {
+            "failure_id": "elsewhere",
+            "offset": 1,
+            "sent": at(1),
+            "broker": "far",
+            "topic_id": "id-3",
+        },
+        {"failure_id": "long", "offset": 1, "sent": at(1), **long, "topic_id": "id-4"},
+    )
+    dead = [dead_letter_topic("shop", broker, "mail") for broker in ("main", "b" * 250)]
+    assert marked_gone(on_their_way, OneKafka(dead), None) == ["here", "long"]
+    assert marked_gone(on_their_way, OneKafka(()), None) == []
+    assert marked_gone(on_their_way, OneKafka(()), BrokerName("shop", "far")) == ["elsewhere"]
+
+
+def test_what_a_group_without_a_commit_had_settled_is_not_known(spark: SparkSession) -> None:
+    """Such a group has expired or was deleted; what it had settled would be delivered twice."""
+    on_their_way = sent(
+        spark,
+        {"failure_id": "settled", "offset": 1},
+        {"failure_id": "unsettled", "offset": 2},
+        {"failure_id": "unknown", "offset": 2, "partition": 1},
+    )
+    topic = TopicState("replays", "id-2", dict.fromkeys((0, 1), OffsetSpan(5, 9)))
+    kafka = OneKafka([], [topic], committed_in=[0])
+    assert marked_gone(on_their_way, kafka, None) == ["unsettled"]
 
 
 def test_what_a_replay_topic_has_lost_is_told_by_what_lies_there_now(spark: SparkSession) -> None:

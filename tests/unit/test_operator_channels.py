@@ -270,6 +270,19 @@ async def test_the_channel_says_which_subscribers_it_delivers_to(world: ChannelW
     assert not world.stored("KafkaChannel", SHOP, "orders")["spec"].get("subscribers")
 
 
+async def test_subscribers_that_are_no_list_are_replaced_by_a_list(world: ChannelWorld) -> None:
+    """As a file of the local mode may have them, which no schema has looked at."""
+    world.declare_channel(SHOP, "orders")
+    await world.reconcile_channel(SHOP, "orders")
+    stored = world.stored("KafkaChannel", SHOP, "orders")
+    world.cluster.put({**stored, "spec": {**stored["spec"], "subscribers": 5}})
+    world.declare_subscription(SHOP, "audit", "orders")
+    await world.reconcile_subscription(SHOP, "audit")
+    await world.reconcile_channel(SHOP, "orders")
+    (declared,) = world.stored("KafkaChannel", SHOP, "orders")["spec"]["subscribers"]
+    assert declared["uid"] == world.stored("Subscription", SHOP, "audit")["metadata"]["uid"]
+
+
 @pytest.mark.conformance("KN-SUB-01", "KN-SUB-06")
 async def test_a_subscription_waits_for_its_channel(world: ChannelWorld) -> None:
     """KN-SUB-01: it may be made first, and isn't Ready until the channel is."""

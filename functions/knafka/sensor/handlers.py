@@ -11,7 +11,7 @@ transactions (`processor`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.events import json_format
@@ -31,6 +31,9 @@ from knafka.sensor.giving_up import dead_letter_held, fire_or_dead_letter, give_
 from knafka.sensor.queues import Arrival
 from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
+
+MAX_OFFSETS: Final = 2**40
+"""More than the records that a partition of a trigger topic ever has."""
 
 
 class NewerSensor(LogError):
@@ -213,12 +216,19 @@ class Handlers:
 
 
 def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
-    """Return the event with an offset that no other event held at its key has. Another one has it
-    if the trigger topic was deleted and created again; the changelog would keep only one of
-    them."""
+    """Return the event with an offset that no other event held at its key has.
+
+    Another one has it if the trigger topic was deleted and created again; the changelog would keep
+    only one of them. The new offset follows from the record's, so that no two events of a partition
+    get the same one: an action's id has it, and not the key.
+    """
     if not any(other.offset == event.offset and not other.is_same_as(event) for other in held):
         return event
-    return event._replace(offset=min(-1, min(other.offset for other in held) - 1))
+    used = {other.offset for other in held if not other.is_same_as(event)}
+    offset = -1 - event.offset
+    while offset in used:  # the topic was created again more than once
+        offset -= MAX_OFFSETS
+    return event._replace(offset=offset)
 
 
 def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:

@@ -202,6 +202,8 @@ def _append(
     ):
         if len(text) > max_characters:
             raise refuse(f"--{option} has {len(text)} characters: give {max_characters} at most")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise refuse(f"--{option} isn't UTF-8")
     groups_by_id = find_groups(files, ids, now)
     known_groups: dict[str, dict[str, Any]] = {
         id_: dict(group.key) for id_, group in groups_by_id.items()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,7 +58,9 @@ class ListedEntries:
 def read_entries(channel: Document) -> ListedEntries:
     """Parse a KafkaChannel's entries; of two with the same UID the later generation counts."""
     valid, problems = dict[str, Document](), dict[str, str]()
-    for entry in _list_subscribers(channel):
+    for entry in listed_subscribers(channel):
+        if not isinstance(entry, Mapping):
+            continue
         uid = str(entry.get("uid") or "")
         if _match_uid(uid) is None:
             problems[uid] = (
@@ -70,12 +72,10 @@ def read_entries(channel: Document) -> ListedEntries:
     return ListedEntries(valid, problems)
 
 
-def _list_subscribers(channel: Document) -> list[Document]:
-    """Return the objects in a channel's `spec.subscribers`; empty if that is no list."""
+def listed_subscribers(channel: Document) -> Sequence[Any]:
+    """Return a channel's `spec.subscribers`; empty if that is no list."""
     listed = (channel.get("spec") or {}).get("subscribers")
-    if not isinstance(listed, list | tuple):
-        return []
-    return [entry for entry in listed if isinstance(entry, Mapping)]
+    return listed if isinstance(listed, list | tuple) else ()
 
 
 def _generation(entry: Document) -> int:

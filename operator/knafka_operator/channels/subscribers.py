@@ -80,7 +80,7 @@ class Subscribers:
     async def _declare(self, channel: Document, desired_entries: Mapping[str, Document]) -> None:
         """Write the desired entries to the channel's `spec.subscribers`, and record which UIDs
         Knafka wrote. Raises `ClusterError`."""
-        listed = (channel.get("spec") or {}).get("subscribers") or ()
+        listed = entries.listed_subscribers(channel)
         recorded_uids = entries.own_uids(channel)
         handled_uids = {
             record.uid

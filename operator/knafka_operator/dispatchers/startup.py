@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, Final
 
 from knafka_operator.dispatchers.resuming import Resuming
@@ -43,7 +44,9 @@ async def resume_deliveries(
     for trigger in triggers:
         if (broker := broker_of(trigger)) in triggers_by_broker:
             triggers_by_broker[broker].append(trigger)
-    brokers_with_shards = [identity for identity, broker in brokers.items() if has_contract(broker)]
+    brokers_with_shards = {
+        identity: broker for identity, broker in brokers.items() if has_contract(broker)
+    }
     unshared_triggers = [
         trigger
         for identity, some in triggers_by_broker.items()
@@ -58,13 +61,13 @@ async def resume_deliveries(
         return
     shards = await cluster.list(SERVING, "Service", SHARD_LABELS)
 
-    async def resume_broker(broker: Identity) -> None:
+    async def resume_broker(identity: Identity, broker: Document) -> None:
         """Resume the delivery of one Broker's Triggers that shared dispatchers serve, and of its
         others."""
         some = await resuming.find_delivered_with_shards(
-            brokers[broker], triggers_by_broker[broker], dispatcher_services, shards
+            broker, triggers_by_broker[identity], dispatcher_services, shards
         )
         for trigger, watched in some:
             await resume(trigger, watched)
 
-    await asyncio.gather(*map(resume_broker, brokers_with_shards))
+    await asyncio.gather(*starmap(resume_broker, brokers_with_shards.items()))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import REPLAY
+from knafka.core.names import dead_letter_topic
 from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.outcomes import (
     deleted_unsettled,
@@ -28,7 +29,13 @@ from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.materialize import compute_rows
 from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import Columns
-from knafka_jobs.topic_offsets import BrokerName, OffsetSpan, Position, TopicState
+from knafka_jobs.topic_offsets import (
+    BrokerName,
+    OffsetSpan,
+    Position,
+    TopicState,
+    is_dead_letter_topic,
+)
 
 Progress = Callable[[str], object]
 
@@ -77,30 +84,34 @@ def mark_gone(
     settled, or that were in a topic which was deleted or made anew.
 
     Nobody delivers them any more, and what is pending is not replayed. A later commit of their
-    group would say nothing of them. Only events of `broker` (all, if None): those of others may be
-    in another Kafka.
+    group would say nothing of them. Only events of `broker` (all, if None). Those of others may be
+    in another Kafka: without `broker`, a topic counts as deleted only if this Kafka has a
+    dead-letter topic of its Broker.
     """
     if tables.is_empty("sent"):
         return
     pending = tables.read("sent").transform(pending_of, broker)
-    places = ("topic", "topic_id", "partition")
+    places = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
     firsts = pending.groupBy(*places).agg(F.min("offset").alias("first")).collect()
     topics = kafka.topics(sorted({row["topic"] for row in firsts}))
-    gone_ids, cut_topics = set[str](), dict[str, TopicState]()
+    gone, cut_topics = list[Row](), dict[str, TopicState]()
     for row in firsts:
         topic = topics.get(row["topic"])
         if topic is None or topic.id != row["topic_id"]:
-            gone_ids.add(row["topic_id"])
+            gone.append(row)
         elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
             cut_topics[topic.name] = topic
-    if not gone_ids and not cut_topics:
+    if gone and broker is None:
+        gone = _with_broker_here(gone, kafka.topic_names())
+    if not gone and not cut_topics:
         return
-    # The starts were read before the commits: what was settled meanwhile is not marked.
+    gone_ids = {row["topic_id"] for row in gone}
+    # The starts were read before the commits: what was settled meanwhile is not marked. Without a
+    # commit (a group that has expired, or was deleted) it isn't known what was settled.
     settled = [
-        (topic.id, partition, span.start, committed.get(partition, 0))
+        (topic.id, partition, topic.spans[partition].start, offset)
         for topic in cut_topics.values()
-        for committed in (kafka.committed(topic.name, topic),)
-        for partition, span in topic.spans.items()
+        for partition, offset in kafka.committed(topic.name, topic).items()
     ]
     gone_events = compute_rows(
         pending.transform(gone_by, gone_ids, now - GONE_TOPIC_AGE).unionByName(
@@ -113,6 +124,21 @@ def mark_gone(
             "for its Trigger can be replayed once more"
         )
     _update_outcomes(tables, gone_events)
+
+
+def _with_broker_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
+    """Return the rows (`namespace`, `broker`, `trigger`) whose Broker, or whose Trigger, has a
+    dead-letter topic among these topics."""
+    here: dict[BrokerName, bool] = {}
+    result = []
+    for row in rows:
+        broker = BrokerName(row["namespace"], row["broker"])
+        if broker not in here:
+            here[broker] = any(is_dead_letter_topic(name, broker) for name in topic_names)
+        # A name that was shortened is only found as the Trigger's.
+        if here[broker] or dead_letter_topic(*broker, row["trigger"]) in topic_names:
+            result.append(row)
+    return result
 
 
 def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
