@@ -82,9 +82,15 @@ def connect(
     )
     topics = KafkaTopics(configuration)
     reader_arguments = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
-    open_reader: OpenReader = partial(KafkaReader, *reader_arguments)
+    # At most once, an event that may have begun must not begin again, and may be lost.
+    trusts_metadata = egress.at_most_once
+    open_reader: OpenReader = partial(
+        KafkaReader, *reader_arguments, trusts_metadata=trusts_metadata
+    )
     if egress.conversion is not None:
-        open_reader = partial(ConvertingReader, egress.conversion, *reader_arguments)
+        open_reader = partial(
+            ConvertingReader, egress.conversion, *reader_arguments, trusts_metadata=trusts_metadata
+        )
     return Clients(
         open_reader,
         writer,

@@ -71,10 +71,12 @@ class ConvertingReader(KafkaReader):
         group: str,
         topics: Sequence[str],
         assignment: Assignment,
+        *,
+        trusts_metadata: bool = False,
     ) -> None:
-        """Join the group on the source's topics; `conversion` says how a record becomes an
-        event."""
-        super().__init__(connection, group, topics, assignment)
+        """Join the group on the source's topics; `conversion` says how a record becomes an event,
+        `trusts_metadata` as in `KafkaReader`."""
+        super().__init__(connection, group, topics, assignment, trusts_metadata=trusts_metadata)
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:

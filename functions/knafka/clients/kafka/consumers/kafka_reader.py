@@ -56,16 +56,18 @@ class KafkaReader:
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
         *,
         reads: bool = True,
+        trusts_metadata: bool = False,
     ) -> None:
         """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
-        group without reading. Raises `LogError`."""
+        group without reading. `trusts_metadata`: return a commit's metadata even if a leader was
+        elected since, which may have cut off the records that they describe. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         # Used only on the thread:
         member_arguments = connection, group, self._numbering, assignment, protocol, reads
-        self._membership = Membership(*member_arguments)
+        self._membership = Membership(*member_arguments, trusts_metadata)
         self._replaced = ReplacedTopics(connection, self._numbering.topics if reads else ())
         self._failure: LogError | None = None
         """The error that the next read raises, once."""
