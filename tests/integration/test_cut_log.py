@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -25,6 +26,7 @@ from knafka.clients.kafka.consumers import kafka_cut_logs, kafka_membership
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
+from knafka.core.progress import Progress, encode
 from knafka.ports.log import LogReader, OffsetAndMetadata
 from knafka.ports.transactions import Partition
 from knafka_client.topics.ranges import RangeReader
@@ -36,10 +38,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 KEPT = 5
 NEW = 95
 GROWN = [*(ONE_GROUP := ["consumer", "classic", "latest", "rewound"]), "shared", "sensor-consumer",
-         "sensor-classic", "frozen"]  # fmt: skip
+         "sensor-classic", "frozen", "settled-own", "settled-shared"]  # fmt: skip
 """Topics that grow again; each is read by groups of its own."""
 SHORT = ["short", "short-shared"]
 """Topics that don't."""
+UNCUT = ["uncut-own", "uncut-shared"]
+"""Topics that lose nothing when their leader is elected."""
+SETTLED = encode(3, Progress([(9, 20)]), 0)[0]
+"""Metadata of a commit behind 3 records, in the log before it is cut."""
 ALL_OLD = [b"old-%d" % number for number in range(RECORDS)]
 ALL_NEW = [b"new-%d" % number for number in range(NEW)]
 
@@ -51,7 +57,7 @@ async def logs(
     server = KafkaServer(kafka_distribution, tmp_path_factory.mktemp("kafka"))
     await server.start()
     logs = CutLogs(server)
-    logs.make([*GROWN, *SHORT])
+    logs.make([*GROWN, *SHORT, *UNCUT])
     admin = KafkaAdmin(logs.connection)
     await admin.ensure_committed("latest", "latest", "latest")
     await admin.close()
@@ -59,8 +65,10 @@ async def logs(
         rewinding.commit([TopicPartition("rewound", 0, RECORDS // 2)])
     await deliver_old(logs, "shared", "slow", 3)
     for topic in [*GROWN, *SHORT]:
-        if topic not in ("latest", "rewound"):
+        if topic not in ("latest", "rewound") and not topic.startswith("settled"):
             await deliver_old(logs, topic, topic, RECORDS)
+    for topic in ["settled-own", "settled-shared", *UNCUT]:
+        await deliver_old(logs, topic, topic, 3, SETTLED)
     await logs.cut(dict.fromkeys([*GROWN, *SHORT], KEPT))
     for topic in GROWN:
         logs.append(topic, NEW)
@@ -68,11 +76,13 @@ async def logs(
     await server.stop()
 
 
-async def deliver_old(logs: CutLogs, topic: str, group: str, count: int) -> None:
+async def deliver_old(
+    logs: CutLogs, topic: str, group: str, count: int, metadata: str = ""
+) -> None:
     """Read a log before it is cut, and commit behind so many records."""
     reader = KafkaReader(logs.connection, group, topic, Owner(), GroupProtocol.CLASSIC)
     assert await values_of(reader, RECORDS) == ALL_OLD
-    await reader.commit_now({0: OffsetAndMetadata(count)})
+    await reader.commit_now({0: OffsetAndMetadata(count, metadata)})
     await reader.close(SOON)
 
 
@@ -150,6 +160,21 @@ async def test_each_group_of_a_shared_dispatcher_reads_on_where_its_log_was_cut(
     await offsets.close()
 
 
+@asynccontextmanager
+async def reader_of(logs: CutLogs, kind: str, topic: str, owner: Owner) -> AsyncIterator[LogReader]:
+    """Open a group's reader, of an own or a shared dispatcher."""
+    offsets = KafkaOffsets(logs.connection)
+    shared = shared_kafka(logs.connection, f"shard-of-{topic}", topic, offsets)
+    if kind == "own":
+        reader: LogReader = KafkaReader(logs.connection, topic, topic, owner)
+    else:
+        reader = shared.open_reader(topic, owner)
+    yield reader
+    await reader.close(SOON)
+    await shared.close()
+    await offsets.close()
+
+
 @pytest.mark.parametrize("kind", ["own", "shared"])
 async def test_a_log_that_is_shorter_than_its_commit_is_settled_at_its_end(
     logs: CutLogs, kind: str
@@ -157,26 +182,46 @@ async def test_a_log_that_is_shorter_than_its_commit_is_settled_at_its_end(
     """Or its dispatcher would be kept awake for ever. What is left may be delivered again: if a
     fetch comes first, Kafka only says that it has no such offset."""
     topic = "short" if kind == "own" else "short-shared"
-    offsets, admin = KafkaOffsets(logs.connection), KafkaAdmin(logs.connection)
-    shared = shared_kafka(logs.connection, "short-shard", topic, offsets)
-    reader: LogReader
-    if kind == "own":
-        reader = KafkaReader(logs.connection, topic, topic, Owner())
-    else:
-        reader = shared.open_reader(topic, Owner())
-    values: list[bytes | None] = []
-    async with asyncio.timeout(SOON):
-        while not reader.ends:
-            values += [record.value() for record in await reader.read(500, 1.0)]
-    assert reader.ends == {0: KEPT}
-    assert values in ([], ALL_OLD[:KEPT])
-    reader.commit({0: OffsetAndMetadata(KEPT)})
-    await until_settled(admin, topic, topic, SOON)
-    assert (await admin.lags([topic], topic))[topic].beyond_end == frozenset()
-    await reader.close(SOON)
-    await shared.close()
-    await offsets.close()
+    admin = KafkaAdmin(logs.connection)
+    async with reader_of(logs, kind, topic, Owner()) as reader:
+        values: list[bytes | None] = []
+        async with asyncio.timeout(SOON):
+            while not reader.ends:
+                values += [record.value() for record in await reader.read(500, 1.0)]
+        assert reader.ends == {0: KEPT}
+        assert values in ([], ALL_OLD[:KEPT])
+        reader.commit({0: OffsetAndMetadata(KEPT)})
+        await until_settled(admin, topic, topic, SOON)
+        assert (await admin.lags([topic], topic))[topic].beyond_end == frozenset()
     await admin.close()
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+@pytest.mark.parametrize("log", ["settled", "uncut"])
+async def test_what_is_known_above_a_commit_is_forgotten_once_after_an_election(
+    logs: CutLogs, kind: str, log: str
+) -> None:
+    """The log was cut above the commit: new records have the offsets of those that are settled. A
+    log that lost nothing can't be told from it, but its retries survive the next restarts."""
+    topic, owner = f"{log}-{kind}", Owner()
+    async with reader_of(logs, kind, topic, owner) as reader:
+        # Only records of the leader before the election are read.
+        async with asyncio.timeout(SOON):
+            while not (records := await reader.read(1, 1.0)):
+                pass
+        assert [record.value() for record in records] == [b"old-3"]
+        assert owner.committed == {0: OffsetAndMetadata(3)}
+        owner.saw(records)
+        owner.metadata = SETTLED
+
+    for _ in range(2):
+        owner = Owner()
+        async with reader_of(logs, kind, topic, owner) as reader:
+            rest = [*ALL_OLD[:KEPT], *ALL_NEW] if log == "settled" else ALL_OLD
+            assert await values_of(reader, len(rest) - 4) == rest[4:]
+            assert owner.committed == {0: OffsetAndMetadata(4, SETTLED)}
+            assert owner.losses == []
+            owner.seen, owner.metadata = {0: 4}, SETTLED
 
 
 @pytest.mark.parametrize("protocol", GroupProtocol)

@@ -85,10 +85,9 @@ def connect(
     open_kafka_reader: Callable[..., LogReader] = KafkaReader
     if egress.conversion is not None:
         open_kafka_reader = partial(ConvertingReader, egress.conversion)
-    # A restart may return records of the new topic again that were read before it was noticed.
-    restarts_replaced = not egress.at_most_once
+    # At most once, an event that may have begun must not begin again, and may be lost.
     open_reader: OpenReader = partial(
-        open_kafka_reader, *reader_arguments, restarts_replaced=restarts_replaced
+        open_kafka_reader, *reader_arguments, may_repeat=not egress.at_most_once
     )
     return Clients(
         open_reader,

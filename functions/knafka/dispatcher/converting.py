@@ -72,11 +72,11 @@ class ConvertingReader(KafkaReader):
         topics: Sequence[str],
         assignment: Assignment,
         *,
-        restarts_replaced: bool = True,
+        may_repeat: bool = True,
     ) -> None:
         """Join the group on the source's topics; `conversion` says how a record becomes an event,
-        `restarts_replaced` is that of `KafkaReader`."""
-        super().__init__(connection, group, topics, assignment, restarts_replaced=restarts_replaced)
+        `may_repeat` is that of `KafkaReader`."""
+        super().__init__(connection, group, topics, assignment, may_repeat=may_repeat)
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:

@@ -42,7 +42,12 @@ class Commit(NamedTuple):
 
     offset: int
     metadata: str = ""
+    """Left out of a commit that was read if a leader was elected since: it may be of records that
+    are gone."""
     epoch: int = NO_EPOCH
+    end_epoch: int = NO_EPOCH
+    """Of a commit whose metadata was left out, the leader epoch in which the log ended then: the
+    next commits have it, or a later one, so that their metadata is kept."""
 
     @property
     def value(self) -> OffsetAndMetadata:

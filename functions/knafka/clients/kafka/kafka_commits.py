@@ -21,6 +21,9 @@ COMMIT_RETRY_INTERVAL: Final = 0.1
 """Seconds before a commit is repeated."""
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds for which the commit of a revoked partition is repeated during a rebalance."""
+ELECTION_TIMEOUT: Final = 2.0
+"""Seconds that Kafka may take to say in which leader epochs the logs of new partitions end; it
+takes milliseconds."""
 
 NO_EPOCH: Final = -1
 """Stands for an unknown leader epoch."""
@@ -150,12 +153,13 @@ class OffsetCommits:
         self, consumer: Consumer, commits: Commits, epochs: Epochs
     ) -> list[TopicPartition]:
         """Return these commits as confluent-kafka's objects, with the leader epoch of the last
-        record read, by which the next reader notices that the log has lost its end. The epoch may
-        be later than that of the record at the offset: too low an epoch would look like a loss."""
+        record read, by which the next reader notices that the log has lost its end; with that of
+        `epochs` if it is later. The epoch may be later than that of the record at the offset: too
+        low an epoch would look like a loss."""
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position([partition(numbering, number) for number in commits]):
-            if (epoch := epoch_of(entry)) != NO_EPOCH:
-                epochs[numbering.number(entry.topic, entry.partition)] = epoch
+            number = numbering.number(entry.topic, entry.partition)
+            epochs[number] = max(epoch_of(entry), epochs.get(number, NO_EPOCH))
         return [
             TopicPartition(
                 numbering.topic(number),
@@ -187,6 +191,49 @@ def with_epochs(
             )
         )
     return complete
+
+
+def end_epochs(
+    consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
+) -> dict[tuple[str, int], int]:
+    """Return the leader epochs in which the logs of these partitions end now, by topic and
+    partition, as far as Kafka says so within `timeout` seconds; a request that fails is repeated
+    until then. Raises nothing."""
+    deadline = time.monotonic() + timeout
+    found: dict[tuple[str, int], int] = {}
+    missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
+    while True:
+        with suppress(KafkaException):
+            for end in consumer.offsets_for_times(missing, max(0.1, deadline - time.monotonic())):
+                if end.error is None:
+                    found[end.topic, end.partition] = epoch_of(end)
+        missing = [entry for entry in missing if (entry.topic, entry.partition) not in found]
+        if not missing or time.monotonic() + COMMIT_RETRY_INTERVAL > deadline:
+            return found
+        time.sleep(COMMIT_RETRY_INTERVAL)
+
+
+def elected_since(
+    consumer: Consumer, committed: Sequence[TopicPartition]
+) -> dict[tuple[str, int], int]:
+    """Return the partitions, of these commits of a group, since which a leader was elected, with
+    the leader epochs in which their logs end now, or `NO_EPOCH` if Kafka doesn't say so.
+
+    What their metadata say of the records above the offset may be of records that are gone, even if
+    those below it are still there. Commits without metadata or without a leader epoch are left out.
+    Blocks for `ELECTION_TIMEOUT` seconds at most.
+    """
+    asked = [
+        entry
+        for entry in committed
+        if entry.error is None and entry.metadata and epoch_of(entry) != NO_EPOCH
+    ]
+    ends = end_epochs(consumer, asked, ELECTION_TIMEOUT) if asked else {}
+    return {
+        (entry.topic, entry.partition): end
+        for entry in asked
+        if (end := ends.get((entry.topic, entry.partition), NO_EPOCH)) != epoch_of(entry)
+    }
 
 
 def partition(numbering: Numbering, number: int) -> TopicPartition:

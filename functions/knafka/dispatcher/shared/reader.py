@@ -103,6 +103,9 @@ class GroupReader:
         self._failure: LogError | None = None
         self._epochs: dict[int, int] = {}
         """Leader epochs of the commits at the partitions' assignment, or of later records."""
+        self._end_epochs: dict[int, int] = {}
+        """Leader epochs that commits have at least (`Commit.end_epoch`); positions don't have them,
+        as those are of records that were read."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
@@ -291,6 +294,7 @@ class GroupReader:
         next."""
         for number, commit in committed.items():
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
+            self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
             offset = 0 if commit is None else commit.offset
             self.cursors[number] = Cursor(number, offset, self)
             self._settled[number] = BEGINNING if commit is None else commit.offset
@@ -309,7 +313,7 @@ class GroupReader:
 
     def position_of(self, cursor: Cursor) -> Position:
         """Return the cursor's next offset with its leader epoch."""
-        return Position(cursor.offset, self._epochs_of([cursor.number])[cursor.number])
+        return Position(cursor.offset, self._epoch_of(cursor.number))
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
         """Start a partition anew whose log is another one from `shared` on, and drop its old
@@ -321,6 +325,7 @@ class GroupReader:
         cursor.offset, cursor.reported, cursor.paused = max(0, start.offset), -1, False
         self._to_commit.pop(number, None)
         self._epochs[number] = start.epoch
+        self._end_epochs.pop(number, None)
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
@@ -438,17 +443,21 @@ class GroupReader:
             self.committed[number] = full_commits[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epoch of the last record read, by partition; a consumer that resumes
+        """Return the leader epochs of commits, by partition: those of the last records read, or
+        later ones (`Commit.end_epoch`)."""
+        return {
+            number: max(self._epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
+            for number in numbers
+        }
+
+    def _epoch_of(self, number: int) -> int:
+        """Return the leader epoch of the last record read of a partition; a consumer that resumes
         with too low an epoch would report lost data."""
-        epochs: dict[int, int] = {}
-        for number in numbers:
-            cursor = self.cursors.get(number)
-            epoch = self._epochs.get(number, NO_EPOCH)
-            buffer = None if cursor is None else cursor.buffer
-            if buffer is not None and cursor not in buffer.unproven:
-                epoch = self._epochs[number] = max(epoch, buffer.epochs.last)
-            epochs[number] = epoch
-        return epochs
+        epoch, cursor = self._epochs.get(number, NO_EPOCH), self.cursors.get(number)
+        buffer = None if cursor is None else cursor.buffer
+        if buffer is not None and cursor not in buffer.unproven:
+            epoch = self._epochs[number] = max(epoch, buffer.epochs.last)
+        return epoch
 
     async def _wait_for_commit(self) -> None:
         """Wait until no commit is under way."""

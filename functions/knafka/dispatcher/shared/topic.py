@@ -217,8 +217,8 @@ class SharedTopic:
                 if committed:
                     reader.assign_partitions(committed)
                 for number, commit in committed.items():
-                    offset, _, epoch = Commit(-1) if commit is None else commit
-                    starts.append((number, offset, epoch, reader, commit))
+                    start = Commit(-1) if commit is None else commit
+                    starts.append((number, start.offset, start.epoch, reader, commit))
             for number, *_, reader, commit in sorted(starts, key=lambda start: start[:3]):
                 reader.begin(number, commit)
 

@@ -31,6 +31,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import ASKING, Connection, open_client
+from knafka.clients.kafka.kafka_commits import elected_since
 from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
@@ -137,6 +138,25 @@ class KafkaGroups:
                 group, lambda consumer, timeout: consumer.committed(requested, timeout=timeout)
             )
         return [partition for partition in answers if partition.offset >= 0]
+
+    async def committed_since(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], int]]:
+        """Return what `committed_partitions` returns, and of these commits what `elected_since`
+        does. Raises `LogError`."""
+        requested = list(partitions)
+        elected: dict[tuple[str, int], int] = {}
+
+        def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
+            """Read the commits, and ask for the elections since."""
+            answers = consumer.committed(requested, timeout=timeout)
+            elected.clear()
+            elected.update(elected_since(consumer, answers))
+            return answers
+
+        with explain_denials(group=("Describe", group), topic=("Describe", _topic_of(requested))):
+            answers = await self._call_as_group(group, read)
+        return [partition for partition in answers if partition.offset >= 0], elected
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """Commit all of these offsets or none: one request, which Kafka writes as one batch."""

@@ -16,7 +16,12 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicParti
 
 from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, needs_detaching
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
-from knafka.clients.kafka.kafka_commits import COMMIT_RETRY_INTERVAL, REBALANCING_ERRORS, epoch_of
+from knafka.clients.kafka.kafka_commits import (
+    COMMIT_RETRY_INTERVAL,
+    NO_EPOCH,
+    REBALANCING_ERRORS,
+    epoch_of,
+)
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
@@ -53,7 +58,8 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits. Raises `GroupHasMembers` and `LogError`."""
+        """Return the group's commits, without metadata if a leader was elected since. Raises
+        `GroupHasMembers` and `LogError`."""
         calls = self._calls
         answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -67,16 +73,14 @@ class KafkaOffsets:
         if needs_detaching(described):
             await self._groups.detach(group, await self._all_partitions(topic))
         topic_partitions = [TopicPartition(topic, number) for number in sorted(partitions)]
-        return {
-            committed_partition.partition: Commit(
-                committed_partition.offset,
-                committed_partition.metadata or "",
-                epoch_of(committed_partition),
-            )
-            for committed_partition in await self._groups.committed_partitions(
-                group, topic_partitions
-            )
-        }
+        committed, elected = await self._groups.committed_since(group, topic_partitions)
+        commits: dict[int, Commit] = {}
+        for entry in committed:
+            place = (entry.topic, entry.partition)
+            metadata = "" if place in elected else entry.metadata or ""
+            end_epoch = elected.get(place, NO_EPOCH)
+            commits[entry.partition] = Commit(entry.offset, metadata, epoch_of(entry), end_epoch)
+        return commits
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic."""

@@ -29,7 +29,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.kafka_client import log_error_of
-from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of, with_epochs
+from knafka.clients.kafka.kafka_commits import NO_EPOCH, end_epochs, epoch_of
 
 SEEK_TIMEOUT: Final = 5.0
 """Seconds until librdkafka must have started an assigned partition; it takes less than a
@@ -37,7 +37,8 @@ millisecond, or until the same partition has stopped."""
 SEEK_INTERVAL: Final = 0.005
 """Seconds between two tries to seek in a partition that isn't started yet."""
 EPOCH_TIMEOUT: Final = 5.0
-"""Seconds that Kafka may take to say in which leader epoch a log ends; it takes milliseconds."""
+"""Seconds that Kafka may take to say in which leader epoch a log that was cut ends; it takes
+milliseconds."""
 
 _CUT: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
 """The place in librdkafka's text where the committed epoch, or the last one before it, ends."""
@@ -89,11 +90,8 @@ def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
     if (found := _CUT.search(error.str())) is None:
         return None
     cut = TopicPartition(topic, number, int(found[1]), "", int(found[2]))
-    try:
-        (end,) = with_epochs(consumer, [cut], EPOCH_TIMEOUT)
-    except KafkaException:
-        return None
-    return cut if epoch_of(end) > epoch_of(cut) else None
+    end = end_epochs(consumer, [cut], EPOCH_TIMEOUT).get((topic, number), NO_EPOCH)
+    return cut if end > epoch_of(cut) else None
 
 
 def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:

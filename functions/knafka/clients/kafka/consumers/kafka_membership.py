@@ -43,6 +43,7 @@ from knafka.clients.kafka.kafka_commits import (
     NO_EPOCH,
     REBALANCING_ERRORS,
     OffsetCommits,
+    elected_since,
     epoch_of,
     partition,
 )
@@ -61,7 +62,8 @@ FINISHING_POLL_TIMEOUT: Final = 0.05
 
 class Membership(GroupConsumer):
     """A `GroupConsumer` on the topics of a `Numbering`, which numbers their partitions. With
-    `reads` False it is assigned partitions but reads neither their records nor their commits."""
+    `reads` False it is assigned partitions but reads neither their records nor their commits. With
+    `trusts_metadata` False it leaves out a commit's metadata if a leader was elected since."""
 
     def __init__(
         self,
@@ -71,17 +73,20 @@ class Membership(GroupConsumer):
         assignment: Assignment,
         protocol: GroupProtocol,
         reads: bool = True,
+        trusts_metadata: bool = False,
     ) -> None:
         """Join the group on the topics of `numbering`; called on the event loop, on which
         `assignment` is called too."""
         self._numbering = numbering
         self._assignment = assignment
         self._reads = reads
+        self._trusts_metadata = trusts_metadata
         self._loop = asyncio.get_running_loop()
         self.refusal: LogError | None = None
         """The error for which assigned partitions can't be read; every read raises it."""
         self.owned: dict[int, int] = {}
-        """Leader epoch of the last commit, by owned partition."""
+        """Leader epoch that commits have at least, by owned partition: that of the group's last
+        commit, or of the log's end."""
         self.reached: dict[int, int] = {}
         """Ends of owned partitions that no read has returned yet."""
         self.last_commits: Future[Commits] = Future()
@@ -325,13 +330,16 @@ class Membership(GroupConsumer):
             consumer.pause(partitions)
             return
         self.stalled.begin(start_positions)
+        elected = {} if self._trusts_metadata else elected_since(consumer, committed)
         commits: dict[int, OffsetAndMetadata | None] = {}
         for entry in committed:
-            number = self.number_of(entry)
-            self.owned[number] = epoch_of(entry)
+            number, place = self.number_of(entry), (entry.topic, entry.partition)
+            # With the end's epoch, the next commits' metadata hold until a leader is elected again.
+            self.owned[number] = max(epoch_of(entry), elected.get(place, NO_EPOCH))
             commits[number] = None
             if entry.offset >= 0:
-                commit = OffsetAndMetadata(entry.offset, entry.metadata or "")
+                metadata = "" if place in elected else entry.metadata or ""
+                commit = OffsetAndMetadata(entry.offset, metadata)
                 commits[number] = commit
                 self._commits.begin(number, commit)
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)

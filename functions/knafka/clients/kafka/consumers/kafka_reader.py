@@ -61,19 +61,20 @@ class KafkaReader:
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
         *,
         reads: bool = True,
-        restarts_replaced: bool = True,
+        may_repeat: bool = True,
     ) -> None:
         """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
-        group without reading. `restarts_replaced`: read a topic from its start once it was deleted
-        and created again, which may return records twice. Raises `LogError`."""
+        group without reading. `may_repeat` False: return no record again that was read before a
+        topic was replaced, and a commit's metadata even if a leader was elected since, though the
+        records that they describe may be gone. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         # Used only on the thread:
         member_arguments = connection, group, self._numbering, assignment, protocol, reads
-        self._membership = Membership(*member_arguments)
-        compares_ids = reads and restarts_replaced
+        self._membership = Membership(*member_arguments, trusts_metadata=not may_repeat)
+        compares_ids = reads and may_repeat
         self._replaced = ReplacedTopics(connection, self._numbering.topics if compares_ids else ())
         self._replaced_until: dict[str, float] = {}
         """Monotonic time until which newly assigned partitions of a topic are read from their
