@@ -133,6 +133,7 @@ class Notes:
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
     scripted = ScriptedConsumer()
+    monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 3600.0)  # no real client
     for module in (kafka_group_consumer, kafka_positioned):
         monkeypatch.setattr(module, "open_client", lambda *arguments: scripted)
     return scripted
@@ -272,11 +273,8 @@ async def test_a_restart_that_librdkafka_refuses_fails_the_read(
 
 
 async def test_a_lost_log_that_was_not_cut_makes_the_topics_id_be_compared_at_once(
-    any_reader: KafkaReader | KafkaPositionedReader,
-    consumer: ScriptedConsumer,
-    monkeypatch: pytest.MonkeyPatch,
+    any_reader: KafkaReader | KafkaPositionedReader, consumer: ScriptedConsumer
 ) -> None:
-    monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 3600.0)
     consumer.messages.put(LostOffset())
     await any_reader.read(1, 1)
     await until(any_reader._replaced._hastened.is_set)
