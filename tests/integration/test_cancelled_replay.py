@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,14 +61,20 @@ def test_a_cancelled_replay_ends_and_what_it_has_not_sent_another_one_sends(
             span.end for topic in client.topics([name]).values() for span in topic.spans.values()
         )
 
+    has_ended = threading.Event()
+
     def cancel_once_it_sends() -> None:
         while not sent_so_far():
-            time.sleep(0.1)
+            if has_ended.wait(0.1):
+                return
         cancel_replay(TableFiles(tables.root), "r1", "ann", datetime.now(UTC))
 
     with ThreadPoolExecutor(1) as pool:
         cancelling = pool.submit(cancel_once_it_sends)
-        done = replay(tables, client, FailureSelection(), "r1", "me", 100, lines.append)
+        try:
+            done = replay(tables, client, FailureSelection(), "r1", "me", 100, lines.append)
+        finally:
+            has_ended.set()
         cancelling.result(30)
     assert done.cancelled_by == "ann"
     (listed,) = list_replays(TableFiles(tables.root), 9, datetime.now(UTC))
