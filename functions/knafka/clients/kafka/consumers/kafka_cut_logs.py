@@ -51,10 +51,13 @@ def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None
     places = [TopicPartition(start.topic, start.partition) for start in starts]
     checked = [start for start in starts if start.offset > 0 and epoch_of(start) != NO_EPOCH]
     try:
-        if checked:
-            # Or else a fetch is sent before the seek, whose answer is thrown away and may take
-            # `fetch.wait.max.ms`.
-            consumer.pause([TopicPartition(start.topic, start.partition) for start in checked])
+        # Paused, or else a fetch is sent before the seek: its answer is thrown away and may take
+        # `fetch.wait.max.ms`, or it says that nothing is at the start, as the seek does.
+        sought = [TopicPartition(start.topic, start.partition) for start in checked]
+        for place in sought:
+            # librdkafka can't pause a partition that it doesn't know; this makes it known.
+            consumer.get_watermark_offsets(place, cached=True)
+        consumer.pause(sought)
         consumer.incremental_assign(list(starts))
         for start in checked:
             _seek(consumer, start)
@@ -65,8 +68,8 @@ def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None
 
 
 def _seek(consumer: Consumer, start: TopicPartition) -> None:
-    """Seek to the start of a partition that was just assigned. Raises `KafkaException` if it isn't
-    started within `SEEK_TIMEOUT` seconds."""
+    """Seek to the start of a paused partition that was just assigned. Raises `KafkaException` if
+    that isn't done within `SEEK_TIMEOUT` seconds."""
     deadline = time.monotonic() + SEEK_TIMEOUT
     while True:
         try:
