@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Barrier, Event, Thread
+from threading import Barrier, Event, Thread, current_thread, main_thread
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -132,6 +134,27 @@ def test_a_jar_that_takes_long_is_told_of_while_it_comes(
     obtain_jars((JAR,), tmp_path, progress, download)
     assert "0 of 1, 0.3 MB so far" in lines
     assert lines[-1] == "1 of 1: tool-1.0.jar"
+
+
+def test_what_downloads_is_imported_once_and_before_there_are_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    importing: list[Thread] = []
+
+    class ImportedModule(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            if name != "MavenContext":
+                raise AttributeError(name)
+            importing.append(current_thread())
+            return lambda **settings: self
+
+        def create_dependency(self, coordinate: str) -> SimpleNamespace:
+            raise OSError("no network")
+
+    monkeypatch.setitem(sys.modules, "jgo.maven", ImportedModule("jgo.maven"))
+    with pytest.raises(LocalKafkaError, match="no network"):
+        obtain_jars((JAR,), tmp_path, lambda _: None)
+    assert importing == [main_thread()]
 
 
 def test_two_fetches_at_once_leave_one_whole_jar(tmp_path: Path) -> None:

@@ -146,15 +146,13 @@ def obtain_jars(
     if missing:
         progress(f"fetching {len(missing)} of {purpose}'s {len(jars)} jars into {folder}")
         folder.mkdir(parents=True, exist_ok=True)
+        fetch = download or _downloading_from_maven()
         with (
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
             ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
         ):
             unfinished = {
-                pool.submit(
-                    _fetch_jar, jar, folder, Path(scratch), download or _download_from_maven
-                )
-                for jar in missing
+                pool.submit(_fetch_jar, jar, folder, Path(scratch), fetch) for jar in missing
             }
             try:
                 _report_progress(unfinished, folder, Path(scratch), progress)
@@ -214,16 +212,22 @@ def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar
     )
 
 
-def _download_from_maven(coordinate: str, folder: Path) -> Path:
-    """Download one jar from Maven Central; returns its path."""
-    from jgo.maven import MavenContext  # slow to import, and needed once in a machine's life
+def _downloading_from_maven() -> Download:
+    """Return the function that downloads one jar from Maven Central."""
+    # Slow to import, and needed once in a machine's life. Imported before there are threads: of
+    # several that import it at once, one was given a package that was only half imported.
+    from jgo.maven import MavenContext
 
     # requests, which jgo fetches with, knows REQUESTS_CA_BUNDLE only; curl and OpenSSL, this one.
     if bundle := os.environ.get("SSL_CERT_FILE"):
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
-    context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
-    path: Path = context.create_dependency(coordinate).artifact.resolve()
-    return path
+
+    def download(coordinate: str, folder: Path) -> Path:
+        context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
+        path: Path = context.create_dependency(coordinate).artifact.resolve()
+        return path
+
+    return download
 
 
 def _java_candidates() -> Iterator[Path]:
