@@ -109,6 +109,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
+def folder_of_run(config: pytest.Config) -> Path:
+    """The folder that all processes of a run share, and that goes with it."""
+    return config.stash[_RUN].folder
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """pytest-xdist's, in its controller: a worker is about to start."""

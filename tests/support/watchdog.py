@@ -4,7 +4,9 @@ pytest-timeout gives up once a test has failed, so that the end of its fixtures 
 and raises its failure only once, where a callback of asyncio or of a C library may swallow it. A
 process that is still at the same test `OVERTIME` seconds after that test's timeout prints where
 each of its threads is and exits: pytest-xdist reports the test as failed and goes on in a new
-worker. Registered by `pytest_plugins` in tests/conftest.py.
+worker. With `--dist loadfile` that begins with the same test, which would hang once more: a test
+that a worker began and didn't end fails at once in the next one. Registered by `pytest_plugins` in
+tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Final
 
 import pytest
+from support.once_a_run import folder_of_run
 
 OVERTIME: Final = 120.0
 """Seconds for the end of a test's fixtures, those of a whole run among them."""
@@ -33,10 +37,34 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     watch(item)
+    note = note_of(item.config)
+    note.write_text(item.nodeid)
     try:
         return (yield)
     finally:
+        note.unlink(missing_ok=True)
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    own = note_of(item.config)
+    for note in own.parent.glob("running-*"):
+        if note != own and read_note(note) == item.nodeid:
+            pytest.fail("its worker ended while it ran, so it isn't run again", pytrace=False)
+
+
+def note_of(config: pytest.Config) -> Path:
+    """The file that names the test which this process is running."""
+    return folder_of_run(config) / f"running-{os.getpid()}"
+
+
+def read_note(note: Path) -> str:
+    """What a note says; empty if its process has just ended that test."""
+    try:
+        return note.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 @pytest.hookimpl(trylast=True)

@@ -30,25 +30,32 @@ def test_comes_after():
 
 
 @pytest.mark.slow
-def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handed_out", ["load", "loadfile"])
+def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(
+    tmp_path: Path, handed_out: str
+) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(
         "from support import watchdog\n"
         # For the worker to have said which test it began, on a busy machine, too.
         "watchdog.OVERTIME = 5.0\n"
-        'pytest_plugins = ["support.watchdog", "support.failures"]\n'
+        'pytest_plugins = ["support.once_a_run", "support.watchdog", "support.failures"]\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n1", "-p", "no:cacheprovider", "--failures-file=failed"],
+        [
+            sys.executable, "-m", "pytest", "-n1", f"--dist={handed_out}",
+            "-p", "no:cacheprovider", "--failures-file=failed",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         capture_output=True,
         text=True,
         timeout=90,
-    )
+    )  # fmt: skip
     assert "crashed while running 'test_it.py::test_hangs'" in done.stdout
     assert "2 failed, 1 passed" in done.stdout
-    assert "in never_ending" in done.stderr
+    # Whole files are handed out anew, from the test that has no end.
+    assert done.stderr.count("in never_ending") == 1
     assert list(json.loads((tmp_path / "failed").read_text())) == ["test_it.py::test_hangs"]
 
 
