@@ -331,12 +331,19 @@ def cluster_kafka(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the first cluster test of each file the time in which the cluster starts as well."""
+    """Give the first cluster test of each file that is run the time in which the cluster starts as
+    well."""
     files: set[Path] = set()
     for item in items:
-        if item.get_closest_marker("cluster") and item.path not in files:
+        if item.get_closest_marker("cluster") and not is_skipped(item) and item.path not in files:
             files.add(item.path)
             item.add_marker(pytest.mark.timeout(BRING_UP), append=False)
+
+
+def is_skipped(item: pytest.Item) -> bool:
+    """Whether a marker of a test, whose condition is a value and no text, skips it."""
+    skipping = [*item.iter_markers("skip")]
+    return bool(skipping) or any(marker.args[0] for marker in item.iter_markers("skipif"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,14 @@ from functools import partial
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 from support.drains import World
 from support.logs import SOON, Owner
 from support.memory.log import MemoryLog
@@ -58,6 +65,10 @@ class ElectedConsumer:
             partitions, self.partitions = self.partitions, []
             self._on_assign(self, [TopicPartition(TOPIC, number) for number in partitions])
         time.sleep(0.01)
+
+    def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> tuple[int, int]:
+        assert cached
+        return (OFFSET_INVALID, OFFSET_INVALID)
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         return [
