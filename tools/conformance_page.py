@@ -46,6 +46,7 @@ def outcome(case: ElementTree.Element) -> str:
 
 
 def main(reports: Iterable[str]) -> None:
+    """Write the page from these JUnit files."""
     ids_by_test: dict[str, set[str]] = defaultdict(set)
     for id_, test in marked(ROOT / "tests"):
         ids_by_test[test].add(id_)

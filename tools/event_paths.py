@@ -34,7 +34,7 @@ BESIDE: Final = {
 
 
 def _task_name() -> str:
-    """The name of the coroutine that runs now; empty in a callback of the event loop."""
+    """Return the name of the coroutine that runs now; empty in a callback of the event loop."""
     task = asyncio.current_task()
     return "" if task is None else task.get_coro().__qualname__  # type: ignore[union-attr]
 
@@ -44,8 +44,10 @@ class EnteredFunctions:
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
+        """Calls by file (from `PRODUCT`) and function."""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Count a call, if it is one of a function of the data plane that handles the event."""
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(PRODUCT)):
             if "<" not in code.co_name and _task_name() not in BESIDE:
@@ -54,6 +56,7 @@ class EnteredFunctions:
 
     @property
     def files(self) -> list[str]:
+        """The files of the called functions, sorted."""
         return sorted({file for file, _ in self.calls})
 
 

@@ -25,13 +25,13 @@ MAX_FOLDER_FILES: Final = 20
 
 
 def product_files(root: Path) -> Iterator[Path]:
-    """All Python files of the product, sorted."""
+    """Yield all Python files of the product, sorted within each source root."""
     for source in SOURCES:
         yield from sorted((root / source).rglob("*.py"))
 
 
 def vague_variables(root: Path) -> Counter[str]:
-    """How often variables and parameters with each of `VAGUE_NAMES` are bound."""
+    """Return how often variables and parameters with each of `VAGUE_NAMES` are bound."""
     counts: Counter[str] = Counter()
     for path in product_files(root):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -43,7 +43,7 @@ def vague_variables(root: Path) -> Counter[str]:
 
 
 def classes_in_several_files(root: Path) -> dict[str, int]:
-    """Names of classes that several files define, with the number of files."""
+    """Return the names of classes that several files define, with the number of files."""
     files: Counter[str] = Counter()
     for path in product_files(root):
         body = ast.parse(path.read_text()).body
@@ -52,7 +52,7 @@ def classes_in_several_files(root: Path) -> dict[str, int]:
 
 
 def lines_by_package(root: Path) -> Counter[str]:
-    """Lines of the product's files, by import package."""
+    """Return the number of lines of the product's files, by import package."""
     lines: Counter[str] = Counter()
     for path in product_files(root):
         lines[path.relative_to(root).parts[1]] += len(path.read_text().splitlines())
@@ -60,13 +60,13 @@ def lines_by_package(root: Path) -> Counter[str]:
 
 
 def large_folders(root: Path) -> dict[str, int]:
-    """Folders with more than `MAX_FOLDER_FILES` Python files, with their number."""
+    """Return the folders with more than `MAX_FOLDER_FILES` Python files, with their number."""
     files = Counter(str(path.parent.relative_to(root)) for path in product_files(root))
     return {folder: count for folder, count in sorted(files.items()) if count > MAX_FOLDER_FILES}
 
 
 def large_files(root: Path) -> dict[str, int]:
-    """Files with more than `MAX_FILE_LINES` lines, with their number."""
+    """Return the files with more than `MAX_FILE_LINES` lines, with their number."""
     lines = {
         str(path.relative_to(root)): len(path.read_text().splitlines())
         for path in product_files(root)

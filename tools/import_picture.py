@@ -44,9 +44,9 @@ def read(roots: Iterable[str] = ROOTS) -> dict[str, set[str]]:
     for module, node in nodes.items():
         if node is None:
             continue
-        imported = {nodes[each] for each in graph.find_modules_directly_imported_by(module)}
-        arrows[node] |= {each for each in imported if each is not None and each != node}
-    used = {each for imported in arrows.values() for each in imported}
+        imported = {nodes[other] for other in graph.find_modules_directly_imported_by(module)}
+        arrows[node] |= {other for other in imported if other is not None and other != node}
+    used = {imported_node for imported in arrows.values() for imported_node in imported}
     return {
         node: imported_nodes
         for node, imported_nodes in arrows.items()

@@ -58,8 +58,10 @@ class Entered:
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
+        """Calls by file (from `OPERATOR`) and function."""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Count a call, if it is one of an operator's function in a reconciliation."""
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(OPERATOR)) and _reconciling.get():
             name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
@@ -69,6 +71,7 @@ class Entered:
 
     @property
     def files(self) -> list[str]:
+        """The files of the called functions, sorted."""
         return sorted({file for file, _ in self.calls})
 
 
@@ -84,7 +87,8 @@ def watched() -> Iterator[Entered]:
         _reconciling.reset(token)
 
 
-def say(kind: str, entered: Entered) -> None:
+def show(kind: str, entered: Entered) -> None:
+    """Print the figures of one kind; with -v, the files too."""
     calls = sum(entered.calls.values())
     files, functions = len(entered.files), len(entered.calls)
     print(f"{kind:20} {files:3} files {functions:4} functions {calls:5} calls")
@@ -93,18 +97,19 @@ def say(kind: str, entered: Entered) -> None:
 
 
 async def main() -> None:
+    """Reconcile one new object of each kind in memory, and print the figures of each."""
     world = OperatorWorld()
     world.declare_broker("shop")
     controller: Any = controller_of(world)
     await asyncio.sleep(0.1)  # until periodic tasks have begun
     with watched() as entered:
         await controller.reconcile(("Broker", "shop", "default"))
-    say("Broker", entered)
+    show("Broker", entered)
     world.declare_trigger("shop", "mail")
     world.operator.on_trigger(world.document("Trigger", "shop", "mail"), gone=False)
     with watched() as entered:
         await controller.reconcile(("Trigger", "shop", "mail"))
-    say("Trigger", entered)
+    show("Trigger", entered)
     await world.operator.close()
 
     sensors = SensorsWorld()
@@ -114,7 +119,7 @@ async def main() -> None:
     sensors.declare()
     with watched() as entered:
         await sensors.turn()
-    say("Sensor", entered)
+    show("Sensor", entered)
     await sensors.inner.operator.close()
 
     archives = await ready_world()
@@ -122,11 +127,11 @@ async def main() -> None:
     archives.bury()
     with watched() as entered:
         await archives.controller.reconcile(("DeadLetterArchive", "shop", "kept"))
-    say("DeadLetterArchive", entered)
+    show("DeadLetterArchive", entered)
     archives.ask("DeadLetterReplay", "again")
     with watched() as entered:
         await archives.controller.reconcile(("DeadLetterReplay", "shop", "again"))
-    say("DeadLetterReplay", entered)
+    show("DeadLetterReplay", entered)
     await archives.inner.operator.close()
 
     for part, patterns in PARTS.items():

@@ -29,6 +29,8 @@ REPORTS: Final = Path("build/tests")
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run the tests as the arguments say, and print those that failed; returns the exit code, 1 if
+    any did."""
     parser = argparse.ArgumentParser(
         description="Run tests many times, under load and in random order."
     )

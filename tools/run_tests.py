@@ -50,6 +50,7 @@ def main(name: str, options: Sequence[str]) -> int:
 
 
 def pytest(*options: str) -> int:
+    """Run pytest with these options, and return its exit code."""
     return subprocess.run([sys.executable, "-m", "pytest", *options]).returncode
 
 

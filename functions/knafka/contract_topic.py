@@ -27,8 +27,11 @@ log = logging.getLogger(__name__)
 CONTRACT_PARTITION: Final = 0
 """The topic's only partition: records of several would have no common order."""
 CONTRACT_READ_LIMIT: Final = 500
+"""Most records of one read."""
 CONTRACT_READ_TIMEOUT: Final = 1.0
+"""Seconds that one read waits for a first record."""
 CONTRACT_CLOSE_TIMEOUT: Final = 5.0
+"""Seconds to close a reader."""
 READ_TO_END_TIMEOUT: Final = 30.0
 """Seconds without reaching the topic's end after which another reader is opened: librdkafka looks
 less and less often for a topic that didn't exist."""
@@ -86,8 +89,8 @@ class ContractFollower(Generic[E]):
         await self._ready.wait()
 
     async def follow(self) -> None:
-        """Read the topic and its changes until cancelled; after an error it is read from its
-        beginning."""
+        """Read the topic and its changes until cancelled. After an error, wait (`restart_after`),
+        and read the topic from its beginning again."""
         while True:
             try:
                 await self._read_from_beginning()
@@ -101,7 +104,8 @@ class ContractFollower(Generic[E]):
             self._failures += 1
 
     async def _read_from_beginning(self) -> None:
-        """Read the topic from its beginning, and follow it. Raises `LogError`."""
+        """Open a reader at the topic's beginning, follow the topic with it (`_follow`), and close
+        it. Raises `LogError`."""
         reader = self._open_reader()
         try:
             reader.begin({CONTRACT_PARTITION: Position(BEGINNING)})
@@ -111,7 +115,8 @@ class ContractFollower(Generic[E]):
                 await reader.close(CONTRACT_CLOSE_TIMEOUT)
 
     async def _follow(self, reader: PositionedReader) -> None:
-        """Apply records as they come. Raises `LogError`."""
+        """Apply records as they come, and publish the contract from the topic's end on; returns
+        never. Raises `LogError`, also if the end isn't reached within `READ_TO_END_TIMEOUT`."""
         loop = asyncio.get_running_loop()
         contract: Contract[E] = Contract()
         began, at_end = loop.time(), False
@@ -132,7 +137,8 @@ class ContractFollower(Generic[E]):
     def _apply_records(
         self, contract: Contract[E], records: Sequence[Record], end: int
     ) -> Contract[E]:
-        """Return the contract after these records."""
+        """Return the contract after these records; a record that can't be used removes its key's
+        entry. `end`: the topic's end if the read has reached it, else 0."""
         position = max(contract.position, end)
         if not records:
             return replace(contract, position=position)

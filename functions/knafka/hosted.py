@@ -24,6 +24,7 @@ from knafka.serving import Receive, Scope, Send, ServedFunction, start_profiling
 log = logging.getLogger(__name__)
 
 TARGET: Final = "FUNCTION_TARGET"
+"""Environment variable: the function to run, `receive`, `dispatch` or `sense`."""
 
 
 class Hosted:
@@ -41,7 +42,8 @@ class Hosted:
         self._handle_sigterm()
 
     async def _start(self, environment: Mapping[str, str]) -> None:
-        """Start the function."""
+        """Start profiling if the environment enables it, then the function; logs and raises what
+        prevents either."""
         try:
             start_profiling(environment)
             await self._function.start(environment)
@@ -55,8 +57,10 @@ class Hosted:
         """Install a handler of SIGTERM that ends the function before the server."""
         loop = asyncio.get_running_loop()
         if loop.remove_signal_handler(signal.SIGTERM):
+            # The server's handler was on the event loop, as func's is: ours replaces it.
             loop.add_signal_handler(signal.SIGTERM, self._end_function_then_server)
             return
+        # The server's handler, if any, was installed by `signal.signal`: ours calls it.
         previous_handler = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -69,8 +73,8 @@ class Hosted:
         signal.signal(signal.SIGTERM, interrupt)
 
     def _end_function_then_server(self) -> None:
-        """Interrupt the function, then end the server. Called at SIGTERM if the server has its
-        handler on the event loop, as func's has: by itself, that server would wait for open
+        """Interrupt the function, and end the server once the function's drains have ended. Called
+        at SIGTERM in place of the server's own handler, with which the server would wait for open
         connections, but not for the task of `stop`."""
         if self._ending is None:
             self._function.interrupt()
@@ -81,7 +85,8 @@ class Hosted:
         try:
             await self._function.wait_until_interrupted()
         finally:
-            signal.raise_signal(signal.SIGINT)  # func's server ends at this signal too
+            # Not SIGTERM, whose handler is ours: func's server ends at SIGINT too.
+            signal.raise_signal(signal.SIGINT)
 
     def stop(self) -> None:
         """Stop the function in the background; func calls this on the event loop when requests have
@@ -93,6 +98,7 @@ class Hosted:
         await self._stopping
 
     def alive(self) -> tuple[bool, str]:
+        """Return False and the reason if only a restart helps, else True."""
         return self._function.alive()
 
     def ready(self) -> tuple[bool, str]:

@@ -38,6 +38,9 @@ subscriber."""
 REPEAT_INTERVAL: Final = 10.0
 """Seconds between two log lines that differ in their numbers only."""
 
+MAX_REMEMBERED_KINDS: Final = 100
+"""Kinds of log lines that a filter remembers before it forgets all of them, to bound its memory."""
+
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -64,7 +67,7 @@ class Histogram:
         self.sum += seconds
 
     def _search(self, seconds: float) -> None:
-        """Make the bucket of this observation the one that `observe` adds to."""
+        """Find the bucket of an observation in seconds, to which `observe` adds it."""
         bucket = self._last = bisect_left(BUCKETS, seconds)
         self._above = BUCKETS[bucket - 1] if bucket else -math.inf
         self._upto = BUCKETS[bucket] if bucket < len(BUCKETS) else math.inf
@@ -162,6 +165,8 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
     from prometheus_client.registry import Collector
 
     class Families(Collector):
+        """The metrics in prometheus_client's form."""
+
         def collect(self) -> Iterator[Family]:
             """Yield each metric as a family of prometheus_client; a histogram adds a sample for
             each bucket, its count and its sum."""
@@ -194,19 +199,21 @@ class RateLimitedFilter(logging.Filter):
     """
 
     def __init__(self, *, by_wording: bool = False) -> None:
+        """`by_wording`: lines with the same message before formatting are of a kind."""
         super().__init__()
         self._by_wording = by_wording
-        self._said: dict[tuple[int, str], float] = {}
+        self._logged_at: dict[tuple[int, str], float] = {}
+        """When (Unix time) a line of each kind was last logged, by level and wording."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged: once per `REPEAT_INTERVAL` for each wording."""
+        """Whether the record is logged: one of its kind per `REPEAT_INTERVAL` is."""
         wording = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
         kind = record.levelno, wording
-        if record.created - self._said.get(kind, 0.0) < REPEAT_INTERVAL:
+        if record.created - self._logged_at.get(kind, 0.0) < REPEAT_INTERVAL:
             return False
-        if len(self._said) > 100:
-            self._said.clear()
-        self._said[kind] = record.created
+        if len(self._logged_at) > MAX_REMEMBERED_KINDS:
+            self._logged_at.clear()
+        self._logged_at[kind] = record.created
         return True
 
 

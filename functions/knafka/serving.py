@@ -51,8 +51,14 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class ServedFunction(Protocol):
     """The methods of func's contract (FN-2) that serving calls."""
 
-    async def start(self, environment: Mapping[str, str]) -> None: ...
-    async def stop(self) -> None: ...
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Read the settings from the environment, and open what the function needs. Raises
+        `InvalidDocument`."""
+        ...
+
+    async def stop(self) -> None:
+        """End the function's work, and close what `start` opened."""
+        ...
 
     def interrupt(self) -> None:
         """Begin to end long work, such as drains, as the process will end; returns at once. Called
@@ -64,7 +70,9 @@ class ServedFunction(Protocol):
         meanwhile."""
         ...
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request, as an ASGI application."""
+        ...
 
     def alive(self) -> tuple[bool, str]:
         """Return False and the reason if only a restart helps, else True."""
@@ -101,7 +109,8 @@ async def _lifespan(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Start and stop the function as ASGI's lifespan protocol says."""
+    """Start and stop the function as ASGI's lifespan protocol says; a `KnafkaError` of the start is
+    reported to the server, which then ends."""
     await receive()
     try:
         start_profiling(environment)
@@ -187,14 +196,14 @@ class _FunctionServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, function: ServedFunction) -> None:
         super().__init__(config)
         self._function = function
-        self._told = asyncio.Event()
+        self._is_signalled = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Serve until a signal ends the server."""
+        """Serve until a signal ends the server: tick every `TICK` seconds, and at the signal."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK):
-                    await self._told.wait()
+                    await self._is_signalled.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End the server at a signal, after interrupting the function."""
@@ -204,7 +213,7 @@ class _FunctionServer(uvicorn.Server):
     def _end(self) -> None:
         """Interrupt the function and wake the main loop."""
         self._function.interrupt()
-        self._told.set()
+        self._is_signalled.set()
 
 
 class _TlsServer(_FunctionServer):
@@ -229,7 +238,8 @@ class _TlsServer(_FunctionServer):
         self._listener = TlsListener(tls.folder, config.host, tls.port, self._create_protocol)
 
     def _create_protocol(self) -> asyncio.Protocol:
-        """Create the protocol of one connection."""
+        """Create the protocol of one connection at the TLS port, as uvicorn does for its own
+        port."""
         protocol_class: Any = self._protocol
         protocol: asyncio.Protocol = protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state

@@ -275,8 +275,8 @@ def service_url(environment: Environment) -> str | None:
 
 
 def drains(environment: Environment) -> DrainSettings:
-    """Return the settings of the function's drains. Raises `InvalidDocument` that names the
-    variable."""
+    """Return the settings of the function's drains; of the grace period, `LEAVING` seconds are kept
+    for the time after the attempts. Raises `InvalidDocument` that names the variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
         raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")
@@ -288,7 +288,8 @@ def drains(environment: Environment) -> DrainSettings:
 
 
 def _required_variable(environment: Environment, name: str) -> str:
-    """Return this variable. Raises `InvalidDocument` if it isn't set."""
+    """Return the value of the variable `name`. Raises `InvalidDocument` if it isn't set or is
+    empty."""
     if not (text := environment.get(name)):
         raise InvalidDocument(name, "is not set: the operator writes a function's contract there")
     return text

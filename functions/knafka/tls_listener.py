@@ -28,7 +28,8 @@ HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds within which a TLS handshake must end, so that a silent client doesn't hold its buffers
 for longer."""
 
-_State: TypeAlias = tuple[tuple[int, int, int], ...]
+_FileVersions: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Versions of the certificate's and the key's file (`_file_version`)."""
 
 
 class ServerCertificate:
@@ -41,9 +42,10 @@ class ServerCertificate:
         """The listener's context, whose callback gives each handshake the newest certificate."""
         self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
-        self._seen: _State | str | None = None
+        self._seen: _FileVersions | str | None = None
         """Versions of the files that were read last, or why they weren't found."""
         self._newest: ssl.SSLContext | None = None
+        """The context with the newest certificate; None: there is none yet."""
 
     @property
     def is_there(self) -> bool:
@@ -54,7 +56,7 @@ class ServerCertificate:
         """Read the files if they have changed; files that can't be used are logged, and the old
         certificate stays."""
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY_FILE))
-        versions: _State | str
+        versions: _FileVersions | str
         try:
             versions = tuple(_file_version(path) for path in (certificate, key))
         except OSError as error:
@@ -78,7 +80,8 @@ class ServerCertificate:
     def _use_newest_certificate(
         self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext
     ) -> None:
-        """Use the newest certificate for this handshake."""
+        """Use the newest certificate for this handshake; called by `ssl`, with the requested server
+        name and the listener's context, which don't matter."""
         assert self._newest is not None, "nobody listens without a certificate"
         handshake.context = self._newest
 
@@ -87,12 +90,13 @@ class TlsListener:
     """A port with TLS, opened as soon as there is a certificate."""
 
     def __init__(
-        self, folder: Path, host: str, port: int, make: Callable[[], asyncio.Protocol]
+        self, folder: Path, host: str, port: int, make_protocol: Callable[[], asyncio.Protocol]
     ) -> None:
-        """`make` returns the protocol of a connection, which gets the decrypted data."""
+        """`folder` has the certificate; `make_protocol` returns the protocol of a connection, which
+        gets the decrypted data."""
         self._certificate = ServerCertificate(folder)
         self._host, self._port = host, port
-        self._make = make
+        self._make_protocol = make_protocol
         self.server: asyncio.Server | None = None
         """The open port; None: there is no certificate yet."""
 
@@ -104,7 +108,7 @@ class TlsListener:
         if self.server is not None or not self._certificate.is_there:
             return None
         self.server = await asyncio.get_running_loop().create_server(
-            self._make,
+            self._make_protocol,
             self._host,
             self._port,
             ssl=self._certificate.context,
@@ -115,7 +119,7 @@ class TlsListener:
 
 
 def _tls_context() -> ssl.SSLContext:
-    """Return the TLS context of a server."""
+    """Return a server's TLS context without a certificate: TLS 1.2 or later, for HTTP/1.1."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -63,17 +63,11 @@ def _aws_region() -> str:
 
 
 def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
-    """Return the callback by which librdkafka requests tokens, in its own thread; the first token
-    is signed now, or shared."""
+    """Return the callback by which librdkafka requests tokens, in its own thread. Its first token
+    is signed now, or shared with clients that were opened within `TOKEN_SHARING_SECONDS`. Raises
+    `InvalidDocument` and `LogError`."""
     sign = _open_signer(region, role)
-    now = time.time()
-    signed_at, first_token = _shared.get((region, role), (now, None))
-    if first_token is None or now - signed_at > min(
-        TOKEN_SHARING_SECONDS, (first_token[1] - signed_at) / 4
-    ):
-        first_token = sign()
-        _shared[region, role] = now, first_token
-    prefetched = [first_token]
+    prefetched = [_shared_token(region, role, sign)]
 
     def token(_: str) -> Token:
         """Return the prefetched token at the first call, later a newly signed one. Raises
@@ -89,8 +83,23 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
     return token
 
 
+def _shared_token(region: str, role: str | None, sign: Callable[[], Token]) -> Token:
+    """Return the last signed token for this region and role while clients may share it, else a
+    newly signed one, which later clients share. Raises `LogError`."""
+    now = time.time()
+    if (shared := _shared.get((region, role))) is not None:
+        signed_at, token = shared
+        quarter_of_life = (token[1] - signed_at) / 4
+        if now - signed_at <= min(TOKEN_SHARING_SECONDS, quarter_of_life):
+            return token
+    token = sign()
+    _shared[region, role] = now, token
+    return token
+
+
 def _open_signer(region: str, role: str | None) -> Callable[[], Token]:
-    """Return the signer of tokens, which raises `LogError`. Raises `InvalidDocument`."""
+    """Return a function that signs a token for this region (and role, if one is to be assumed), and
+    raises `LogError` if AWS gives none. Raises `InvalidDocument` if AWS's library is missing."""
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
     except ImportError as error:

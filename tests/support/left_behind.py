@@ -103,7 +103,7 @@ def let_through_again() -> None:
     for logger in list(logging.root.manager.loggerDict.values()):
         for limit in getattr(logger, "filters", ()):
             if isinstance(limit, RateLimitedFilter):
-                limit._said.clear()
+                limit._logged_at.clear()
 
 
 def is_guarded(item: pytest.Item) -> bool:

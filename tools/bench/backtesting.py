@@ -34,6 +34,7 @@ from knafka.core.sensor.records import correlation_of, trigger_of
 from knafka_cli.shared import dead_letter_jobs
 
 START: Final = 1_790_000_000_000
+"""Time of the first event, in milliseconds since the Unix epoch."""
 SPAN: Final = 1_000_000
 """Milliseconds from the first event to the last."""
 PER_KEY: Final = 4
@@ -99,7 +100,8 @@ def _keys(count: int) -> int:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Write the archive, run both sides, print their rows, and compare their firings; exits with 1
+    if these differ."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if not given")
@@ -171,11 +173,13 @@ def _read_written_firings(output: Path, root: Path) -> Mapping[str, tuple[int, s
     _spark(READ, str(output), str(lines))
 
     def firings() -> Iterator[tuple[str, str]]:
+        """Yield trigger and text of each firing in the table."""
         for file in lines.glob("*.json"):
             with file.open() as text:
                 for line in text:
                     row = json.loads(line)
-                    yield row["trigger"], _said(row.get("correlation"), row["at"], row["ids"])
+                    text_of_firing = _firing_text(row.get("correlation"), row["at"], row["ids"])
+                    yield row["trigger"], text_of_firing
 
     return _digest_by_trigger(firings())
 
@@ -189,13 +193,14 @@ def _reducer(count: int) -> Mapping[str, tuple[int, str]]:
     fired = 0
 
     def firings() -> Iterator[tuple[str, str]]:
+        """Yield trigger and text of each firing of the reducer, and count them."""
         nonlocal fired
         for past_firing in backtest.play(_past_events(count)):
             fired += 1
             ids = [event.identity.partition(" ")[2] for event in past_firing.firing.events]
             yield (
                 trigger_of(past_firing.key),
-                _said(correlation_of(past_firing.key), past_firing.at, ids),
+                _firing_text(correlation_of(past_firing.key), past_firing.at, ids),
             )
 
     digests = _digest_by_trigger(firings())
@@ -204,7 +209,7 @@ def _reducer(count: int) -> Mapping[str, tuple[int, str]]:
     return digests
 
 
-def _said(correlation: str | None, time_ms: int, ids: list[str]) -> str:
+def _firing_text(correlation: str | None, time_ms: int, ids: list[str]) -> str:
     """Return a firing as text: its correlation key, its time and the ids of its events."""
     return f"{correlation} {time_ms} {' '.join(ids)}"
 

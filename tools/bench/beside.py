@@ -61,12 +61,15 @@ async def beside_case(world: World, results: Results, externals: Sequence[Extern
 async def _receivers(
     world: World, stack: AsyncExitStack, count: int
 ) -> tuple[Sequence[Running], Turn]:
+    """Start two receivers and return them, and a function that sends `count` events to each of them
+    at the same time."""
     targets = []
     for name in NAMES:
         topic = await stack.enter_async_context(world.topic())
         targets.append(await stack.enter_async_context(receiver(world, name, topic)))
 
     async def turn() -> None:
+        """Send the events; raises `BenchError` unless all are accepted."""
         loads = [world.run("load", url=target.url, c=64, n=count) for target in targets]
         for load_result in await asyncio.gather(*loads):
             if load_result["ok"] != count:
@@ -88,6 +91,7 @@ async def _dispatchers(
         targets.append(await stack.enter_async_context(target))
 
     async def turn() -> None:
+        """Fill both topics, and wait until all events have arrived at the sink."""
         nonlocal filled
         await world.reset_sink(KEYS)
         flags = {"first_id": filled, "partitions": PARTITIONS, "keys": KEYS}

@@ -15,7 +15,8 @@ from bench.world import World
 RATE: Final = 100
 """Events a second for the channel whose latency is measured."""
 ALONE: Final = "one of two channels, alone"
-FLOODS: Final = {f"the other flooded by {each} connections": each for each in (16, 64, 256)}
+FLOODS: Final = {f"the other flooded by {count} connections": count for count in (16, 64, 256)}
+"""Names of the rows -> connections that flood the other channel."""
 STARTING: Final = 0.5
 """Seconds for which the flood comes before what is measured, and after it."""
 
@@ -41,6 +42,8 @@ async def channels_case(world: World, results: Results, externals: Sequence[Exte
 
 
 async def _measure(world: World, target: Running) -> dict[str, Any]:
+    """Send `RATE` events a second to a channel; return the latency of its answers in ms, the rate,
+    and the number of answers other than 202."""
     seconds = world.sized(8, 2)
     load_result = await world.run("load", url=target.url, c=4, rate=RATE, d=f"{seconds}s")
     latency = {f"{name}_ms": value for name, value in load_result["latency_ms"].items()}

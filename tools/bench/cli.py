@@ -108,6 +108,7 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
+    """Parse the command line; exits with 2 if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="tools/bench/run.py", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -137,6 +138,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(text: str) -> list[str]:
+    """Parse comma-separated names of `CASES`, or `none`. Raises `ArgumentTypeError`."""
     names = [] if text == "none" else text.split(",")
     for name in names:
         if name not in CASES:
@@ -145,6 +147,7 @@ def _cases(text: str) -> list[str]:
 
 
 def _external(text: str) -> External:
+    """Parse the option `--target`. Raises `ArgumentTypeError`."""
     try:
         return External.parse(text)
     except ValueError as error:
@@ -152,6 +155,8 @@ def _external(text: str) -> External:
 
 
 async def _measure(names: Sequence[str], options: Options, externals: Sequence[External]) -> None:
+    """Measure these cases, one after the other; write the results of each as JSON and print them as
+    Markdown. Raises `BenchError`."""
     RESULTS.mkdir(exist_ok=True)
     async with world(options) as bench_world:
         for name in names:

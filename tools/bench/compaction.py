@@ -164,6 +164,8 @@ def _compact_in_steps(servers: str, namespace: str, tables: Path, total: int) ->
 def _compact(
     what: str, servers: str, namespace: str, tables: Path, records: int, start: Start = USUAL
 ) -> Measured:
+    """Run one compaction into `tables` and return what it took; exits if it has compacted another
+    number than `records`. `what`: the name of its row."""
     job = [sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(tables)]
     job += ["--bootstrap-servers", servers, "--broker", f"{namespace}/main"]
     return _measure_job(what, job, tables, records, start)
@@ -172,6 +174,8 @@ def _compact(
 def _measure_job(
     what: str, command: list[str], folder: Path, records: int, start: Start = USUAL
 ) -> Measured:
+    """Run a job that writes into `folder`, and return what it took; exits if it fails, or answers
+    with another number than `records`."""
     environment = dead_letter_jobs.spark_environment(lambda line: None)
     arguments = start.arguments(environment["PYSPARK_SUBMIT_ARGS"])
     limit = partial(limit_executor, cpus=start.executor_cpus)

@@ -52,12 +52,12 @@ def markdown(results: Results) -> str:
     if results.verdicts:
         parts.append(_table(["wanted", "limit", "measured", ""], map(_verdict, results.verdicts)))
     metrics = [
-        each
-        for each in results.metrics()
-        if each not in FAULTS or any(any(row.runs.get(each, ())) for row in results.rows)
+        metric
+        for metric in results.metrics()
+        if metric not in FAULTS or any(any(row.runs.get(metric, ())) for row in results.rows)
     ]
     has_floor = any(row.target == FLOOR for row in results.rows)
-    head = ["", "target", *(HEADINGS.get(each, each) for each in metrics)]
+    head = ["", "target", *(HEADINGS.get(metric, metric) for metric in metrics)]
     parts.append(
         _table(
             head + ["CPU × floor"] * has_floor,
@@ -68,7 +68,7 @@ def markdown(results: Results) -> str:
         )
     )
     machine = results.machine
-    runs = max((len(each) for row in results.rows for each in row.runs.values()), default=0)
+    runs = max((len(values) for row in results.rows for values in row.runs.values()), default=0)
     parts.append(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux "
         f"{machine['kernel']}, Python {machine['python']}; {machine.get('at', '')}; medians of "
@@ -116,6 +116,7 @@ def _panel(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], top: 
     across = log10(high / low) or 1.0
 
     def at(x: float, y: float) -> tuple[float, float]:
+        """Return the position of a point in the SVG; x is logarithmic."""
         return (
             MARGIN + log10(x / low) / across * (WIDTH - 2 * MARGIN),
             top + HEIGHT - 54 - y / most * (HEIGHT - 94),
@@ -162,12 +163,15 @@ def number(value: float) -> str:
 
 
 def _verdict(verdict: Verdict) -> list[str]:
+    """Return the cells of a verdict: the goal, its limit, the value, and whether it is met."""
     value = "not measured" if verdict.value is None else number(verdict.value)
     met = {True: "met", False: "**missed**", None: ""}[verdict.met]
     return [verdict.what, f"{'≥' if verdict.at_least else '≤'} {number(verdict.limit)}", value, met]
 
 
 def _cells(row: Row, metrics: Sequence[str]) -> list[str]:
+    """Return the cells of a row: its name, its target, and the median of each metric's runs, with
+    their spread for those in `SPREAD`."""
     cells = [re.sub(r"\d{4,}", lambda digits: f"{int(digits[0]):,}", row.what), row.target]
     for metric in metrics:
         middle = row.middle(metric)
@@ -189,5 +193,6 @@ def _to_floor(results: Results, row: Row) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

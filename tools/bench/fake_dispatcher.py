@@ -50,6 +50,7 @@ class Settling:
     def __init__(
         self, kafka: Kafka, topic: str, shards: Mapping[str, Sequence[str]], hold: float
     ) -> None:
+        """`shards`: each shard's groups; `hold`: seconds."""
         self.hold = hold
         self._kafka = {**connection_configuration(kafka)}
         self._topic = topic
@@ -82,6 +83,7 @@ async def fake_dispatcher(
     asked_at: dict[str, float] = {}
 
     async def answer(request: web.Request) -> web.StreamResponse:
+        """Answer a request for a drain, and note when its shard or Egress was first requested."""
         drain_request = DrainRequest.model_validate_json(await request.content.readline())
         asked_at.setdefault(str(drain_request.shard or drain_request.egress), time.monotonic())
         if settling is not None:

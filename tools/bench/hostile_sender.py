@@ -27,23 +27,27 @@ BINARY: Final = b"".join(b"ce-%b: hostile\r\n" % name for name in (b"id", b"sour
 EVENT: Final = b'{"specversion":"1.0","id":"1","source":"/hostile","type":"com.example.hostile",'
 DRIPPED: Final = 98_000
 
-Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
+Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
+"""Sends on a new connection; the last argument is the beginning of each request's head."""
 
 
 def _attributes() -> bytes:
+    """Return a structured event with 90,000 attributes."""
     return EVENT + b",".join(b'"x%d":1' % number for number in range(90_000)) + b"}"
 
 
 def _integers() -> bytes:
+    """Return a structured event with 490,000 integers in its data."""
     return EVENT + b'"data":[' + b"1," * 489_999 + b"1]}"
 
 
-def posting(document: bytes) -> Say:
+def posting(document: bytes) -> Send:
     """Return a function that sends one structured event after the other on a connection, each after
     the answer."""
     request = b"content-type: application/cloudevents+json\r\ncontent-length: %d\r\n\r\n%b"
 
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+        """Send the event again and again, each after the answer to the one before."""
         while True:
             writer.write(head + request % (len(document), document))
             await writer.drain()
@@ -51,14 +55,16 @@ def posting(document: bytes) -> Say:
             length = answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length))
 
-    return say
+    return send
 
 
-def dripping(begin: bytes, drop: bytes) -> Say:
+def dripping(begin: bytes, drop: bytes) -> Send:
     """Return a function that sends the beginning of a request, then `drop` again and again without
     ever ending the request."""
 
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+        """Send the beginning, then `drop` every `DRIP_INTERVAL` seconds until the receiver
+        closes."""
         writer.write(head + begin)
         await writer.drain()
         while not reader.at_eof():
@@ -69,10 +75,10 @@ def dripping(begin: bytes, drop: bytes) -> Say:
             writer.write(drop)
             await writer.drain()
 
-    return say
+    return send
 
 
-KINDS: Final[dict[str, tuple[int, Callable[[], Say]]]] = {
+KINDS: Final[dict[str, tuple[int, Callable[[], Send]]]] = {
     "headers": (2_500, lambda: dripping(b"ab:\r\n" * 10_889, b"a")),
     "members": (1, lambda: posting(_attributes())),
     "integers": (1, lambda: posting(_integers())),
@@ -93,17 +99,19 @@ KINDS: Final[dict[str, tuple[int, Callable[[], Say]]]] = {
 
 
 async def main(address: str, path: str, kind: str) -> None:
+    """Keep the connections of this kind open to `address` (host:port) until cancelled."""
     host, _, port = address.partition(":")
     head = b"POST %b HTTP/1.1\r\nhost: %b\r\n" % (path.encode(), host.encode())
     count, make = KINDS[kind]
-    say = make()
+    send = make()
 
     async def connection() -> None:
+        """Open a connection and send on it, again and again."""
         while True:
             with suppress(OSError, asyncio.IncompleteReadError):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 try:
-                    await say(reader, writer, head)
+                    await send(reader, writer, head)
                 finally:
                     writer.close()
             await asyncio.sleep(AGAIN)

@@ -55,7 +55,8 @@ def run(
     peak = 0
     spent: dict[int, float] = {}
 
-    def look() -> None:
+    def measure() -> None:
+        """Measure the job's processes every `LOOK_INTERVAL` seconds until it ends."""
         nonlocal peak
         while job.poll() is None:
             resident = 0
@@ -67,9 +68,9 @@ def run(
             peak = max(peak, resident)
             time.sleep(LOOK_INTERVAL)
 
-    looking = threading.Thread(target=look)
-    looking.start()
+    measuring = threading.Thread(target=measure)
+    measuring.start()
     answer, said = job.communicate()
-    looking.join()
+    measuring.join()
     seconds = time.monotonic() - begun
     return Ended(job.returncode, answer, said, seconds, sum(spent.values()), peak)

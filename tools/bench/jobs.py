@@ -67,6 +67,7 @@ MEBIBYTE: Final = 1 << 20
 
 
 def main() -> None:
+    """Measure the jobs on empty tables, then on tables of each size; prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--first", type=int, default=1_000_000)
     parser.add_argument("--stored", type=int, nargs="+", default=[1_000_000, 5_000_000, 50_000_000])
@@ -107,9 +108,12 @@ def main() -> None:
 
 
 class Bench:
+    """Measures the jobs with one Spark session and one Kafka."""
+
     def __init__(
         self, spark: SparkSession, folder: Path, servers: str, repeated: Sequence[int]
     ) -> None:
+        """`folder` is for tables; `repeated` are the keys of `REPEATED` to measure."""
         self._spark = spark
         self._folder = folder
         self._servers = servers
@@ -118,6 +122,8 @@ class Bench:
         self._admin = AdminClient({"bootstrap.servers": servers})
 
     def on_empty_tables(self, new: int, size: int, *, told: bool = True) -> None:
+        """Compact `new` dead letters of `size` bytes into empty tables, and copy their topic;
+        prints a row for each if `told`."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder, self._topic():
             produce(self._servers, range(new), lambda _: size)
             tables = Tables(self._spark, f"{folder}/tables")
@@ -128,6 +134,8 @@ class Bench:
                 self._measure(0, name, job, told=told)
 
     def on_tables(self, stored: int, new: int, size: int, stored_size: int) -> None:
+        """Measure all jobs on tables with `stored` dead letters of `stored_size` bytes, to which
+        `new` of `size` bytes come; prints a row for each."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             tables, now = Tables(self._spark, f"{folder}/tables"), today()
             begun = time.monotonic()
@@ -184,6 +192,7 @@ class Bench:
         selection = FailureSelection(since=since, until=until)
 
         def send() -> None:
+            """Replay the selection, and check the number of events that were sent."""
             sent = replay(
                 tables, self._client, selection, f"r{stored}", "bench", None, _silent
             ).sent
@@ -193,10 +202,12 @@ class Bench:
             self._measure(stored, "replay of 1,000", send)
 
     def _compact(self, tables: Tables, new: int) -> None:
+        """Compact the topic's dead letters, and check that they are `new`."""
         done = compact(tables, self._client, CompactOptions(BrokerName(*BROKER)), _silent)
         assert done.records == new, done
 
     def _copy(self, path: str) -> None:
+        """Copy the topic to Parquet files at `path`, as a plain job of Spark."""
         kafka = self._spark.read.format("kafka").option("subscribe", TOPIC)
         kafka = kafka.options(**self._client.connection.for_spark()).option(
             "includeHeaders", "true"

@@ -34,6 +34,7 @@ class Writer:
     in_flight = 0
 
     def append(self, topic: str, key: Any, value: Any, headers: Any, reported: Any) -> None:
+        """Report the record as stored."""
         reported(None)
 
 
@@ -47,6 +48,7 @@ def main() -> None:
     body, answers = b"x" * 128, []
 
     def loop() -> float:
+        """Handle `LOOP` events; return the seconds of CPU that they took."""
         answers.clear()
         handle, respond = handler.handle, answers.append
         began = time.thread_time()

@@ -52,6 +52,8 @@ PARTITIONS: Final = 12
 
 
 def main() -> None:
+    """Measure replays by executors, or kill replays and check that each event is sent once; exits
+    with 1 if one isn't."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--bytes", type=int, default=1024)
@@ -143,7 +145,8 @@ def replay_by(
     client.delete_before({(topic, number): span.end for number, span in ends.items()})
     growth: list[tuple[float, int]] = []
 
-    def look(process: psutil.Process) -> None:
+    def watch(process: psutil.Process) -> None:
+        """Limit a process if it is an executor, and note how many events the topic has."""
         limit_executor(process, cpus=start.executor_cpus)
         if not growth or time.monotonic() - growth[-1][0] > 0.2:
             growth.append((time.monotonic(), lying(client, topic)))
@@ -151,7 +154,7 @@ def replay_by(
     command = [sys.executable, "-m", "knafka_jobs", "replay", f"--tables={root}"]
     command += [f"--bootstrap-servers={servers}", f"--replay-id=by-{start.executors}-{turn}"]
     arguments = start.arguments(os.environ["PYSPARK_SUBMIT_ARGS"])
-    job = job_process.run(command, {"PYSPARK_SUBMIT_ARGS": arguments}, look)
+    job = job_process.run(command, {"PYSPARK_SUBMIT_ARGS": arguments}, watch)
     remove_cgroups()
     if job.exit_code != 0 or json.loads(job.answer)["sent"] != events:
         sys.exit(f"{job.answer}\n{job.said[-4000:]}")

@@ -118,6 +118,7 @@ class Results:
         )
 
     def _ratio(self, row: Row | None, base: Row | None, metric: str) -> float | None:
+        """Return the median of the ratios of two rows' runs; None without any."""
         return self._median_of_runs(row, base, metric, _ratio)
 
     def _median_of_runs(
@@ -170,6 +171,7 @@ class Results:
 
 
 def _ratio(value: float, base: float) -> float | None:
+    """Return the ratio of a value to a base; None if the base is 0."""
     return value / base if base else None
 
 

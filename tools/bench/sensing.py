@@ -50,7 +50,9 @@ TRIGGERS: Final[Mapping[str, Mapping[str, str]]] = {
     SAME_ORDER: {"conditions": "a && b", "correlation": "order"},
 }
 LOOK: Final = 0.1
+"""Seconds between two looks at a process's metrics."""
 PATIENCE: Final = 300.0
+"""Seconds within which a metric must reach a value."""
 READ: Final = "knafka_sensor_events_total{outcome=read}"
 MATCHED: Final = "knafka_sensor_events_total{outcome=matched}"
 FIRED: Final = "knafka_sensor_firings_total"
@@ -148,9 +150,9 @@ async def _fire_at(
         }
         waits = []
         for time_ms, action in await asyncio.to_thread(_stored, world, sensor.action_topic):
-            numbers = [each["id"] for each in json.loads(action["data"])]
-            if max(map(int, numbers)) > rate:
-                waits.append(float(time_ms - max(taken_at[each] for each in numbers)))
+            ids = [event["id"] for event in json.loads(action["data"])]
+            if max(map(int, ids)) > rate:
+                waits.append(float(time_ms - max(taken_at[id_] for id_ in ids)))
     if len(waits) < count // 8:
         raise BenchError(f"{len(waits)} firings of {count} events")
     return waits
@@ -304,6 +306,7 @@ def _hold(world: World, changelog: str, keys: int) -> None:
     """Write a changelog as if `keys` events a had come without their b."""
 
     def held() -> Iterator[tuple[bytes, bytes, Any, int]]:
+        """Yield key, value, headers and partition of each record of the changelog."""
         for number in range(keys):
             event = _event(2 * number)
             key = records.key_of("t", event.attributes["order"])
@@ -317,6 +320,8 @@ def _hold(world: World, changelog: str, keys: int) -> None:
 
 
 def _produce(world: World, topic: str, records: Iterator[tuple[Any, Any, Any, int]]) -> None:
+    """Append records, each as key, value, headers and partition (-1: any), and wait until all are
+    stored. Raises `BenchError`."""
     producer = Producer(
         {"bootstrap.servers": world.bootstrap, "linger.ms": 20, "enable.idempotence": True}
     )
@@ -335,13 +340,14 @@ def _produce(world: World, topic: str, records: Iterator[tuple[Any, Any, Any, in
 async def _counts(url: str) -> Mapping[str, float]:
     """Return the process's counters that are used here, by name and outcome."""
 
-    def ask() -> bytes:
+    def request_metrics() -> bytes:
+        """Return the metrics as Prometheus's text."""
         with urlopen(url, timeout=60) as answer:
             content: bytes = answer.read()
             return content
 
     counts: dict[str, float] = {READ: 0, MATCHED: 0, FIRED: 0, HELD: 0, COMMITTED: 0}
-    for line in (await asyncio.to_thread(ask)).decode().splitlines():
+    for line in (await asyncio.to_thread(request_metrics)).decode().splitlines():
         name, _, value = line.rpartition(" ")
         if line.startswith("#"):
             continue

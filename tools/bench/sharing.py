@@ -105,6 +105,8 @@ async def deliver_together(
 async def _measure(
     world: World, how: str, deliveries: int, triggers: int, **more: Any
 ) -> dict[str, Any]:
+    """Measure the delivery of a backlog to `triggers` Triggers, in a process each or together
+    (`how`), `deliveries` in all, then the idle Triggers; `more` are fields of each contract."""
     # With the order of partitions, a partition is a lane.
     await world.reset_sink(PARTITIONS if more.get("order") == "partition" else KEYS)
     count = max(2_000, deliveries // triggers)

@@ -105,6 +105,7 @@ def payload(number: int, size: int) -> bytes:
 
 
 def _payload(number: Column, size: int) -> Column:
+    """Return the column with the data that `payload` returns for each number (as text)."""
     blocks = (
         F.unhex(F.sha2(F.concat(number, F.lit(f"/{block}")), 512))
         for block in range(-(-size // BLOCK))
@@ -113,6 +114,8 @@ def _payload(number: Column, size: int) -> Column:
 
 
 def _records(rows: DataFrame, appended: Column, size: int) -> DataFrame:
+    """Return the table `records` with one dead letter of `size` bytes for each number in `rows`,
+    which came at the time `appended`."""
     text = {"topic": TOPIC, "topic_id": "id", "namespace": BROKER[0], "broker": BROKER[1]}
     text |= {"trigger": TRIGGER, "source": "/bench", "type": "bench"}
     text |= {"destination": "http://mail/", "reason": "status", "error": "ZGIgZG93bg=="}
@@ -155,4 +158,5 @@ def _failures(records: DataFrame) -> DataFrame:
 
 
 def today() -> datetime:
+    """Return the time now, in UTC."""
     return datetime.now(UTC)

@@ -250,6 +250,7 @@ async def drain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> A
 
 
 async def _last_line(reader: asyncio.StreamReader) -> bytes:
+    """Read a response to its end; return its last line that isn't empty."""
     last = b""
     async for line in reader:
         last = line.strip() or last

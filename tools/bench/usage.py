@@ -61,6 +61,7 @@ class Usage:
     """The usage of named groups of processes, from its creation until `end`."""
 
     def __init__(self, groups: Mapping[str, Sequence[int]]) -> None:
+        """Begin to measure; `groups` has the pids of each group, whose descendants count too."""
         self._groups = groups
         self._began = time.monotonic()
         self._machine = _machine_cpu()
@@ -86,14 +87,17 @@ class Usage:
         }
 
     def _cpu_now(self) -> dict[str, Counter[int]]:
+        """Return the nanoseconds of CPU that each process has used until now, by group and pid."""
         return {
             name: sum(map(cpu_nanoseconds, pids), Counter()) for name, pids in self._groups.items()
         }
 
     def _resident(self) -> dict[str, float]:
+        """Return the resident memory of each group in megabytes."""
         return {name: resident_mb(pids) for name, pids in self._groups.items()}
 
     async def _sample(self) -> None:
+        """Keep the peaks of memory up to date until cancelled."""
         while True:
             for name, held in self._resident().items():
                 self._peaks[name] = max(self._peaks[name], held)

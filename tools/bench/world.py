@@ -120,6 +120,7 @@ class World:
         return stats
 
     def _ask_sink(self, path: str) -> bytes:
+        """Return the sink's answer to a GET request; blocks."""
         with urlopen(f"http://{self.sink}/{path}", timeout=30) as answer:
             content: bytes = answer.read()
             return content
@@ -145,7 +146,7 @@ class World:
             async for line in process.stdout:
                 match json.loads(line):
                     case "begin" if pids is not None:
-                        usage = Usage({name: each for name, each in measured.items() if each})
+                        usage = Usage({name: pids for name, pids in measured.items() if pids})
                     case "end" if usage is not None:
                         results = usage.end()
                     case dict() as result:
@@ -161,7 +162,7 @@ class World:
         if usage is not None:
             count = results["measured"] or math.inf
             results["cpu_us"] = {
-                name: each * 1e6 / count for name, each in results["cpu_s"].items()
+                name: seconds * 1e6 / count for name, seconds in results["cpu_s"].items()
             }
         return results
 

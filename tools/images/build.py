@@ -69,6 +69,7 @@ class ImageError(Exception):
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Build the images that the command line names, and push them with `--push`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tag", default="latest")
     parser.add_argument("--test", action="store_true", help="the images of the tests too")
@@ -172,8 +173,7 @@ def _dependencies(lock: str) -> Path:
 
 
 def _func_runtime() -> Path:
-    """Return the layer of func's own Python runtime, which can't share an environment with
-    functions-framework (FF-4)."""
+    """Return the layer of func's runtime, which can't be installed with functions-framework."""
     return _installed("func", FUNC_RUNTIME.encode(), FUNC_RUNTIME)
 
 
@@ -353,6 +353,7 @@ def _compile(directory: Path, inside: str) -> None:
 def _build(
     name: str, archive: Path, base: Path | None, add: dict[Path, str], *options: str
 ) -> None:
+    """Write an image's archive: the folders `add`, at these paths, over the image `base`."""
     trees = [word for source, target in add.items() for word in ("--add", f"{source}:{target}")]
     start = ["--base", base] if base else []
     part = archive.with_suffix(".part")
@@ -376,6 +377,7 @@ def _tool() -> Path:
 
 
 def _digest(*parts: bytes) -> str:
+    """Return 16 hexadecimal digits that identify these parts."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

@@ -54,6 +54,7 @@ SLOWEST_START: Final = 120.0
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Parse the command line; exits with 2 if it is wrong."""
     parser = argparse.ArgumentParser(
         "make mutants", description="Mutation testing of what is pure: docs/design/tests.md."
     )
@@ -75,6 +76,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Examine a sample of mutants, and write and print the report; at Ctrl-C or SIGTERM, with what
+    is known by then."""
     options = parse_arguments()
     os.environ.pop("CI", None)  # without CI, a test whose programs are missing is skipped
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -105,6 +108,7 @@ def main() -> None:
 
 
 def say(text: str) -> None:
+    """Print a line of progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -179,6 +183,8 @@ class Examination:
     def __init__(
         self, tree: Tree, coverage: covering.Coverage, files: Sequence[str], deadline: float
     ) -> None:
+        """Start the runner, and time pytest's start. `files`: test files that every mutant gets,
+        too."""
         self.results: list[Result] = []
         self._tree = tree
         self._coverage = coverage
@@ -228,6 +234,7 @@ class Examination:
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
+    """Write the results as JSON, which `last_results` reads."""
     path.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
 
 

@@ -113,7 +113,8 @@ def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
 
 
 def read(folder: Path, tree: Path) -> Coverage:
-    """Return what `collect` has written."""
+    """Return the map that `collect` has written into `folder`; `tree` is the repository whose files
+    were run."""
     seconds: dict[str, float] = {}
     for line in (folder / "passed").read_text(encoding="utf-8").splitlines():
         test, took = json.loads(line)
@@ -145,6 +146,7 @@ _failed: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add the duration of a test's phase, and note whether it failed or was skipped."""
     _took[report.nodeid] += report.duration
     if not report.passed:
         _failed.add(report.nodeid)
@@ -159,6 +161,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish() -> None:
+    """Write the passed tests with their seconds, a line of JSON each."""
     with Path(os.environ[PASSED]).open("a", encoding="utf-8") as file:
         for test, seconds in _took.items():
             if test not in _failed:

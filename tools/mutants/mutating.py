@@ -112,9 +112,11 @@ class _Places:
     """Finds nodes in a file's bytes, in which ast counts columns."""
 
     def __init__(self, path: str, source: str) -> None:
+        """Find where each line begins; `path` is the file's, from the repository's root."""
         self._path = path
         self._source = source.encode()
         self._lines = [0]
+        """The index of each line's first byte."""
         for line in self._source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
 
@@ -196,6 +198,8 @@ def _changes(node: ast.AST) -> Iterator[Change]:
 
 
 def _changes_of_call(node: ast.Call) -> Iterator[Change]:
+    """Yield the changes of a call: `min` for `max` and the like, and arguments that are left
+    out."""
     match node:
         case ast.Call(func=ast.Name(id=name), args=[_, _], keywords=[]) if name in BOUNDS:
             for argument in node.args:
@@ -209,6 +213,8 @@ def _changes_of_call(node: ast.Call) -> Iterator[Change]:
 
 
 def _changes_of_statement(node: ast.stmt) -> Iterator[Change]:
+    """Yield the changes of a statement: it is left out, or returns None, or ends a loop in the
+    other way."""
     match node:
         case ast.Return(value=value) if value is not None and not _is_none(value):
             yield "returned value left out", node, "return None"
@@ -239,6 +245,7 @@ def _negations(node: ast.AST) -> Iterator[Change]:
 
 
 def _is_none(node: ast.expr) -> bool:
+    """Whether an expression is the constant None."""
     return isinstance(node, ast.Constant) and node.value is None
 
 
@@ -254,10 +261,12 @@ def _is_not_arithmetic(node: ast.BinOp) -> bool:
 
 
 def _other(operator: ast.cmpop) -> ast.cmpop:
+    """Return the comparison that replaces this one (`COMPARISONS`)."""
     return COMPARISONS[type(operator)]()
 
 
 def _copy(node: Node, **changes: object) -> Node:
+    """Return a copy of a node with some fields changed."""
     changed = copy.copy(node)
     for name, value in changes.items():
         setattr(changed, name, value)

@@ -26,11 +26,14 @@ class Verdict:
 
     @property
     def is_killed(self) -> bool:
+        """Whether a test has noticed the mutant."""
         return self.outcome in ("killed", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """A mutant with its verdict."""
+
     mutant: Mutant
     verdict: Verdict
 
@@ -69,6 +72,7 @@ def page(results: Sequence[Result], sample: int, seed: int, seconds: float) -> s
 
 
 def _row(name: str, results: Sequence[Result]) -> str:
+    """Return the row of a folder: the number of its mutants by outcome."""
     outcomes = [result.verdict.outcome for result in results]
     killed = sum(result.verdict.is_killed for result in results)
     share = f"{killed} ({killed / max(1, len(results)):.0%})"
@@ -77,6 +81,7 @@ def _row(name: str, results: Sequence[Result]) -> str:
 
 
 def _survivor(result: Result) -> str:
+    """Return the row of a mutant that survived: its place, kind and change, and the tests run."""
     mutant, verdict = result.mutant, result.verdict
     change = f"`{shortened(mutant.old)}` → `{shortened(mutant.new)}`".replace("|", "\\|")
     tests = f"{verdict.tests} of {verdict.of}"

@@ -52,6 +52,8 @@ class Tree:
     """A copy of the repository, in which one file at a time is replaced by a mutant."""
 
     def __init__(self, root: Path, folder: Path, files: Collection[str]) -> None:
+        """Copy these files (paths from `root`) to `folder` as far as they have changed, and delete
+        sources there that aren't among them."""
         self.folder = folder
         for name in files:
             source, target = root / name, folder / name
@@ -103,6 +105,8 @@ class Runner:
     """Runs pytest on a tree, each time in a fork of this process."""
 
     def __init__(self, tree: Tree, log: Path) -> None:
+        """Prepare this process for the forks: imports come from the tree, and the libraries are
+        imported. `log` gets pytest's output."""
         self._tree = tree
         self._log = log
         os.environ.update(tree.environment)
@@ -184,12 +188,16 @@ class _ChosenTests:
     quick."""
 
     def __init__(self, tests: Sequence[str], files: Sequence[str], report: int) -> None:
+        """`tests` in the order to run them, `files` whose tests all run, too; `report`: the
+        descriptor to which failed tests are written."""
         self._rank: Mapping[str, int] = {test: rank for rank, test in enumerate(tests)}
         self._files = frozenset(files)
         self._report = report
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self) -> None:
+        """Load settings of Hypothesis that find a failing example quickly, and the same each
+        time."""
         # Finding a failing example is enough: to shrink it takes most of a failing test's time.
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile(
@@ -199,6 +207,7 @@ class _ChosenTests:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep only the chosen tests, in their order; those of the files come first."""
         items[:] = [
             item
             for item in items
@@ -211,6 +220,7 @@ class _ChosenTests:
             item.add_marker(pytest.mark.blocks_the_loop)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write a failed test's id to the descriptor, as a line of JSON."""
         if report.failed:
             os.write(self._report, f"{json.dumps(report.nodeid)}\n".encode())
 

@@ -28,6 +28,7 @@ IMAGE_RECIPES = ROOT / "tools" / "images" / "build.py"
 
 
 def main(command: str = "", argument: str = "") -> None:
+    """Carry out one command. Raises `ClusterError`, also for an unknown one."""
     if platform.system() != "Linux" or os.geteuid() != 0:
         raise ClusterError("the test cluster needs Linux and root; or set KUBECONFIG to another")
     match command:

@@ -197,6 +197,7 @@ def _image(program: str, name: str, path: str) -> None:
 
 
 def _digest(*parts: bytes) -> str:
+    """Return a digest that identifies these parts."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

@@ -77,6 +77,8 @@ def _are_established() -> bool:
 
 
 def _await_programs() -> None:
+    """Wait until Serving's Deployments are rolled out. Raises `ClusterError` after 180 s for
+    each."""
     for name in DEPLOYMENTS:
         kubectl("-n", "knative-serving", "rollout", "status", f"deploy/{name}", "--timeout=180s")
 

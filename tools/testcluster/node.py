@@ -151,6 +151,8 @@ def purge() -> None:
 
 
 def _make_network() -> None:
+    """Make the cluster's network namespace, its link to the machine, and the machine's routes to
+    Pods and Services, unless it exists."""
     if Path(f"/run/netns/{NETWORK_NAMESPACE}").exists():
         return
     run("ip", "netns", "add", NETWORK_NAMESPACE)
@@ -176,6 +178,8 @@ def _make_network() -> None:
 
 
 def _make_certificates() -> None:
+    """Make the cluster's certificates and kubeconfigs unless they exist, and copy the admin's
+    kubeconfig to `KUBECONFIG`."""
     if not (PKI / "admin.kubeconfig").exists():
         run(
             BIN / "kit", "certs", "--dir", PKI, "--node", NODE, "--server", f"https://{NODE_IP}:6443",
@@ -186,6 +190,7 @@ def _make_certificates() -> None:
 
 
 def _write_configuration() -> None:
+    """Write the configuration files of all parts from the templates in `config`."""
     files = {
         "containerd.toml": STATE / "containerd.toml",
         "cni.conflist": STATE / "cni" / "10-kit.conflist",
@@ -233,6 +238,7 @@ def _signing_keys() -> list[Path]:
 
 
 def _start_api_server() -> None:
+    """Start the API server with all signing keys, of which it signs with the newest."""
     keys = [
         option
         for key in _signing_keys()
@@ -243,10 +249,12 @@ def _start_api_server() -> None:
 
 
 def _wait_for_api_server() -> None:
+    """Wait until the API server is ready. Raises `ClusterError` after 120 s."""
     wait_until(lambda: _kubectl_succeeds("get", "--raw", "/readyz"), "the API server", 120)
 
 
 def _kubectl_succeeds(*arguments: str) -> bool:
+    """Run kubectl against the cluster, and return whether its exit code is 0."""
     return succeeds("kubectl", "--kubeconfig", KUBECONFIG, *arguments)
 
 

@@ -42,6 +42,8 @@ def in_namespace(*command: object) -> list[str]:
 
 
 def kubectl(*arguments: str, text: str | None = None) -> str:
+    """Run kubectl against the cluster with `text` as its input, and return its output. Raises
+    `ClusterError`."""
     # No proxy of the machine is used for the cluster.
     environment = {"KUBECONFIG": str(KUBECONFIG), "NO_PROXY": NODE_IP, "no_proxy": NODE_IP}
     return run("kubectl", *arguments, text=text, environment=environment)

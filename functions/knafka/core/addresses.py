@@ -43,6 +43,8 @@ _NAMES: Final = re.compile(
 _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
 """Prefix of IPv6 addresses that NAT64 translates: their last 32 bits are an IPv4 address."""
 _NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
+_MAX_NUMBER_CHARACTERS: Final = 12
+"""Most characters of one number in an IPv4 address: 32 bits have 11 octal digits and a `0`."""
 
 
 def refusal(host: str) -> str | None:
@@ -98,8 +100,11 @@ def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
 
 
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
-    """Return the IPv4 address that is embedded in an IPv6 address; None if there is none."""
-    if address in _NAT64_PREFIX or (not int(address) >> 32 and int(address) > 1):
+    """Return the IPv4 address that is embedded in an IPv6 address: by NAT64, as `::a.b.c.d`, as
+    `::ffff:a.b.c.d`, or by 6to4; None if there is none."""
+    has_only_low_bits = not int(address) >> 32
+    is_ipv4_compatible = has_only_low_bits and int(address) > 1  # `::` and `::1` are IPv6's own
+    if is_ipv4_compatible or address in _NAT64_PREFIX:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
 
@@ -114,9 +119,11 @@ def _parse(host: str) -> IPv4Address | IPv6Address | None:
 
 def _parse_as_resolvers(host: str) -> IPv4Address | None:
     """Parse an address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers, of
-    which the last fills all remaining bytes."""
+    which the last fills all remaining bytes. None: it isn't one."""
     parts = host.split(".")
-    if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(part) > 12 for part in parts):
+    if len(parts) > 4 or not all(map(_NUMBER, parts)):
+        return None
+    if any(len(part) > _MAX_NUMBER_CHARACTERS for part in parts):
         return None
     try:
         numbers = [

@@ -77,6 +77,7 @@ def _require_all(predicates: Sequence[Predicate]) -> Predicate | None:
         return None
 
     def passes(event: Attributes) -> bool:
+        """Whether the event fulfils all predicates."""
         return all(predicate(event) for predicate in predicates)
 
     return passes

@@ -29,7 +29,7 @@ MAX_RECORD_BYTES: Final = 1_048_588
 
 DEAD_LETTER_TOPIC_CONFIG: Final[Mapping[str, str]] = {
     # Not `compact`: compaction would take the dead letter of an event without data for a tombstone,
-    # and delete it (CE-K3). The operator may set a retention.
+    # and delete it (CE-K3).
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
@@ -51,7 +51,7 @@ def _check_attribute_name(name: str) -> str:
 
 AttributeName: TypeAlias = Annotated[str, AfterValidator(_check_attribute_name)]
 """The name of a context attribute in a filter (KN-TRG-09)."""
-Wanted: TypeAlias = Annotated[
+AttributeValues: TypeAlias = Annotated[
     dict[AttributeName, Annotated[str, Field(min_length=1)]], Field(min_length=1)
 ]
 
@@ -79,20 +79,20 @@ CesqlText: TypeAlias = Annotated[str, AfterValidator(_check_cesql)]
 
 
 class Exact(Model):
-    exact: Wanted
+    exact: AttributeValues
 
 
 class Prefix(Model):
-    prefix: Wanted
+    prefix: AttributeValues
 
 
 class Suffix(Model):
-    suffix: Wanted
+    suffix: AttributeValues
 
 
 def _check_not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-    """Return the filters unchanged; raise an error if there are none. (`min_length` would also
-    complain of a list whose filters are all invalid.)"""
+    """Return the filters unchanged; raise an error if there are none, in place of `min_length`,
+    which would also refuse a list whose filters are all invalid."""
     if not filters:
         raise problem("want at least one filter")
     return filters
@@ -143,8 +143,8 @@ def _check_single_dialect(document: object) -> object:
 
 
 def _filter_tag(filter_: object) -> str:
-    """Return the tag by which pydantic picks a filter's class, for a JSON object or a parsed
-    filter; `_check_single_dialect` has refused objects without exactly one dialect."""
+    """Return the tag by which pydantic picks a filter's class. `filter_` is a parsed filter, or a
+    JSON object that `_check_single_dialect` has left with one dialect."""
     if isinstance(filter_, dict):
         return _union_tag(next(iter(filter_)))
     by_type: dict[type, str] = {
@@ -262,6 +262,7 @@ class Kafka(Model):
     """Settings of consumers and of producers; only allowed ones (`client_settings`)."""
 
     def __hash__(self) -> int:
+        """Hash the object without its settings, as a dict can't be hashed."""
         return hash((self.bootstrap_servers, self.secret_path))
 
 
@@ -276,9 +277,8 @@ class Sink(Model):
 
 
 def event_limit(max_batch_bytes: int) -> int:
-    """Return the most bytes that an event may have in a topic whose batches have at most
-    `max_batch_bytes`. The ratio of the two is that of the defaults, as a record also has bytes of
-    its own, and holds its key twice."""
+    """Return the most bytes that an event may have in a topic that takes batches of at most
+    `max_batch_bytes`: fewer in the defaults' ratio, as a record isn't only its event."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 

@@ -216,7 +216,9 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
 
 
 def stub_of(letter: Draft) -> Draft:
-    """Return a dead letter without its data, for a topic that refuses it as too large."""
+    """Return a dead letter without its data, for a topic that refuses it as too large. It keeps
+    what was added to the event, and of the event's own attributes `STUB_BYTES`: the required ones
+    first, then the shortest."""
     own_headers = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
     remaining_bytes, kept_names = STUB_BYTES, set[str]()
@@ -250,7 +252,8 @@ def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> Rec
     removed_names = FAILURE_HEADERS | {REPLAY}
     for name, raw in all_headers:
         if name == f"ce_{EXTENSIONS}":
-            # Anybody with the right to write to the topic can forge this header.
+            # Any bytes are accepted, as anybody with the right to write to the topic can forge this
+            # header.
             removed_names |= {
                 f"ce_{attribute}" for attribute in (raw or b"").decode(errors="replace").split(",")
             }
@@ -260,7 +263,8 @@ def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> Rec
 
 
 def _truncated_body(body: bytes) -> bytes:
-    """Return the beginning of a body, cut at its limit and not within a UTF-8 character."""
+    """Return at most `ERROR_DATA_BYTES` of a body, not cut within a UTF-8 character."""
+    # Such a character has at most 4 bytes, and all but its first are 10xxxxxx.
     for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
         if end >= len(body) or body[end] & 0xC0 != 0x80:
             return body[:end]

@@ -136,7 +136,7 @@ def holds_credentials(parts: SplitResult) -> bool:
 
 def check_url_text(url: str, *fields: str) -> None:
     """Raise an error if a URL or a part of one holds credentials or characters that aren't
-    allowed."""
+    allowed; it names these fields (`problem`)."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -252,7 +252,8 @@ def more_problems(count: int) -> str:
 
 
 def _to_invalid_document(error: ValidationError, root: str) -> InvalidDocument:
-    """Turn pydantic's errors into one `InvalidDocument` that names all fields."""
+    """Turn pydantic's errors into one `InvalidDocument` that names the first `MAX_PROBLEMS` broken
+    fields; `root` is the document's own path."""
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
     for problem in error.errors(include_url=False)[:MAX_PROBLEMS]:

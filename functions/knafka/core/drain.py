@@ -101,9 +101,11 @@ class Counts:
     """Events given up before delivery succeeded, where they are delivered at most once (BUS-5)."""
 
     def __add__(self, other: Counts) -> Counts:
+        """Return the sum of each count."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
 
     def __sub__(self, other: Counts) -> Counts:
+        """Return the difference of each count."""
         return Counts(*(getattr(self, name) - getattr(other, name) for name in COUNTED))
 
 

@@ -70,9 +70,10 @@ class InvalidExpression(InvalidDocument):
 class LogError(KnafkaError):
     """An operation on the log (Kafka) failed.
 
+    `retriable`: another attempt may succeed. `too_large`: a record is larger than its topic takes.
     `unknown_topic`: there is no such topic. `too_few_brokers`: a topic is to have more replicas
     than there are brokers. `denied`: the kind of resource that the user isn't authorized to use,
-    such as `topic`.
+    such as `topic`; empty: no authorization is missing.
     """
 
     def __init__(
@@ -85,8 +86,7 @@ class LogError(KnafkaError):
         too_few_brokers: bool = False,
         denied: str = "",
     ) -> None:
-        """Create the error. `retriable`: another attempt may succeed; `too_large`: a record is
-        larger than its topic takes."""
+        """Create the error; the class describes the other arguments."""
         super().__init__(problem)
         self.too_few_brokers = too_few_brokers
         self.denied = denied

@@ -86,8 +86,8 @@ def select(
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
-    """Return the keys of a filter (None if it has none), and whether an event with one of them
-    certainly matches."""
+    """Return the keys by which a filter can be found (None if there are none), and whether an event
+    with one of them certainly matches."""
     match spec:
         case Exact(exact=values):
             return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
@@ -108,7 +108,8 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
 
 
 def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
-    """Return the keys by which a conjunction can be found, and whether they decide it."""
+    """Return the keys by which the conjunction of these filters can be found (None if there are
+    none), and whether an event with one of them certainly matches."""
     keys: list[_Keys] = []
     decides = False
     for part in parts:
@@ -149,7 +150,9 @@ class _Bucket(Generic[T]):
     """The entries that are indexed under one key."""
 
     decided: dict[_Entry[T], T] = field(default_factory=dict)
+    """Entries that match every event with this key, with their owners."""
     tried: dict[_Entry[T], None] = field(default_factory=dict)
+    """Entries whose filter has to be evaluated."""
     once: dict[_Entry[T], None] = field(default_factory=dict)
     """Entries that are also indexed under other keys; each must be evaluated and returned only
     once."""
@@ -157,14 +160,23 @@ class _Bucket(Generic[T]):
     def __len__(self) -> int:
         return len(self.decided) + len(self.tried) + len(self.once)
 
-    def of(self, entry: _Entry[T]) -> dict[_Entry[T], None]:
-        """Return the part of the bucket that an entry belongs to."""
+    def add(self, entry: _Entry[T]) -> None:
+        """Add an entry to the part of the bucket that it belongs to."""
         if len(entry.keys) > 1:
-            return self.once
-        return self.tried
+            self.once[entry] = None
+        elif entry.selection.is_decided_by_key:
+            self.decided[entry] = entry.owner
+        else:
+            self.tried[entry] = None
+
+    def remove(self, entry: _Entry[T]) -> None:
+        """Remove an entry."""
+        for entries in (self.decided, self.tried, self.once):
+            entries.pop(entry, None)
 
 
 _Buckets: TypeAlias = dict[str, dict[str, _Bucket[T]]]
+"""Buckets by attribute name and by value, or prefix of a value."""
 
 
 class FilterIndex(Generic[T]):
@@ -173,10 +185,13 @@ class FilterIndex(Generic[T]):
     def __init__(self) -> None:
         self._entries: dict[T, _Entry[T]] = {}
         self._exact: _Buckets[T] = {}
+        """Entries that are indexed under exact values."""
         self._prefix: _Buckets[T] = {}
+        """Entries that are indexed under prefixes."""
         self._lengths: dict[str, list[int]] = {}
         """The lengths of the prefixes, by attribute, in ascending order."""
         self._others: dict[_Entry[T], None] = {}
+        """Entries without a key, which are evaluated for each event."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -192,11 +207,8 @@ class FilterIndex(Generic[T]):
             by_value = self._buckets(key).setdefault(key.name, {})
             if (bucket := by_value.get(key.value)) is None:
                 bucket = by_value[key.value] = _Bucket()
-                self._note_lengths(key)
-            if selection.is_decided_by_key and len(entry.keys) == 1:
-                bucket.decided[entry] = owner
-            else:
-                bucket.of(entry)[entry] = None
+                self._update_lengths(key)
+            bucket.add(entry)
 
     def remove(self, owner: T) -> None:
         """Remove an owner; raises KeyError if it isn't in the index."""
@@ -205,13 +217,12 @@ class FilterIndex(Generic[T]):
         for key in entry.keys:
             buckets = self._buckets(key)
             bucket = buckets[key.name][key.value]
-            for entries in (bucket.decided, bucket.tried, bucket.once):
-                entries.pop(entry, None)
+            bucket.remove(entry)
             if not bucket:
                 del buckets[key.name][key.value]
                 if not buckets[key.name]:
                     del buckets[key.name]
-                self._note_lengths(key)
+                self._update_lengths(key)
 
     def matches(self, attributes: Attributes) -> list[T]:
         """Return the owners whose filters match these attributes, each once, in no particular
@@ -240,10 +251,11 @@ class FilterIndex(Generic[T]):
         return matching
 
     def _buckets(self, key: _Key) -> _Buckets[T]:
+        """Return the buckets of prefixes or of exact values, whichever `key` is."""
         return self._prefix if key.is_prefix else self._exact
 
-    def _note_lengths(self, key: _Key) -> None:
-        """Note which lengths the prefixes of an attribute have."""
+    def _update_lengths(self, key: _Key) -> None:
+        """Store which lengths the prefixes of the key's attribute have, if it is a prefix."""
         if key.is_prefix:
             self._lengths[key.name] = sorted(
                 {len(prefix) for prefix in self._prefix.get(key.name, ())}

@@ -30,7 +30,8 @@ CountError: TypeAlias = Callable[[cesql.ErrorKind], None]
 """Called for each evaluation of an expression that ends with an error."""
 
 
-def _ignore(kind: cesql.ErrorKind) -> None: ...
+def _ignore(kind: cesql.ErrorKind) -> None:
+    """Count nothing: the default `CountError`."""
 
 
 def compile_trigger(
@@ -44,8 +45,8 @@ def compile_trigger(
 
 
 def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
-    """Compile a filter that an event passes if it has every named attribute, with the value that
-    the filter gives unless that is empty (KN-TRG-08)."""
+    """Compile a filter of the older form: an event passes if it has every declared attribute with
+    the declared value, or with any value where the declared one is empty (KN-TRG-08)."""
     if not declared_filter.attributes:
         return lambda event: True
     return _compile_attributes(
@@ -157,7 +158,8 @@ def _attribute_refusals(
     test: Callable[[str, str], bool],
     event: Attributes,
 ) -> Iterator[str]:
-    """Yield the reasons why attributes of an event don't pass this dialect's test."""
+    """Yield a reason for each attribute that the event lacks, or whose value and declared value
+    don't pass `test`; `dialect` is the filter's name for it."""
     for name, want in declared_values.items():
         if name not in event or not test(event[name], want):
             yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"

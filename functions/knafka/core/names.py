@@ -67,7 +67,8 @@ def broker_topic(namespace: str, broker: str) -> str:
 
 
 def possible_splits(joined: str) -> Iterator[tuple[str, str]]:
-    """Yield every namespace and name that, joined with a dash, give this text."""
+    """Yield every pair of namespace and name that gives this text if joined with a dash: `a-b-c`
+    may be `a` and `b-c`, or `a-b` and `c`."""
     for position, character in enumerate(joined):
         if character == "-" and 0 < position < len(joined) - 1:
             yield joined[:position], joined[position + 1 :]

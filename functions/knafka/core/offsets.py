@@ -33,7 +33,10 @@ class OffsetTracker(Generic[T]):
     def __init__(self, settled_ahead: Iterable[OffsetRange] = ()) -> None:
         self._unsettled: dict[int, T] = {}
         self._next: int | None = None
+        """The offset after the last one that was read; None: nothing was read."""
         self._ahead = list(settled_ahead)[::-1]
+        """Ranges that an earlier owner has settled and that are still to be read, in descending
+        order."""
 
     @property
     def has_settled_ahead(self) -> bool:
@@ -41,8 +44,8 @@ class OffsetTracker(Generic[T]):
         return bool(self._ahead)
 
     def was_settled(self, offset: int) -> bool:
-        """Whether an earlier owner has settled this record; offsets must be passed in ascending
-        order."""
+        """Whether an earlier owner has settled this record. Offsets must be passed in ascending
+        order, as the ranges below `offset` are dropped."""
         ahead = self._ahead
         while ahead and ahead[-1][1] <= offset:
             ahead.pop()
@@ -55,7 +58,8 @@ class OffsetTracker(Generic[T]):
         self._unsettled[offset] = record
 
     def skip(self, offset: int) -> None:
-        """Note a record that was read and is settled at once. Raises ValueError as `track` does."""
+        """Note a record that was read and needs no tracking, as it is settled already. Raises
+        ValueError as `track` does."""
         if self._next is not None and offset < self._next:
             raise ValueError(f"offset {offset} was read after {self._next - 1}")
         self._next = offset + 1
@@ -87,6 +91,8 @@ class OffsetTracker(Generic[T]):
         if self._next is None:
             return self._ahead[::-1]
         ranges: list[OffsetRange] = []
+        # Between two unsettled records, and after the last one, everything that was read is
+        # settled.
         end: int | None = None
         for offset in self._unsettled:
             if end is not None and end < offset:
@@ -94,6 +100,7 @@ class OffsetTracker(Generic[T]):
             end = offset + 1
         if end is not None and end < self._next:
             ranges.append((end, self._next))
+        # What an earlier owner has settled, and this one hasn't read yet.
         for first, range_end in reversed(self._ahead):
             if range_end > self._next:
                 ranges.append((max(first, self._next), range_end))

@@ -93,7 +93,8 @@ class Progress:
 
 
 def policy_of(egress: Egress) -> int:
-    """Return a checksum of the retry policy and its destinations, in 32 bits."""
+    """Return a checksum (32 bits) of the retry policy and its destinations; when it changes, the
+    states of earlier deliveries were reached under other rules."""
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
@@ -101,9 +102,11 @@ def policy_of(egress: Egress) -> int:
 
 
 def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
-    """Return the metadata for a commit of `position`, and whether it has room for everything."""
+    """Return the metadata for a commit of the offset `position`, and whether all of `progress` had
+    room in it. `policy`: see `policy_of`."""
     if not progress.settled and not progress.deliveries:
         return "", True
+    # Times are encoded as differences to the earliest one, which takes fewer bytes.
     base = min(
         (_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
         default=0,
@@ -136,8 +139,8 @@ def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
 
 
 def decode(position: int, metadata: str, policy: int) -> Progress:
-    """Decode the metadata that was committed with `position`; empty progress if it isn't ours or is
-    broken."""
+    """Decode the metadata that was committed with the offset `position`; empty progress if it isn't
+    ours or is broken. `policy`: that of today (`policy_of`), for `Progress.same_policy`."""
     try:
         return _decode(position, metadata, policy)
     except (ValueError, IndexError, binascii.Error):
@@ -145,7 +148,8 @@ def decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def settled_ahead(position: int, metadata: str) -> int:
-    """Return how many offsets above the position are settled, for the lag."""
+    """Return how many offsets above the committed position are settled, as its metadata says; the
+    lag is smaller by as many."""
     return sum(range_end - first for first, range_end in decode(position, metadata, 0).settled)
 
 
@@ -214,6 +218,7 @@ def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
 
 
 def _milliseconds(seconds: float) -> int:
+    """Convert seconds to whole milliseconds."""
     return round(seconds * 1000)
 
 
@@ -241,7 +246,7 @@ class _Numbers:
         return self._at < len(self._body)
 
     def take(self) -> int:
-        """Return the next number (a varint)."""
+        """Return the next number, and move past it. Raises IndexError if there is none."""
         number = shift = 0
         while (byte := self._body[self._at]) & 0x80:
             number |= (byte & 0x7F) << shift

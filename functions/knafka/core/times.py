@@ -23,15 +23,20 @@ LOG_APPEND_TIME: Final = 2
 
 
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
-    """Return when the log took a record (ms since the Unix epoch), from its timestamp and the time
-    at which it is read. A sender's time later than that, or impossible, isn't believed."""
+    """Return when the log took a record (ms since the Unix epoch).
+
+    `timestamp` is the record's, with its type; `now` (ms) is when the record is read, and is
+    returned for a timestamp that is negative or later. Kafka's own may be later by
+    `MAX_CLOCK_SKEW_MS`, a sender's may not.
+    """
     kind, time = timestamp
-    return time if 0 <= time <= now + (MAX_CLOCK_SKEW_MS if kind == LOG_APPEND_TIME else 0) else now
+    latest = now + MAX_CLOCK_SKEW_MS if kind == LOG_APPEND_TIME else now
+    return time if 0 <= time <= latest else now
 
 
 def written_at(time: int, now: int) -> int:
-    """Return the time (ms) that one of our own processes wrote, or `now` if that time is
-    impossible."""
+    """Return the time (ms) that one of our own processes wrote, or `now` (ms) if it is negative or
+    later than `now` by more than `MAX_CLOCK_SKEW_MS`."""
     return time if 0 <= time <= now + MAX_CLOCK_SKEW_MS else now
 
 

@@ -11,7 +11,9 @@ from knafka.core.errors import InvalidDocument
 EXPECTED_TRACE_URL: Final = (
     "want http:// or https://, a host, and {trace} in the place of a trace's id"
 )
+"""What a template must be, for error messages."""
 TRACE_URL: Final = "KNAFKA_TRACE_URL"
+"""Environment variable with the template; empty: there are no links."""
 _is_url = re.compile(r"https?://[^\s/?#@{}<>\"']+[^\s{}<>\"']*\{trace\}[^\s{}<>\"']*").fullmatch
 
 
@@ -21,7 +23,8 @@ def is_trace_url(text: str) -> bool:
 
 
 def trace_url(environment: Mapping[str, str]) -> str:
-    """Return the value of `TRACE_URL`. Raises `InvalidDocument`."""
+    """Return the template in the variable `TRACE_URL`; empty if it isn't set. Raises
+    `InvalidDocument` for a text that is no template."""
     text = environment.get(TRACE_URL, "").strip()
     if not is_trace_url(text):
         raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {EXPECTED_TRACE_URL}")

@@ -29,6 +29,7 @@ from knafka.tracing.starting import Tracing, start_tracing
 
 METRICS_PATH: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
+"""Longest body of a request for a drain."""
 READY_PATIENCE: Final = 5.0
 """Seconds that a request waits until the process is ready to drain."""
 
@@ -56,7 +57,7 @@ class Side(Protocol):
 
     @property
     def is_attached(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request for a drain is under way."""
         ...
 
     def start(self, *, drain: bool) -> None:
@@ -103,7 +104,8 @@ class DrainingFunction:
     """The ASGI application of a draining process; `start` opens all that it needs."""
 
     def __init__(self, service: str, open_side: OpenSide) -> None:
-        """`service`: the service name in its traces."""
+        """`service`: the service name in its traces; `open_side` opens the part that drains, at
+        `start`."""
         self._service = service
         self._open_side = open_side
         self._side: Side | None = None
@@ -205,18 +207,16 @@ class DrainingFunction:
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
         """Answer a request for a drain with a stream of progress, or refuse it with a status and a
-        reason."""
+        reason. `bearer`: the caller's token, for renewals."""
         try:
-            parsed_request = await _request(receive)
+            parsed_request = await _read_request(receive)
         except InvalidDocument as error:
             await answer(send, 400, f"{error}\n".encode())
             return
         if parsed_request is None:
-            return
-        request, body_rest = (
-            parsed_request[0].model_copy(update={"bearer": bearer}),
-            parsed_request[1],
-        )
+            return  # the caller has disconnected
+        request, body_rest = parsed_request
+        request = request.model_copy(update={"bearer": bearer})
         side = self._side
         assert side is not None
         if refusal := side.refusal(request):
@@ -236,10 +236,8 @@ class DrainingFunction:
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
         else:
-            caller, request_ended = (
-                asyncio.create_task(_wait_for_caller(receive, body_rest)),
-                asyncio.Event(),
-            )
+            caller = asyncio.create_task(_wait_for_caller(receive, body_rest))
+            request_ended = asyncio.Event()
             self._replaceable_request = None if request.can_be_stopped else (caller, request_ended)
             try:
                 await side.stream(request, caller, send)
@@ -250,7 +248,7 @@ class DrainingFunction:
                 request_ended.set()
 
 
-async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
+async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
     """Read a drain request; returns it and the bytes of the body that were read after it, or None
     if the caller has disconnected. Raises `InvalidDocument`.
 
@@ -282,5 +280,6 @@ async def _wait_for_caller(receive: Receive, rest: bytes) -> bool:
         message = await receive()
         if message["type"] == "http.disconnect":
             return False
+        # Only the end is kept, as a body may go on for as long as the request.
         rest = (rest + message.get("body", b""))[-MAX_REQUEST_BYTES:]
     return True

@@ -73,7 +73,9 @@ class Leased(Protocol[P_co]):
         ...
 
     @property
-    def is_stopping(self) -> bool: ...
+    def is_stopping(self) -> bool:
+        """Whether the drain was told to stop."""
+        ...
 
     async def run(self) -> P_co:
         """Drain until idle or stopped; returns the last progress."""
@@ -107,10 +109,15 @@ class DrainLease(Generic[P]):
         self.is_attached = False
         """Whether a request is under way."""
         self._at_start = False
+        """Whether drains run without requests (`drain_from_start`)."""
         self._ending = False
+        """Whether the process ends, so that no other drain may start."""
         self._restarts = 0
+        """Number of failed drains in a row."""
         self._timer: asyncio.TimerHandle | None = None
+        """The planned restart or renewal."""
         self._renewing: asyncio.Task[None] | None = None
+        """The renewal under way."""
         self._loop = asyncio.get_running_loop()
 
     def drain_from_start(self) -> None:
@@ -137,11 +144,12 @@ class DrainLease(Generic[P]):
         return self._drain, self._running
 
     def detach(self) -> None:
-        """End the request under way, whatever its result; the drain goes on."""
+        """End the request under way, whatever its result; the drain goes on, and is renewed by this
+        process if no other request follows."""
         if self._drain is not None:
             self._drain.reset_reported_counts()
         self.is_attached = False
-        self._wait_for_renewal()
+        self._plan_renewal()
 
     def stop(self, timeout: float) -> None:
         """End the drain and start no other one; attempts under way get `timeout` seconds."""
@@ -157,7 +165,8 @@ class DrainLease(Generic[P]):
             await asyncio.wait({self._running})
 
     def _begin_drain(self) -> None:
-        """Start a drain."""
+        """Start a drain, which ends as idle when the last request says so; never, if it drains from
+        the process's start."""
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
@@ -203,12 +212,13 @@ class DrainLease(Generic[P]):
         self._timer = None
         if self._running is None and not self._ending:
             self._begin_drain()
-            self._wait_for_renewal()
+            self._plan_renewal()
 
     # Renewal
 
-    def _wait_for_renewal(self) -> None:
-        """Plan the request that renews the lease while no other request holds it."""
+    def _plan_renewal(self) -> None:
+        """Plan to renew the lease in `RENEWAL_PATIENCE` seconds, if a drain runs that needs
+        renewals and no request or renewal is under way."""
         if self._renewal is None or self._ending or self._at_start or self._running is None:
             return
         if not self.is_attached and self._renewing is None:
@@ -216,7 +226,7 @@ class DrainLease(Generic[P]):
             self._timer = self._loop.call_later(RENEWAL_PATIENCE, self._begin_renewal)
 
     def _begin_renewal(self) -> None:
-        """Send the request that renews the lease."""
+        """Start to renew the lease, unless that isn't needed any more."""
         self._timer = None
         if self._running is not None and not self.is_attached and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
@@ -232,14 +242,14 @@ class DrainLease(Generic[P]):
         self._renewing = None
         if not renewing.cancelled() and (error := renewing.exception()) is not None:
             log.error("renewing the drain failed", exc_info=error)
-        self._wait_for_renewal()
+        self._plan_renewal()
 
     async def _renew(self) -> None:
         """Send requests for a drain to this dispatcher's Service, one after the other, until the
         drain is over; another caller's request cancels this."""
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
-            if drain.shrunk_at is not None:
+            if drain.shrunk_at is not None:  # somebody has started another dispatcher
                 wait = drain.shrunk_at + HANDOVER_SECONDS - self._loop.time()
                 if wait > 0:
                     await asyncio.sleep(wait)

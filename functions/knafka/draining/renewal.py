@@ -23,20 +23,19 @@ class RenewalFailed(KnafkaError):
 
 
 class OwnService:
-    """A `lease.Renewal` over HTTP; `fields` are the fields of a request that name what it drains.
-
-    Raises `InvalidDocument` for a URL that can't be used.
-    """
+    """A `lease.Renewal` over HTTP: sends requests for a drain to the dispatcher's own Service."""
 
     def __init__(self, url: str, fields: Mapping[str, str | None], subscriber: Subscriber) -> None:
+        """`url` is the Service's; `fields` are set in each request, to name what it drains;
+        `subscriber` sends them. Raises `InvalidDocument` for a URL that can't be used."""
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
-        self._what = fields
+        self._fields = fields
         self._subscriber = subscriber
 
     async def __call__(self, request: DrainRequest) -> None:
         """Send one request for a drain and wait for its end. Raises `AnotherEgress` if the Service
         drains something else, and `RenewalFailed` for any other failure."""
-        body = json.dumps(dump(request.model_copy(update=self._what))).encode()
+        body = json.dumps(dump(request.model_copy(update=self._fields))).encode()
         head = b"content-type: application/json\r\n"
         if request.bearer:
             head += b"authorization: Bearer %s\r\n" % request.bearer.encode()

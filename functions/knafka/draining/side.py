@@ -14,17 +14,22 @@ class LeasedSide:
     """Base of a `function.Side` that is ready from the start and has one drain at a time."""
 
     problem = ""
+    """Why draining is not possible yet: always empty."""
 
     def __init__(self, lease: DrainLease[DrainProgress]) -> None:
+        """`lease` starts, keeps and ends the drains."""
         self._lease = lease
 
     @property
     def is_attached(self) -> bool:
+        """Whether a request for a drain is under way."""
         return self._lease.is_attached
 
-    async def wait_until_ready(self, timeout: float) -> None: ...
+    async def wait_until_ready(self, timeout: float) -> None:
+        """Return at once, as this side is ready from the start."""
 
     def note_refusal(self) -> None:
+        """Note that this process has refused a request, as it drains something else."""
         self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:
@@ -33,13 +38,19 @@ class LeasedSide:
             self._lease.drain_from_start()
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        """Answer a request for a drain with lines of progress until it is over; see
+        `streaming.stream`."""
         await stream(self._lease, request, caller, send)
 
     def detach(self) -> None:
+        """Note that the request under way has ended; the drain goes on."""
         self._lease.detach()
 
     def stop(self, timeout: float) -> None:
+        """Begin to end the drain, and start no other one; attempts under way get `timeout`
+        seconds."""
         self._lease.stop(timeout)
 
     async def wait_until_drained(self) -> None:
+        """Wait until the drain has left its group."""
         await self._lease.wait()

@@ -32,9 +32,13 @@ async def stream(
     line_of: Callable[[P], P] = lambda progress: progress,
     news: asyncio.Event | None = None,
 ) -> None:
-    """Send lines of the drain's progress, each second and at once when `news` is set, until the
-    drain ends, the budget is spent or the caller disconnects. If `caller` is cancelled, another
-    request takes its place, and the drain goes on."""
+    """Answer a request for a drain: send lines of its progress, each second and at once when `news`
+    is set, until the drain ends, the request's budget is spent or the caller disconnects.
+
+    `caller` ends with True if the caller asks for a stop, with False if it disconnects; if it is
+    cancelled, another request takes its place, and the drain goes on. `line_of` returns the part of
+    a progress that is sent.
+    """
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
     deadline = loop.time() + request.budget
@@ -46,23 +50,22 @@ async def stream(
         await _send_line(send, line_of(drain.progress()))
         tasks: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
         await _wait(tasks, news, min(seconds_left, contract.PROGRESS_INTERVAL))
+        if not caller.done():
+            continue
         if caller.cancelled():
             error = SUPERSEDED
             break
-        if caller.done() and not caller.result():
-            return
-        if caller.done() and not request.can_be_stopped:
+        if not caller.result():
+            return  # the caller has disconnected
+        if not request.can_be_stopped:
             error = NOT_STOPPED
             break
-        if caller.done():
-            drain.stop()
-            deadline = math.inf
-    has_ended = running.done()
-    last_progress = (
-        await _last_progress_of(running, drain)
-        if has_ended
-        else drain.progress(Ended.BUDGET, error)
-    )
+        drain.stop()
+        deadline = math.inf
+    if running.done():
+        last_progress = _last_progress_of(running, drain)
+    else:
+        last_progress = drain.progress(Ended.BUDGET, error)
     await _send_line(send, line_of(last_progress))
     await send({"type": "http.response.body", "body": b""})
 
@@ -79,7 +82,7 @@ async def _wait(tasks: set[asyncio.Task[Any]], news: asyncio.Event | None, timeo
             news_task.cancel()
 
 
-async def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
+def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
     """Return the drain's last progress; if the drain has raised an error, a failed progress with
     that error."""
     try:
@@ -98,7 +101,7 @@ async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
 async def start(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
-    """Send the head of a streamed response."""
+    """Send status and headers of a response, whose body is still to be sent."""
     headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -106,12 +109,12 @@ async def start(
 async def answer(
     send: Send, status: int, body: bytes, content_type: bytes = b"text/plain; charset=utf-8"
 ) -> None:
-    """Send a whole response."""
+    """Send a whole response with this body."""
     await start(send, status, content_type)
     await send({"type": "http.response.body", "body": body})
 
 
 async def _send_line(send: Send, progress: DrainProgress | ShardProgress) -> None:
-    """Send one line of progress as JSON."""
+    """Send one line of progress as JSON; more of the body follows."""
     line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": True})

@@ -219,7 +219,7 @@ class ConfirmingReader(LogReader, Protocol):
 
 def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
     """Return how many records of a partition a group has still to settle, as far as its commit
-    says."""
+    says (None: nothing is committed). `start` and `end`: the log's first and end offset."""
     if committed is None or committed.offset > end:
         return end - start
     unread = end - max(committed.offset, start)

@@ -37,7 +37,9 @@ class SigningKeys(Protocol):
         """A number that changes whenever a key or the issuer changes."""
         ...
 
-    def find(self, key_id: str) -> SigningKey | None: ...
+    def find(self, key_id: str) -> SigningKey | None:
+        """Return the key with this id; None: the issuer has none, as far as is known."""
+        ...
 
     def read_again(self, issued: float) -> bool:
         """Start to read the keys again, because a token issued at that time (seconds since the Unix

@@ -60,16 +60,16 @@ def profile(
     `loop` is the main thread's event loop, if it has one.
     """
     began, started = time.time(), time.monotonic()
-    native = _cpu_time_by_thread()
-    seen = _Seen()
-    with _main_thread_timer(loop, seen) as ticks:
-        sampler = _ThreadSampler(seen, threading.main_thread().ident if ticks else None)
+    earlier_run_times = _cpu_time_by_thread()
+    sums = _SampleSums()
+    with _main_thread_timer(loop, sums) as is_timed:
+        sampler = _ThreadSampler(sums, threading.main_thread().ident if is_timed else None)
         while (remaining := started + seconds - time.monotonic()) > 0:
             # At random, so as not to be in step with periodic work.
             sleep(min(remaining, sampler.interval * random.uniform(0.5, 1.5)))
             sampler.sample_threads()
-    samples = seen.samples()
-    for stack, ran in _time_without_python(native).items():
+    samples = sums.samples()
+    for stack, ran in _time_without_python(earlier_run_times).items():
         samples[stack] = (0, 0, ran)
     return Profile(
         types=_TYPES,
@@ -86,15 +86,16 @@ def profile(
     )
 
 
-class _Seen(dict[_Stack, list[int]]):
+class _SampleSums(dict[_Stack, list[int]]):
     """Number of samples, wall-clock nanoseconds and CPU nanoseconds, by stack."""
 
     def __missing__(self, stack: _Stack) -> list[int]:
+        """Add a stack that wasn't sampled yet, and return its zeros."""
         values = self[stack] = [0, 0, 0]
         return values
 
     def samples(self) -> dict[tuple[Frame, ...], tuple[int, ...]]:
-        """Return the sums by stack of frames."""
+        """Return the sums by stack of frames; lines of code that are the same call are added up."""
         sums: dict[tuple[Frame, ...], tuple[int, ...]] = {}
         for stack, values in self.items():
             frames = tuple(Frame(code.co_qualname, code.co_filename, line) for code, line in stack)
@@ -104,30 +105,37 @@ class _Seen(dict[_Stack, list[int]]):
 
 
 class _ThreadSampler:
-    """Samples all threads from another one; for `cpu` all but the thread `ticking`, which `_Ticks`
-    samples."""
+    """Samples all threads from another one."""
 
-    def __init__(self, seen: _Seen, ticking: int | None) -> None:
-        """Note the CPU time that each thread has used so far; `seen` gets the samples."""
+    def __init__(self, sums: _SampleSums, timed_thread: int | None) -> None:
+        """Note the CPU time that each thread has used so far; `sums` gets the samples.
+
+        `timed_thread`: Python's id of the thread whose CPU time is sampled by `_MainThreadTimer`,
+        and so not here; None: there is none.
+        """
         self.count = 0
+        """Number of samples of all threads."""
         self.cost = 0.0
-        """Seconds of CPU."""
+        """Seconds of CPU that sampling took."""
         self.interval = SAMPLE_INTERVAL
-        self._seen = seen
-        self._timed_thread = ticking
+        """Seconds to wait for the next sample, on average, within `MAX_SAMPLING_SHARE`."""
+        self._sums = sums
+        self._timed_thread = timed_thread
         self._at = time.monotonic_ns()
+        """Time of the previous sample, in nanoseconds of the monotonic clock."""
         self._cpu_time: dict[int, int] = {}
         """CPU time of each thread at the previous sample."""
         for thread in _native_ids_by_ident().values():
             self._cpu_time_since_last(thread)
 
     def sample_threads(self) -> None:
-        """Sample the stacks of all other threads."""
+        """Add one sample of all other threads to `sums`: for each stack a count, the time since the
+        previous sample, and the CPU time of its thread since then."""
         cost_before = time.thread_time()
         now = time.monotonic_ns()
         elapsed, self._at = now - self._at, now
         own_ident = threading.get_ident()
-        native = _native_ids_by_ident()
+        native_ids = _native_ids_by_ident()
         # Take the stacks first: asking the kernel takes longer, and they would be outdated.
         stacks = {
             ident: _stack_of(frame)
@@ -135,11 +143,11 @@ class _ThreadSampler:
             if ident != own_ident
         }
         for ident, stack in stacks.items():
-            values = self._seen[stack]
+            values = self._sums[stack]
             values[0] += 1
             values[1] += elapsed
             if ident != self._timed_thread:
-                values[2] += self._cpu_time_since_last(native.get(ident))
+                values[2] += self._cpu_time_since_last(native_ids.get(ident))
         self.count += 1
         cost = time.thread_time() - cost_before
         self.cost += cost
@@ -155,12 +163,14 @@ class _ThreadSampler:
         return newly_run
 
 
-class _Ticks:
+class _MainThreadTimer:
     """Samples the main thread, which handles signals, by a timer of the process's CPU time."""
 
-    def __init__(self, seen: _Seen) -> None:
-        self._seen = seen
+    def __init__(self, sums: _SampleSums) -> None:
+        """`sums` gets the samples."""
+        self._sums = sums
         self._at = 0
+        """The thread's CPU time at the previous sample, in nanoseconds."""
 
     def start(self) -> None:
         """Start the timer of CPU time."""
@@ -180,27 +190,27 @@ class _Ticks:
         """Add the CPU time since the last signal to the interrupted stack."""
         now = time.thread_time_ns()
         if frame is not None:
-            self._seen[_stack_of(frame)][2] += now - self._at
+            self._sums[_stack_of(frame)][2] += now - self._at
         self._at = now
 
 
 @contextmanager
-def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> Iterator[bool]:
+def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums) -> Iterator[bool]:
     """Sample the main thread by a CPU timer within the context. Yields whether the timer runs: it
     doesn't if `loop` is None, or is stuck for `PATIENCE`."""
-    ticks = _Ticks(seen)
+    timer = _MainThreadTimer(sums)
     is_active, started, ended = True, threading.Event(), threading.Event()
 
     def start() -> None:
         """Start the timer, if the profile hasn't ended and this is the main thread."""
         # A loop that was stuck until now must not start the timer after the profile has ended.
         if is_active and threading.current_thread() is threading.main_thread():
-            ticks.start()
+            timer.start()
             started.set()
 
     def stop() -> None:
         """Stop the timer, and report that it has ended."""
-        ticks.stop()
+        timer.stop()
         ended.set()
 
     if loop is not None:
@@ -234,8 +244,8 @@ def _native_ids_by_ident() -> dict[int | None, int | None]:
 
 
 def _cpu_time(thread: int) -> int | None:
-    """Return the nanoseconds that a thread has run on a CPU; None if it has ended, or the kernel
-    doesn't say."""
+    """Return the nanoseconds that a thread (the kernel's id) has run on a CPU; None if it has
+    ended, or the kernel doesn't say."""
     try:
         with open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read(100).split()[0])

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 VARINT: Final = 0
+"""Protobuf's wire type of numbers."""
 BYTES: Final = 2
-"""Protobuf's wire type of bytes; with that of numbers, the only two that profiles use."""
+"""Protobuf's wire type of bytes, strings, embedded messages and packed numbers."""
 
 
 class Frame(NamedTuple):
@@ -56,7 +57,8 @@ def encode(profile: Profile) -> bytes:
 
 
 class _Encoder:
-    """Encodes a profile; strings, functions and locations are numbered as they occur."""
+    """Encodes one profile, as messages of `profile.proto`; strings, functions and locations are
+    numbered as they occur."""
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {"": 0}
@@ -64,12 +66,12 @@ class _Encoder:
         self._locations: dict[Frame, int] = {}
 
     def profile(self, profile: Profile) -> bytes:
-        """Encode a whole profile."""
+        """Encode a whole profile: the message `Profile`."""
         parts = [
             _bytes_field(1, self._encode_value_type(value_type)) for value_type in profile.types
         ]
         parts += [
-            _bytes_field(2, self._sample(stack, values))
+            _bytes_field(2, self._encode_sample(stack, values))
             for stack, values in profile.samples.items()
         ]
         parts += [
@@ -77,8 +79,8 @@ class _Encoder:
             for frame, number in self._locations.items()
         ]
         parts += [
-            _bytes_field(5, self._encode_function(number, *named))
-            for named, number in self._functions.items()
+            _bytes_field(5, self._encode_function(number, name, file))
+            for (name, file), number in self._functions.items()
         ]
         parts.append(_number_field(9, int(profile.time * 1e9)))
         parts.append(_number_field(10, int(profile.duration * 1e9)))
@@ -91,26 +93,25 @@ class _Encoder:
         return b"".join(parts)
 
     def _encode_value_type(self, value_type: ValueType) -> bytes:
-        """Encode the type and the unit of a profile's values."""
+        """Encode the type and the unit of a profile's values: the message `ValueType`."""
         return _number_field(1, self._string(value_type.type)) + _number_field(
             2, self._string(value_type.unit)
         )
 
-    def _sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
-        """Encode the values of one stack."""
+    def _encode_sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
+        """Encode the values of one stack: the message `Sample`."""
         locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
         return _packed(1, locations) + _packed(2, values)
 
     def _encode_location(self, number: int, frame: Frame) -> bytes:
-        """Encode a line of a function."""
-        named = frame.function, frame.file
-        function = self._functions.setdefault(named, len(self._functions) + 1)
-        return _number_field(1, number) + _bytes_field(
-            4, _number_field(1, function) + _number_field(2, frame.line)
-        )
+        """Encode a line of a function: the message `Location` with this number as its id."""
+        name_and_file = frame.function, frame.file
+        function = self._functions.setdefault(name_and_file, len(self._functions) + 1)
+        line = _number_field(1, function) + _number_field(2, frame.line)
+        return _number_field(1, number) + _bytes_field(4, line)
 
     def _encode_function(self, number: int, name: str, file: str) -> bytes:
-        """Encode a function."""
+        """Encode a function: the message `Function` with this number as its id."""
         name_number, file_number = self._string(name), self._string(file)
         return (
             _number_field(1, number)
@@ -125,7 +126,7 @@ class _Encoder:
 
 
 def _encode_varint(value: int) -> bytes:
-    """Encode a number as a protobuf varint."""
+    """Encode a number, 0 or more, as a protobuf varint: seven bits per byte, the lowest first."""
     parts = bytearray()
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -135,15 +136,16 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _number_field(field: int, value: int) -> bytes:
-    """Encode a field with a number."""
+    """Encode a field, by its number in the message, with a number; a negative one counts as 0."""
     return _encode_varint(field << 3 | VARINT) + _encode_varint(max(0, value))
 
 
 def _bytes_field(field: int, content: bytes) -> bytes:
-    """Encode a field with bytes or an embedded message."""
+    """Encode a field, by its number in the message, with bytes or an embedded message."""
     return _encode_varint(field << 3 | BYTES) + _encode_varint(len(content)) + content
 
 
 def _packed(field: int, values: Iterable[int]) -> bytes:
-    """Encode a field with several numbers, packed into one sequence of varints."""
+    """Encode a field, by its number in the message, with several numbers, packed into one sequence
+    of varints; a negative one counts as 0."""
     return _bytes_field(field, b"".join(_encode_varint(max(0, value)) for value in values))

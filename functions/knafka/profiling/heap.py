@@ -29,15 +29,15 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
     process's start, if tracing is on already) and still held. Blocks the calling thread."""
     began = time.time()
     with _one_at_a_time:
-        traced = tracemalloc.is_tracing()
-        if not traced:
+        was_traced = tracemalloc.is_tracing()
+        if not was_traced:
             tracemalloc.start(MAX_HEAP_STACK_DEPTH)
         try:
-            if not traced:
+            if not was_traced:
                 sleep(seconds)
             snapshot = tracemalloc.take_snapshot()
         finally:
-            if not traced:
+            if not was_traced:
                 tracemalloc.stop()
     stacks = snapshot.statistics("traceback")
     functions = _functions_by_line(
@@ -63,12 +63,13 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
         default="inuse_space",
         time=began,
         duration=time.time() - began,
-        comments=["since the process began" if traced else "allocated while it was looked at"],
+        comments=["since the process began" if was_traced else "allocated while it was looked at"],
     )
 
 
 def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
-    """Return the function of each line of these modules, as tracemalloc keeps only line numbers."""
+    """Return the name of the function at each file and line of the imported modules in `files`, as
+    tracemalloc knows only files and lines."""
     names: dict[tuple[str, int], str] = {}
     for module in list(sys.modules.values()):
         spec = getattr(module, "__spec__", None)
@@ -85,8 +86,8 @@ def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
 
 
 def _lines_with_functions(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
-    """Yield file and line with the name of their function, nested functions after the enclosing
-    one."""
+    """Yield each line of compiled code, as file and line number, with its function's name; lines of
+    nested functions come again, after those of the enclosing one, with the inner name."""
     for *_, line in code.co_lines():
         if line is not None:
             yield (code.co_filename, line), code.co_qualname

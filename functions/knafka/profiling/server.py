@@ -24,6 +24,7 @@ PORT: Final = 8008
 ADDRESS: Final = "127.0.0.1"
 PREFIX: Final = "/debug/pprof/"
 MAX_SECONDS: Final = 600.0
+"""Longest duration of a profile."""
 
 INDEX: Final = f"""\
 Profiles of this process, for `go tool pprof URL` or speedscope:
@@ -63,9 +64,12 @@ class _ProfileServer(ThreadingHTTPServer):
     allow_reuse_port = False
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Listen at `port`, or at any free port if it is 0. Raises `OSError`."""
         super().__init__((ADDRESS, port), _Handler)
         self.loop = loop
+        """The event loop whose tasks are shown; None: there is none."""
         self.profiling = threading.Lock()
+        """Held while a profile is being taken."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log an error of a connection; mostly, the client hung up."""
@@ -134,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.profiling.release()
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        """Send a whole response."""
+        """Send a whole response; `kind` is its content type."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -143,11 +147,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+        """Log a request at the level debug, and not to stderr as the base class does."""
         _log.debug(format, *args)
 
 
 def _requested_seconds(parameters: dict[str, str]) -> float:
-    """Return the duration that a request asks for. Raises `_RefusedProfile`."""
+    """Return the duration in seconds that a request asks for. Raises `_RefusedProfile` if it is no
+    number above 0, or above `MAX_SECONDS`."""
     text = parameters.get("seconds", str(DEFAULT_PROFILE_SECONDS))
     try:
         seconds = float(text)

@@ -50,8 +50,8 @@ def describe_threads_and_tasks(loop: asyncio.AbstractEventLoop | None) -> str:
 
 
 def _stack_of(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
-    """Return a task's stack through everything that it awaits; `Task.get_stack` returns the
-    outermost coroutine only."""
+    """Return a task's stack, the outermost coroutine first, through everything that it awaits;
+    `Task.get_stack` returns only the outermost one."""
     frames = []
     awaited: object = task.get_coro()
     while awaited is not None:

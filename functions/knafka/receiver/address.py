@@ -22,6 +22,7 @@ _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
 """Knative's header with the host that the sender requested, as a proxy may have changed `Host`."""
 _LENGTHS: Final = frozenset({len(_HOST), len(_ORIGINAL_HOST)})
+"""Lengths of the two headers' names: comparing these first is faster."""
 
 
 def address_of(path: bytes, headers: HttpHeaders) -> bytes:
@@ -72,6 +73,7 @@ def _host_of(headers: HttpHeaders) -> bytes:
 
 
 def _origin_form(url: bytes) -> bytes:
-    """Return the path of an absolute-form target, which HTTP/1.1 servers must accept."""
+    """Return the path of an absolute-form target (`http://host/path`), which HTTP/1.1 servers must
+    accept; any other text is returned unchanged."""
     _, separator, rest = url.partition(b"://")
     return b"/" + rest.partition(b"/")[2] if separator else url

@@ -7,6 +7,11 @@ from typing import Final
 
 from knafka.core.tokens.caller_tokens import NO_SCRAPER, REFUSED
 
+MAX_PROBLEM_CHARACTERS: Final = 2_000
+"""Most characters of a reason in an answer: it quotes the sender's text, of any length."""
+MAX_BATCH_PROBLEM_CHARACTERS: Final = 10_000
+"""Most characters of the reasons in the answer to a batch."""
+
 
 class Answer:
     """A whole HTTP response: `wire` holds its bytes, `closing` its bytes as the last response of a
@@ -21,8 +26,8 @@ class Answer:
         headers: tuple[tuple[bytes, bytes], ...] = (),
         content_type: bytes = b"text/plain; charset=utf-8",
     ) -> None:
-        """Encode the response once, as it is sent many times; `text` becomes its body, ended by a
-        line break."""
+        """Encode the response once, as it is sent many times. `text` becomes its body, ended by a
+        line break; an empty text gives no body and no content type."""
         self.status = status.value
         self.body = f"{text}\n".encode() if text else b""
         if self.body:
@@ -127,23 +132,24 @@ BUSY: Final = Answer(
 
 
 def invalid(problem: str) -> Answer:
-    """Return 400 with the reason, cut to 2,000 characters as it quotes the sender's text."""
-    return Answer(HTTPStatus.BAD_REQUEST, problem[:2000])
+    """Return 400 with the reason, cut to `MAX_PROBLEM_CHARACTERS`."""
+    return Answer(HTTPStatus.BAD_REQUEST, problem[:MAX_PROBLEM_CHARACTERS])
 
 
 def invalid_batch(problem: str) -> Answer:
-    """Return 400 with the position and problem of each invalid event, cut to 10,000 characters."""
-    return Answer(HTTPStatus.BAD_REQUEST, problem[:10_000])
+    """Return 400 with the position and problem of each invalid event, cut to
+    `MAX_BATCH_PROBLEM_CHARACTERS`."""
+    return Answer(HTTPStatus.BAD_REQUEST, problem[:MAX_BATCH_PROBLEM_CHARACTERS])
 
 
 def too_many(problem: str) -> Answer:
-    """Return 413 for a batch with too many events."""
+    """Return 413 for a batch with too many events; `problem` says how many it may have."""
     return Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem)
 
 
 def unsupported(problem: str) -> Answer:
     """Return 415 with the reason: an event format that is not supported."""
-    return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:2000])
+    return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:MAX_PROBLEM_CHARACTERS])
 
 
 def too_large(limit: int) -> Answer:
@@ -164,14 +170,15 @@ def document(text: str) -> Answer:
 
 
 def network_probe(digest: bytes, position: int | None) -> Answer:
-    """Return the answer to Knative's network probe, with its hash (KN-BRK-21) and, for the
-    operator, the position up to which the contract is read, if that is in a topic."""
+    """Return 200 for Knative's network probe (KN-BRK-21), with the value of its header
+    K-Network-Hash. `position`: the offset up to which the contract is read, for the operator; None:
+    the contract isn't in a topic."""
     position_header = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
     return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *position_header))
 
 
 def kafka_unanswered(reason: str) -> Answer:
-    """Return 503 for the readiness probe: Kafka has not answered, and why."""
+    """Return 503 for the readiness probe: Kafka has not answered; `reason` says why, if known."""
     text = "Kafka has not answered yet"
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {reason}" if reason else text)
 

@@ -58,12 +58,15 @@ class TokenVerifier:
     """Verifies senders' tokens for all Brokers and KafkaChannels of one receiver."""
 
     def __init__(self, keys: SigningKeys, clock: Callable[[], float] = time.time) -> None:
-        """`clock` returns seconds since the Unix epoch."""
+        """`keys` are the issuer's, which may change; `clock` returns seconds since the Unix
+        epoch."""
         self._keys = keys
         self._clock = clock
         self._generation = keys.generation
         self._new_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
         self._old_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
+        """Cached tokens by audience and token: those used since the old ones were last removed, and
+        the old ones."""
         self._new_subjects: set[str] = set()
         self._old_subjects: set[str] = set()
         """Subjects of the cached tokens."""
@@ -87,8 +90,8 @@ class TokenVerifier:
         return self._verify(token, audience, now)
 
     def _verify(self, token: bytes, audience: str, now: float) -> str:
-        """Verify a token that isn't among the new cached ones, and cache it among them; returns its
-        subject."""
+        """Verify a token that isn't among the new cached ones, and cache it among them, making
+        these the old ones first if they are too many; returns its subject."""
         verified = self._old_tokens.get((audience, token))
         if verified is None or now >= verified.until:
             verified = self._check_token(token, audience, now)
@@ -143,7 +146,8 @@ class _Failures:
         self._all = 0
 
     def is_over_limit(self, sender: str | None, second: int) -> bool:
-        """Whether no more tokens of this sender may be checked in this second."""
+        """Whether no more tokens of this sender may be checked in this second (Unix time); the
+        first call for a second resets the counts."""
         if second != self._second:
             self._second, self._all = second, 0
             self._by_sender.clear()

@@ -25,14 +25,19 @@ class EventBatch:
         """Measure the events; nothing is appended before `append`."""
         self._records = records
         self._left = len(records)
+        """Number of events of which a report is waited for."""
         self._error: LogError | None = None
+        """The first error that was reported."""
         self._stored: Reported
         self._traced: list[Callable[[Answer], None]] = []
+        """Functions that end each event's spans with the answer."""
         sizes = list(map(_record_bytes, records))
         self.largest = max(sizes, default=0)
         """Bytes of the batch's largest event, headers included."""
         self.held = sum(sizes)
+        """Bytes of all events, headers included."""
         self.headers = sum(len(record.headers) for record in records)
+        """Number of headers of all events."""
 
     def append(
         self,
@@ -55,6 +60,7 @@ class EventBatch:
             try:
                 append(ingress.topic, key, value, headers, reported)
             except LogError as error:
+                # The records after this one aren't appended, so no reports of them are waited for.
                 self._left -= len(self._records) - number - 1
                 reported(error)
                 break
@@ -72,7 +78,8 @@ class EventBatch:
             self._stored(self._error)
 
 
-def _ignore(answer: Answer) -> None: ...
+def _ignore(answer: Answer) -> None:
+    """Send nothing: a batch gets one answer for all of its events."""
 
 
 def _record_bytes(record: Draft) -> int:

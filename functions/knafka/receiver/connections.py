@@ -55,6 +55,7 @@ class Connections:
         """Number of requests that came straight to this port, past Knative's proxy."""
         self.open: set[Expiring] = set()
         self._checked_until = 0.0
+        """The loop's time before which `make_room` doesn't look for slow requests again."""
         self._sweeper = loop.call_later(SWEEP_INTERVAL, self._sweep)
 
     @property
@@ -63,12 +64,14 @@ class Connections:
         return len(self.open) > self.ingest.limits.connections
 
     def make_room(self) -> None:
-        """Refuse requests without progress, the slowest first, until there is room; their senders
-        are told to send again. If no request is slow, nothing is refused."""
+        """Refuse slow requests (`SLOW_REQUEST_SECONDS`), the slowest first, until a share of the
+        memory is free; their senders are told to send again. If no request is slow, nothing is
+        refused."""
         now, limit = self.loop.time(), self.ingest.limits.in_flight_bytes
         if now < self._checked_until:
             return
         self._checked_until = now + SLOW_CHECK_INTERVAL
+        # The number is only there for sorting: connections can't be compared.
         slow_connections = [
             (since, number, connection)
             for number, connection in enumerate(self.open)
@@ -80,7 +83,8 @@ class Connections:
             connection.give_up_request()
 
     def _sweep(self) -> None:
-        """Close connections that have been silent for too long."""
+        """Close connections that have been silent for too long, and set the timer for the next
+        time."""
         now = self.loop.time()
         for connection in list(self.open):
             connection.expire(now)

@@ -58,7 +58,8 @@ class DirectLoad:
                 hold.cancel()
 
     def _hold_for(self, rate: float) -> None:
-        """Start requests until there are enough for this rate (events per second)."""
+        """Start to hold requests until as many are held as this rate (direct events per second)
+        requires, and at most `MAX_HOLDS`."""
         desired_count = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
         for _ in range(desired_count - len(self._holds)):
             hold = asyncio.ensure_future(self._hold())
@@ -80,7 +81,7 @@ class HeldRequests:
         return len(self._waiting)
 
     def add(self, answer: Callable[[], None]) -> None:
-        """Hold a request, which `answer` answers."""
+        """Hold a request: `answer` is called after `HOLD_SECONDS`, or by `close`."""
         self._waiting[answer] = self._loop.call_later(HOLD_SECONDS, self._answer, answer)
 
     def close(self) -> None:
@@ -89,6 +90,6 @@ class HeldRequests:
             self._answer(answer)
 
     def _answer(self, answer: Callable[[], None]) -> None:
-        """Answer a held request."""
+        """Answer a held request, and cancel its timer."""
         self._waiting.pop(answer).cancel()
         answer()

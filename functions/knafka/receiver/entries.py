@@ -16,14 +16,15 @@ class IngressEntries:
         self._path = path
 
     def entry_of(self, key: str, value: bytes) -> Ingress | None:
-        """Parse a contract record; returns its Ingress, or None if another path is served. Raises
-        `InvalidDocument`."""
+        """Parse a contract record, whose key is an Ingress's path; returns the Ingress, or None if
+        this receiver serves only another path. Raises `InvalidDocument`, also for settings that its
+        producer can't have."""
         if self._path is not None and key != self._path:
             return None
         ingress = parse_json(Ingress, value.decode())
         if ingress.path != key:
             raise InvalidDocument("broker", f"its path is {ingress.path}: want that of its key")
-        side_settings(ingress.kafka, "producer")
+        side_settings(ingress.kafka, "producer")  # raises for settings that aren't allowed
         return ingress
 
     def concerns(self, value: bytes) -> bool:

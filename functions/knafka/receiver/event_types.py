@@ -36,6 +36,8 @@ LISTED_SECONDS: Final = 120.0
 interval."""
 MAX_ANSWER_BYTES: Final = 60_000
 """Approximate bytes of an answer; the next answer begins with the paths that had no room."""
+ENTRY_OVERHEAD: Final = 50
+"""Bytes of an entry in an answer besides its values, approximately."""
 MAX_PER_PATH: Final = 10
 """Most pairs of one Broker or KafkaChannel in an answer."""
 
@@ -48,6 +50,7 @@ class _NewType:
     source: str
     schema: str | None
     answered_since: float | None = None
+    """When the first answer with it was sent, on the clock of `SeenTypes`; None: none was."""
 
 
 class _PathTypes:
@@ -87,7 +90,7 @@ class SeenTypes:
             path_types.known.add(pair_hash)
             return
         if len(path_types.new) >= MAX_NEW_TYPES:
-            self._forget(path_types)
+            self._drop_listed(path_types)
             if len(path_types.new) >= MAX_NEW_TYPES:
                 return
         path_types.known.add(pair_hash)
@@ -110,20 +113,21 @@ class SeenTypes:
                 break
             # Put the path behind the others, for the next answer.
             self._seen[path] = self._seen.pop(path)
-            self._forget(path_types)
+            self._drop_listed(path_types)
             for new_type in path_types.new[:MAX_PER_PATH]:
                 new_type.answered_since = new_type.answered_since or now
                 entry = {"path": path, "type": new_type.type, "source": new_type.source}
                 entries.append(
                     entry if new_type.schema is None else {**entry, "schema": new_type.schema}
                 )
-                size += sum(map(len, entries[-1].values())) + 50
+                size += sum(map(len, entries[-1].values())) + ENTRY_OVERHEAD
             # Pairs that had no room come first in the next answer.
             path_types.new = [*path_types.new[MAX_PER_PATH:], *path_types.new[:MAX_PER_PATH]]
         return json.dumps({"eventTypes": entries})
 
-    def _forget(self, path_types: _PathTypes) -> None:
-        """Forget the types that were listed for `LISTED_SECONDS` seconds."""
+    def _drop_listed(self, path_types: _PathTypes) -> None:
+        """Remove the types from `new` that were first answered more than `LISTED_SECONDS` ago; they
+        stay known."""
         since = self._clock() - LISTED_SECONDS
         path_types.new = [
             new_type

@@ -119,7 +119,8 @@ class ReceiverFunction:
 
     def _open_keys(self, url: str | None, folder: Path) -> None:
         """Start to read the keys of senders' tokens from the API server at `url`, with the
-        credentials in `folder`; without a URL, do nothing. Raises `InvalidDocument`."""
+        credentials in `folder`, and create the verifier; without a URL, do nothing. Raises
+        `InvalidDocument`."""
         if url is None:
             return
         try:
@@ -155,9 +156,9 @@ class ReceiverFunction:
         )
 
     def _follow(self, declared: contract.Receiver, observers: ReceiverObservers) -> None:
-        """Serve the Ingresses in a topic, following its changes. Batches have no limit of their
-        own, as a topic with any limit may be added later: if a batch was too large, the writer
-        sends its records again one by one."""
+        """Serve the Ingresses in the contract topic, following its changes. The writers' batches
+        aren't limited to what the topics take now, as another topic may be added later: if a batch
+        was too large, the writer sends its records again one by one."""
         open_reader = partial(
             KafkaIdentifiedReader, connection_configuration(declared.kafka), declared.contract_topic
         )
@@ -194,7 +195,8 @@ class ReceiverFunction:
         self._tasks.append(asyncio.create_task(follower.follow()))
 
     def _ensure_writer(self, kafka: Kafka) -> LogWriter:
-        """Return the writer with these settings, opened at its first use."""
+        """Return the writer with these settings, which is opened and added to `ingest` at its first
+        use."""
         if kafka not in self._writers:
             self._writers[kafka] = KafkaWriter(
                 {**producer_configuration(kafka), **self._statistics.connection}
@@ -203,7 +205,7 @@ class ReceiverFunction:
         return self._writers[kafka]
 
     def _keep_writers(self, needed: Collection[LogWriter]) -> None:
-        """Close all writers but `needed` after `UNUSED_WRITER_SECONDS` seconds, as requests that
+        """Plan to close all writers but `needed`: after `UNUSED_WRITER_SECONDS`, as requests that
         have begun may still need them."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
@@ -359,6 +361,7 @@ class ReceiverFunction:
         answer_future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
+            """Pass the answer to the request that waits for it."""
             # The request that waits may have been cancelled.
             if not answer_future.done():
                 answer_future.set_result(answer)
@@ -378,7 +381,7 @@ def _limits_for_process() -> Limits:
 
 
 def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:
-    """Return this Kafka with the producer settings of an Ingress."""
+    """Return the connection `kafka` with the producer settings that an Ingress declares."""
     return kafka.model_copy(update={"producer": ingress.kafka.producer})
 
 

@@ -58,6 +58,7 @@ LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
 READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS_PATH: Final = b"/metrics"
 CONTRACT: Final = b"/contract"
+"""Path at which the operator reads how far the contract is followed."""
 
 
 class IngestHandler:
@@ -124,6 +125,7 @@ class IngestHandler:
             served[path] = routes[path.encode()] = route
             for host in ingress.hosts:
                 address = address_of_host(host.encode())
+                # If two declare the same host, it is that of the path that comes first.
                 first_path, second_path = sorted([routes.get(address, route).ingress.path, path])
                 if first_path != second_path:
                     log.warning(
@@ -288,7 +290,8 @@ class IngestHandler:
             batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
-        """Count and return an answer that is sent before the request is whole."""
+        """Count an answer that is sent before the request is whole, at its route if it has one;
+        returns the answer."""
         route = self.find_route(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
@@ -306,6 +309,7 @@ class IngestHandler:
         """Return the answer to a request that no route takes: a probe, the contract, event types,
         or 404."""
         if method in (b"GET", b"HEAD"):
+            # None of these counts as a request to no Broker's path.
             if path in LIVENESS:
                 failure = failure_of(self.writers)
                 return answers.HEALTHY if failure is None else answers.not_storing(str(failure))

@@ -123,10 +123,10 @@ class ReceiverProtocol(asyncio.Protocol):
         self._server = server_state.connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
-        self._closing = False
-        self._stopping = False
-        self._in_request = False
-        self._counting = False
+        self._closing = False  # whether no more requests are taken
+        self._stopping = False  # whether the server stops
+        self._in_request = False  # whether a request has begun that isn't whole
+        self._counting = False  # whether its bytes are counted, as it didn't come in one read
         self._begin_request()
         self._find_route(b"")
 
@@ -137,11 +137,11 @@ class ReceiverProtocol(asyncio.Protocol):
         self._url = b""
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._received_bytes = 0
+        self._received_bytes = 0  # its share of the server's `receiving_bytes`
         self._in_body = self._has_answered_expectation = False
-        self._hosts = 0
-        self._refusal: Answer | None = None
-        self._checks_headers = self._counting
+        self._hosts = 0  # number of its `Host` headers
+        self._refusal: Answer | None = None  # the answer if its head is wrong
+        self._checks_headers = self._counting  # whether headers are counted as they are parsed
 
     # asyncio.Protocol
 
@@ -192,8 +192,9 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_held()
 
     def _must_count(self, data: bytes) -> bool:
-        """Whether the first read of a request is so long that its headers must be counted during
-        parsing."""
+        """Whether the first read of a request is so long that its headers must be counted while
+        they are parsed: longer than all headers may be, or without an end of them in the part that
+        `UNCOUNTED_HEAD` allows."""
         return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
     def _start_timers(self) -> None:
@@ -202,7 +203,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
 
     def _receive_counting(self, data: bytes) -> None:
-        """Parse more of a request that isn't whole yet, and check its limits.
+        """Parse received bytes of a request that isn't whole or too long, count what is held of it
+        then, and check the limits.
 
         Most requests arrive whole in one read below the limit of headers; these are not counted.
         """
@@ -211,14 +213,14 @@ class ReceiverProtocol(asyncio.Protocol):
         self._count_held()
         headers, bytes_before = self._headers, self._header_bytes + self._body_bytes
         self._parse(data)
-        is_another = self._headers is not headers
-        if is_another:
+        has_begun_another = self._headers is not headers
+        if has_begun_another:
             self._start_timers()
         if self._in_request:
-            counted_bytes = (
-                self._header_bytes + self._body_bytes - (0 if is_another else bytes_before)
-            )
-            if not counted_bytes and not is_another:
+            counted_bytes = self._header_bytes + self._body_bytes
+            if not has_begun_another:
+                counted_bytes -= bytes_before
+            if not counted_bytes and not has_begun_another:
                 # All bytes went into an unfinished header or trailer, which the parser still holds.
                 self._count_header(len(data))
             else:
@@ -229,14 +231,14 @@ class ReceiverProtocol(asyncio.Protocol):
             self._counting = self._checks_headers = False
 
     def _count_held(self) -> None:
-        """Count the bytes that are held of an unfinished request, and refuse the request if they
-        are too many."""
+        """Count the bytes that are held of an unfinished request, note its progress, and refuse it
+        if there is no room for them; answer what its head expects."""
         if self._closing:
             return
         if not self._counting:
             self._counting = self._checks_headers = True
             self._header_bytes = len(self._url) + header_bytes(self._headers)
-            self._unfinished = 0
+            self._unfinished = 0  # bytes of a header that the parser holds
         headers = self._headers
         if len(headers) > self._max_headers:
             self._refuse(answers.TOO_MANY_HEADERS)
@@ -319,11 +321,8 @@ class ReceiverProtocol(asyncio.Protocol):
         if method == b"CONNECT":
             self._refuse(answers.NOT_ALLOWED)
             return b""
-        head = b"%b %b HTTP/%b\r\n" % (
-            method,
-            self._url,
-            self._parser.get_http_version().encode(),
-        )
+        version = self._parser.get_http_version().encode()
+        head = b"%b %b HTTP/%b\r\n" % (method, self._url, version)
         head += b"".join(
             [b"%b: %b\r\n" % header for header in self._headers if header[0].lower() != b"upgrade"]
         )
@@ -360,7 +359,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._transport.close()
 
     def _end_after_answers(self) -> None:
-        """Take no more requests; the connection closes after its last answer."""
+        """Take no more requests; the connection closes after the last answer that is pending."""
         self._closing = self._responses.ends = True
         self._in_request = False
         self._forget_body()
@@ -420,6 +419,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._find_route(self._url)
         if len(self._headers) > self._max_headers:
             self._refusal = answers.TOO_MANY_HEADERS
+        # HTTP/1.0 may leave out the header.
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._refusal = answers.NO_HOST
         if self._refusal is not None:
@@ -450,7 +450,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(self._too_large)
 
     def on_message_complete(self) -> None:
-        """Hand the whole request to `ingest`."""
+        """Hand the whole request to `ingest`, with a slot for its answer."""
         if self._closing or self._parser.should_upgrade():
             return
         parts = self._body

@@ -28,6 +28,7 @@ class Slot:
     def __init__(
         self, queue: ResponseQueue, head_only: bool, last: bool, *, is_cut: bool = False
     ) -> None:
+        """Reserve the place; `queue` holds it, the other arguments are described below."""
         self._queue = queue
         self.answer: Answer | None = None
         self.head_only = head_only
@@ -69,12 +70,13 @@ class ResponseQueue:
         self._lingering: asyncio.TimerHandle | None = None
 
     def flush(self) -> None:
-        """Write the answers up to the first request that has none yet."""
+        """Write the answers up to the first request that has none yet, and end the connection after
+        its last answer."""
         slots, transport = self.slots, self._transport
         while slots and (answer := slots[0].answer) is not None:
             slot = slots.popleft()
             if transport.is_closing():
-                continue
+                continue  # nobody reads the answer
             if not slot.last and not slot.head_only:
                 transport.write(answer.wire)
                 continue
@@ -111,7 +113,8 @@ class ResponseQueue:
         self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
 
     def close(self) -> None:
-        """Cancel the timer and regulate reading no more, as the connection is lost."""
+        """Cancel the timer, as the connection is lost; from now on reading isn't paused any
+        more."""
         self.ends = True
         if self._lingering is not None:
             self._lingering.cancel()

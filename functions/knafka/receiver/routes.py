@@ -74,6 +74,7 @@ class BrokerRoute:
         self.answered: dict[int, int] = (
             defaultdict(int) if previous_route is None else previous_route.answered
         )
+        """Number of answered events, and of requests that hold none, by status code."""
         self.duration: Histogram = (
             Histogram() if previous_route is None else previous_route.duration
         )
@@ -88,7 +89,8 @@ class BrokerRoute:
 
 
 def answer_to_error(route: BrokerRoute, error: LogError) -> Answer:
-    """Return the answer to an event that was not stored."""
+    """Return the answer to an event that was not stored because of `error`: 413 if it is too large,
+    else 503; logs the error unless the writer is only full."""
     if error.too_large:
         return route.too_large
     if isinstance(error, LogFull):

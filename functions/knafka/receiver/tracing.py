@@ -34,9 +34,9 @@ class IngestTracing:
         """Start an event's spans and put its trace into the record's `headers`; returns the
         callbacks to use in place of `respond` and `reported`, which end the spans."""
         tracer = self._tracer
-        carried = dict(headers)
-        header_context = decode(carried.get(TRACEPARENT))
-        parent = header_context or decode(carried.get(EXTENSION))
+        sent = dict(headers)
+        header_context = decode(sent.get(TRACEPARENT))
+        parent = header_context or decode(sent.get(EXTENSION))
         if parent is None:
             context = tracer.begin_trace()
         elif tracer.samples(parent):
@@ -44,7 +44,7 @@ class IngestTracing:
         else:
             # No span of ours is recorded, so the sender's span stays the parent of the next one.
             context = SpanContext(parent.trace_id, parent.span_id, False)
-        if header_context is None and TRACEPARENT not in carried and TRACESTATE not in carried:
+        if header_context is None and TRACEPARENT not in sent and TRACESTATE not in sent:
             headers.append((TRACEPARENT, context.encode()))
         elif context != header_context:
             _replace_traceparent(headers, context, keep_state=header_context is not None)
@@ -57,8 +57,8 @@ class IngestTracing:
             "messaging.protocol": "HTTP",
             "messaging.destination": f"{kind}:{ingress.broker}.{ingress.namespace}",
         }
-        if "ce_id" in carried:
-            span.attributes["messaging.message_id"] = carried["ce_id"].decode("utf-8", "replace")
+        if "ce_id" in sent:
+            span.attributes["messaging.message_id"] = sent["ce_id"].decode("utf-8", "replace")
         append = tracer.start(
             "append",
             SpanKind.PRODUCER,
@@ -83,8 +83,8 @@ class IngestTracing:
 
 
 def _replace_traceparent(headers: RecordHeaders, context: SpanContext, *, keep_state: bool) -> None:
-    """Replace the `traceparent` in `headers`, and drop `tracestate` unless it belongs to the same
-    trace."""
+    """Replace the `traceparent` in `headers` by that of `context`. `keep_state`: keep `tracestate`,
+    as it belongs to the same trace; else it is dropped."""
     replaced = (TRACEPARENT,) if keep_state else (TRACEPARENT, TRACESTATE)
     headers[:] = [header for header in headers if header[0] not in replaced]
     headers.append((TRACEPARENT, context.encode()))

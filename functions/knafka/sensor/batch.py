@@ -22,6 +22,7 @@ from knafka.sensor.tracing import SensorTracing
 from knafka.tracing.spans import Span
 
 LIMIT: Final = "max.message.bytes"
+"""The setting of a topic that limits its records, for error messages."""
 MAX_BATCH_RECORDS: Final = 1000
 """Most records, and most keys whose timers ran out, that one transaction handles. For a backlog 100
 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records
@@ -32,15 +33,22 @@ transaction's duration."""
 MAX_FIRING_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of events in one action: no producer of ours sends a larger record."""
 
-Place: TypeAlias = tuple[Partition, int | str]
-"""The cause of outputs: a record, by its offset, or a key of the trigger topic."""
-Refused: TypeAlias = dict[Place, dict[tuple[str, bytes | None], int]]
-"""Records that were too large: by cause, their topic and key, and the size (bytes) from which on
-the topic refuses them."""
+Cause: TypeAlias = Record | tuple[Partition, str]
+"""What outputs follow from: a record that was read, or a key of the trigger topic (with its
+partition), as for a timer."""
+CauseId: TypeAlias = tuple[Partition, int | str]
+"""Identifies a cause: its partition, and the record's offset or the key."""
+Refused: TypeAlias = dict[CauseId, dict[tuple[str, bytes | None], int]]
+"""For each cause, its outputs that were too large: by topic and record key, the size (bytes) from
+which on the topic refuses them."""
 
 
 class Batch:
-    """The outputs and positions of one transaction, and the events that are held after it."""
+    """The outputs and positions of one transaction, and the events that are held after it.
+
+    In its methods, `number` is a partition of the trigger topic, and `key` a trigger with its
+    correlation key (`records.key_of`).
+    """
 
     def __init__(
         self,
@@ -62,8 +70,8 @@ class Batch:
         self.behind_known: set[tuple[int, str]] = set()
         """Partitions and keys of events that are earlier than the time up to which all were
         believed to be read."""
-        self._causes: list[Record | tuple[Partition, str]] = []
-        """The causes that were begun: records, and keys of the trigger topic."""
+        self._causes: list[Cause] = []
+        """The causes that were begun."""
         self._starts: list[int] = []
         """Index of the first output of each cause."""
         self.spans: list[Span] = []
@@ -90,16 +98,17 @@ class Batch:
             self._remove(number, key)
             self.removed_stale += 1
 
-    def begin(self, cause: Record | tuple[Partition, str]) -> None:
-        """Begin a cause: outputs added from now on belong to this record or key of the trigger
-        topic."""
+    def begin(self, cause: Cause) -> None:
+        """Begin a cause: outputs that are added from now on follow from it."""
         self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """Return the causes to leave out next time, because a record with this key was too large
-        for its topic; `all_as_large`: also the causes of all other records of at least its size.
-        Empty if none is known."""
+        """Return the outputs to leave out next time, by cause, because an output with this `key`
+        was too large for `topic`; empty if the batch has none.
+
+        `all_as_large`: also all other outputs to the topic that are at least as large.
+        """
         topic_outputs = [
             (output, cause)
             for output, cause in self._outputs_with_causes()
@@ -111,21 +120,23 @@ class Batch:
         causes: Refused = {}
         for output, cause in topic_outputs:
             if _size_of(output) >= limit and (all_as_large or output.key == key):
-                causes.setdefault(_place_of(cause), {})[topic, output.key] = limit
+                causes.setdefault(_id_of_cause(cause), {})[topic, output.key] = limit
         return causes
 
-    def _outputs_with_causes(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
-        """Yield the outputs with their causes, except stale changelog records that are deleted."""
+    def _outputs_with_causes(self) -> Iterator[tuple[Output, Cause]]:
+        """Yield the outputs with their causes, except tombstones of stale changelog records, which
+        have none."""
         ends = [*self._starts[1:], len(self._outputs)]
         for cause, start, end in zip(self._causes, self._starts, ends, strict=True):
             yield from ((output, cause) for output in self._outputs[start:end])
-        for name, number in self._cause_of_added.items():
-            if name in self._added:
-                yield self._added[name], self._causes[number]
+        for record_id, cause_index in self._cause_of_added.items():
+            if record_id in self._added:
+                yield self._added[record_id], self._causes[cause_index]
 
     def _check_size(self, output: Output) -> None:
-        """Raise `TooLarge` for a record that is larger than its topic takes."""
-        limits = self._refused.get(_place_of(self._causes[-1])) if self._causes else None
+        """Raise `TooLarge` if the topic has refused an output of the present cause with this key,
+        of this size or less."""
+        limits = self._refused.get(_id_of_cause(self._causes[-1])) if self._causes else None
         if limits is None:
             return
         limit = limits.get((output.topic, output.key))
@@ -157,7 +168,8 @@ class Batch:
         failure: tuple[Reason, str],
         trigger: str | None,
     ) -> None:
-        """Dead-letter a record, see `letters.of_record`."""
+        """Add the dead letter of the record at `place` (topic, partition, offset), for this reason
+        and its text. `trigger`: the only trigger for which it failed; None: all."""
         now = self._now / 1000
         letter = letters.of_record(self._sensor, place, record, failure, now, trigger)
         self.add_dead_letter(letter, failure[0])
@@ -222,27 +234,29 @@ class Batch:
                 self._add(number, key, event)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
-        """Hold an event from now on."""
-        name = number, records.changelog_key(key, event.offset)
-        self._added[name] = self._held_record(number, key, event)
-        self._cause_of_added[name] = len(self._causes) - 1
+        """Hold an event from now on, by a changelog record that the batch appends."""
+        record_id = number, records.changelog_key(key, event.offset)
+        self._added[record_id] = self._held_record(number, key, event)
+        self._cause_of_added[record_id] = len(self._causes) - 1
 
     def _held_record(self, number: int, key: str, event: HeldEvent) -> Output:
         """Return the changelog record that holds an event."""
         headers = records.headers_of(event, self._sensor.generation)
-        name = records.changelog_key(key, event.offset)
-        return Output(self._sensor.changelog_topic, name, event.document, headers, number)
+        record_key = records.changelog_key(key, event.offset)
+        return Output(self._sensor.changelog_topic, record_key, event.document, headers, number)
 
-    def _remove(self, number: int, name: bytes) -> None:
-        """Drop an event's changelog record: withdraw it if this batch was to add it, else append
-        its tombstone."""
-        if self._added.pop((number, name), None) is None:
-            self._outputs.append(Output(self._sensor.changelog_topic, name, None, [], number))
+    def _remove(self, number: int, record_key: bytes) -> None:
+        """Drop an event's changelog record, which has this key: withdraw it if this batch was to
+        add it, else append its tombstone."""
+        if self._added.pop((number, record_key), None) is None:
+            self._outputs.append(Output(self._sensor.changelog_topic, record_key, None, [], number))
 
     def fire(self, key: str, firing: Firing, place: str, own_key: bytes | None = None) -> None:
-        """Add the action of a firing. `place`: where its last event was read, so that the action's
-        id is always the same; `own_key`: the record key of the only event that the condition wants.
-        Raises `TooLarge`."""
+        """Add the action of a firing. Raises `TooLarge`.
+
+        `place`: text that says where its last event was read, and makes the action's id the same
+        each time; `own_key`: the event's record key, if the condition wants one event only.
+        """
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(event.document) for event in firing.events)
         if size > MAX_FIRING_BYTES:
@@ -253,15 +267,15 @@ class Batch:
         if self._tracing is not None and (span := self._tracing.fire(key, identity, firing)):
             trace = span.context.encode()
         headers, data = records.action(source, identity, key, firing, trace)
-        record_key = self._key_of(key, own_key)
+        record_key = self._action_key(key, own_key)
         self._append(Output(sensor.action_topic, record_key, data, headers))
         if span is not None:
             self.spans.append(span)
         self.counts.fired[trigger] += 1
 
-    def _key_of(self, key: str, own_key: bytes | None) -> bytes | None:
-        """Return an action's record key; actions with the same key are delivered one after another.
-        None: in any order."""
+    def _action_key(self, key: str, own_key: bytes | None) -> bytes | None:
+        """Return an action's record key: actions with the same key are delivered one after another,
+        those without one in any order. `key` and `own_key` as in `fire`."""
         if records.correlation_of(key) is not None:
             return key.encode()
         if own_key is not None:
@@ -286,8 +300,8 @@ class Batch:
         return records.commit_metadata(needed, due, self.taken.get(number))
 
 
-def _place_of(cause: Record | tuple[Partition, str]) -> Place:
-    """Return the place that identifies a cause."""
+def _id_of_cause(cause: Cause) -> CauseId:
+    """Return what identifies a cause when its record is read again."""
     if isinstance(cause, tuple):
         return cause
     return Partition(cause.topic(), cause.partition()), cause.offset()

@@ -78,7 +78,7 @@ class BusPartitions:
         self._asked_until = 0
         """Records appended after the last request have no earlier time than this."""
         self._asked_at: int | None = None
-        self._others_routed_until: dict[int, int | None] = {}
+        self._others_routed_until: dict[int, int] = {}
         """Times up to which other processes have routed their partitions."""
         self._stalls = Stalls(sensor.topic)
         self._routed_ahead: deque[int] = deque()
@@ -146,7 +146,7 @@ class BusPartitions:
         return own_queue.seen, bool(own_queue.queue)
 
     def note_end(self, number: int, end: int) -> None:
-        """Note that a partition was read to its end."""
+        """Note that a partition was read to its end, at the offset `end`."""
         if number in self._queues:
             self._queues[number].next = max(end, self._queues[number].next)
 
@@ -209,13 +209,11 @@ class BusPartitions:
     def first_ahead(self) -> int | None:
         """The time of the first event that was routed ahead, once no more may be routed ahead; None
         otherwise."""
-        return (
-            self._routed_ahead[0] if self._routed_ahead and self._is_ahead_limit_reached else None
-        )
+        return self._routed_ahead[0] if self._is_ahead_limit_reached else None
 
     @property
     def next_check_time(self) -> int:
-        """Time (our clock) from which more is known about the latest records."""
+        """Time (our clock) from which the earliest time of new records may be known to be later."""
         return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
@@ -230,15 +228,16 @@ class BusPartitions:
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._read_bounds()
-        elsewhere = self._lowest_time(None)
+        others_until = self._lowest_time(None)
         routed_before = None if in_order else self.routed_until
         heads = [(queue.queue[0].place, queue) for queue in self._queues.values() if queue.queue]
         heapify(heads)
         while heads:
             place, own_queue = heappop(heads)
             bound = bounds.of(place.partition) if in_order else FOR_EVER
-            until = None if elsewhere is None else min(elsewhere, bound)
+            until = None if others_until is None else min(others_until, bound)
             queue, following = own_queue.queue, heads[0][0] if heads else LAST
+            # Yield this partition's events that come before the first event of all others.
             while place < following:
                 if limit <= 0 or place.at >= bound or (in_order and self._is_ahead_limit_reached):
                     return
@@ -257,7 +256,7 @@ class BusPartitions:
                 heappush(heads, (place, own_queue))
 
     def _read_bounds(self) -> Bounds:
-        """Return how far the own partitions were read."""
+        """Return how far the own partitions that are waited for were read; -1: that isn't known."""
         untils = [
             (-1 if (until := self._read_until(number)) is None else until, number)
             for number in self._queues
@@ -280,9 +279,9 @@ class BusPartitions:
         return self._lowest_time(self.routed)
 
     def _lowest_time(self, until_of_own: Callable[[int], int | None] | None) -> int | None:
-        """Return the lowest time over all partitions; `until_of_own` returns that of an own
-        partition. With `until_of_own` None: over the partitions of others, `FOR_EVER` if there are
-        none. None: a time isn't known."""
+        """Return the lowest time of all partitions; None: a time isn't known. `until_of_own`
+        returns an own partition's time; None: only the partitions of others count, and without any
+        the result is `FOR_EVER`."""
         if not self._ends:
             return None
         lowest = FOR_EVER if until_of_own is None else None
@@ -301,12 +300,10 @@ class BusPartitions:
     def _read_until(self, number: int) -> int | None:
         """Return the time before which everything of an own partition was read."""
         own_queue = self._queues[number]
-        end = self._ends.get(number)
+        seen, end = own_queue.seen, self._ends.get(number)
         if end is None or own_queue.next < end:
-            return own_queue.seen
-        return (
-            self._asked_until if own_queue.seen is None else max(self._asked_until, own_queue.seen)
-        )
+            return seen
+        return self._asked_until if seen is None else max(self._asked_until, seen)
 
     def _is_behind(self, number: int) -> bool:
         """Whether an own partition was not read to its last known end."""
@@ -314,7 +311,7 @@ class BusPartitions:
         return end is not None and self._queues[number].next < end
 
     def forget_ahead(self) -> None:
-        """Forget events that were routed ahead and that others have caught up with. Call it only
+        """Forget the events routed ahead before whose time the bus is routed by now. Call it only
         while every routed event is committed."""
         if self._routed_ahead and (until := self.routed_until) is not None:
             while self._routed_ahead and self._routed_ahead[0] < until:
@@ -323,8 +320,10 @@ class BusPartitions:
     # Questions
 
     def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
-        """Ask Kafka for ends and commits, unless everything before `needed_until` was read and that
-        was known at `since`, or it was asked just before. Raises `LogError`."""
+        """Ask Kafka for ends and others' commits, to know up to which time everything was read.
+        Nothing is asked if an answer of `since` or later shows that everything before
+        `needed_until` was read, if it was asked just before, or if own records have to be read
+        first. Raises `LogError`."""
         read_until = self.read_until if self._asked_at is not None else None
         if read_until is not None and read_until > needed_until and self.ended_at >= since:
             return
@@ -349,23 +348,27 @@ class BusPartitions:
         self._note_stalls(now, needed_until)
 
     def _note_reached_ends(self, now: int) -> None:
-        """Note the last moment whose ends are all reached."""
-        for asked_at, ends in (*filter(None, [self._unreached_ends]), (now, self._ends)):
+        """Set `ended_at` to the time of the latest request whose ends are all reached: the one that
+        waits for that, or the one of `now`."""
+        requests = [(now, self._ends)]
+        if self._unreached_ends is not None:
+            requests.insert(0, self._unreached_ends)
+        for asked_at, ends in requests:
             if not all(map(self._is_reached, ends.items())):
                 self._unreached_ends = asked_at, ends
                 return
             self._unreached_ends, self.ended_at = None, asked_at
 
     def _is_reached(self, end: tuple[int, int | None]) -> bool:
-        """Whether a partition was read or routed up to this end."""
+        """Whether a partition was read or routed up to this end (its number, and the offset)."""
         number, offset = end
         own_queue = self._queues.get(number)
         position = self._other_positions.get(number, 0) if own_queue is None else own_queue.next
         return number in self.stalled or (offset is not None and position >= offset)
 
     def _earliest_new_time(self, now: int) -> int:
-        """Return the earliest time that a record appended from now on may have: it is after the
-        records read a grace period ago, and at most a grace period before now."""
+        """Return the earliest time that a record appended from now on may have: later than what was
+        read a grace period ago, and no more than a grace period before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
             self._latest_before_grace = self._latest.popleft()[0] + 1
         return max(self._latest_before_grace, now - max(self.grace, SENDER_GRACE))
@@ -373,7 +376,7 @@ class BusPartitions:
     def _note_commit(
         self, number: int, committed: OffsetAndMetadata | None, end: int | None
     ) -> None:
-        """Note another process's commit for a partition, read after the partition's end."""
+        """Note another process's commit for a partition, which was read after the end `end`."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
         routed = Routed() if committed is None else records.parse_routed(committed.metadata)
@@ -381,11 +384,9 @@ class BusPartitions:
         if end is not None and offset >= end:
             at_end = self._asked_until
             until = at_end if until is None else max(at_end, until)
-        previous_until = self._others_routed_until.get(number)
         if until is not None:
-            self._others_routed_until[number] = (
-                until if previous_until is None else max(previous_until, until)
-            )
+            previous_until = self._others_routed_until.get(number, until)
+            self._others_routed_until[number] = max(previous_until, until)
 
     def _note_sender_times(self, routed: Routed) -> None:
         """Note from another process's commit that senders set the times, if no record was read here
@@ -394,7 +395,7 @@ class BusPartitions:
             self.is_log_time = False
 
     def _note_stalls(self, now: int, needed_until: int) -> None:
-        """Note which partitions hold up the others, and for how long."""
+        """Note how far the partitions that may hold up the others were read (`Stalls`)."""
         self._asked_at = now
         untils: dict[int, int | None] = {}
         for number in self._ends.keys() | self._queues.keys():
@@ -407,23 +408,22 @@ class BusPartitions:
     def balance(self) -> None:
         """Pause partitions that are read far ahead while much is queued, and resume them later. The
         partition that was read least far goes on, as the others wait for it."""
-        share, lowest = max(1, len(self._queues)), self._read_bounds().first
+        partitions, lowest = max(1, len(self._queues)), self._read_bounds().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
         is_little = (
             2 * self.queued < MAX_QUEUED_RECORDS and 2 * self.queued_bytes < MAX_QUEUED_BYTES
         )
         pausing, resuming = list[int](), list[int]()
         for number, queue in self._queues.items():
-            is_ahead = (
-                len(queue.queue) * share > MAX_QUEUED_RECORDS
-                or queue.bytes * share > MAX_QUEUED_BYTES
+            has_more_than_its_share = (
+                len(queue.queue) * partitions > MAX_QUEUED_RECORDS
+                or queue.bytes * partitions > MAX_QUEUED_BYTES
             )
-            is_least = (
-                not self._is_ahead_limit_reached and (self._read_until(number) or 0) <= lowest
-            )
-            if is_much and is_ahead and not is_least and not queue.is_paused:
+            is_lowest = (self._read_until(number) or 0) <= lowest
+            is_waited_for = is_lowest and not self._is_ahead_limit_reached
+            if is_much and has_more_than_its_share and not (is_waited_for or queue.is_paused):
                 pausing.append(number)
-            elif queue.is_paused and (is_little or is_least):
+            elif queue.is_paused and (is_little or is_waited_for):
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:

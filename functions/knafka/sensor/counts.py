@@ -47,8 +47,7 @@ class SensorCounts:
         )
 
     def add(self, added_counts: SensorCounts) -> None:
-        """Add the counts of `added_counts` to these in place, as other threads hold a reference to
-        these."""
+        """Add `added_counts` to these counts in place, as other threads refer to this object."""
         total = self + added_counts
         for counter in fields(self):
             setattr(self, counter.name, getattr(total, counter.name))

@@ -41,9 +41,12 @@ class SensorDrain:
         slot: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`slot` as in `DrainRequest`."""
+        """`open_processor` opens the processor of a slot (`DrainRequest.slot`); `now` returns
+        seconds since the Unix epoch."""
         self.idle: float | None = None
+        """Seconds without work after which the drain ends; None: it never ends as idle."""
         self.shrunk_at: float | None = None
+        """When this process last lost a partition, on the event loop's clock; None: never."""
         self.slot = slot
         self._open_processor = open_processor
         self._now = now
@@ -59,6 +62,7 @@ class SensorDrain:
 
     @property
     def is_stopping(self) -> bool:
+        """Whether the drain was told to stop, or has ended."""
         return self._stopping
 
     def stop(self, timeout: float = DRAIN_STOP_TIMEOUT) -> None:
@@ -107,7 +111,7 @@ class SensorDrain:
     # On the thread
 
     def _process(self) -> Ended:
-        """Run the processor until idle or stopped; returns which."""
+        """Open the processor and run it until idle or stopped; returns which. Raises `LogError`."""
         self._active_at = time.monotonic()
         processor = self.processor = self._open_processor(self.slot)
         previous_partitions: tuple[int, ...] = ()
@@ -137,7 +141,8 @@ class SensorDrain:
         self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * duration)
 
     def _is_idle(self, processor: Processor) -> bool:
-        """Whether there has been nothing to do for long enough."""
+        """Whether the drain is to end: for `idle` seconds there was nothing to do, nothing waits,
+        and no firing is due within `SOON`."""
         if self.idle is None or processor.is_waiting:
             return False
         if processor.due is not None and processor.due / 1000 <= self._now() + SOON:

@@ -34,7 +34,8 @@ _Key: TypeAlias = tuple[int, str]
 
 
 class Expiry:
-    """The timers of one process. Times are ms since the Unix epoch."""
+    """Handles the timers of one process once every event before their time was read. Times are ms
+    since the Unix epoch."""
 
     def __init__(
         self, sensor: SensorContract, rules: Mapping[str, Rule], state: State, ordering: Ordering
@@ -49,7 +50,8 @@ class Expiry:
         """Requests for the bus's ends count only if they were made at this time (our clock) or
         later."""
         self._late_since: dict[_Key, int] = {}
-        """The same time for each key of which a late event was read."""
+        """For each key of which an event was read later than the known time allows: requests for
+        the bus's ends count for this key only if they were made at this time or later."""
 
     def forget(self, now: int) -> None:
         """Ask anew from `now` on: partitions were assigned, or are read again."""
@@ -58,13 +60,13 @@ class Expiry:
         self._late_since.clear()
 
     def note_read(self, late: Collection[_Key], now: int, *, is_any: bool) -> None:
-        """Note the keys of which an event was read at `now` that is earlier than the known time;
-        `is_any`: whether any record was read."""
+        """Note what was read at `now`: `late` are the keys of events that are earlier than the
+        known time, `is_any` says whether any record was read."""
         if is_any and self._ordering.known is None:
-            self._since = now
+            self._since = now  # any of the records may be late
         self._late_since.update(dict.fromkeys(late, now))
         if len(self._late_since) > MAX_LATE_KEYS:
-            self._since = now
+            self._since = now  # for all keys
             self._late_since.clear()
 
     @property
@@ -78,12 +80,14 @@ class Expiry:
         return max(MIN_ABSENCE_DELAY, self._ordering.grace)
 
     def due(self, now: int) -> int | None:
-        """Return the time of the first timer that is due; None if none is."""
+        """Return the time of the first timer that is due at `now`, late events included; None if
+        none is."""
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
 
     def is_next(self, time: int | None) -> bool:
-        """Whether the timer at this time can be handled without asking for anything."""
+        """Whether the timer at this time can be handled without asking for the bus's ends; None:
+        no."""
         return self._is_known(time) and not self._late_since
 
     def _is_known(self, time: int | None) -> bool:
@@ -92,7 +96,8 @@ class Expiry:
         return time is not None and until is not None and time <= until
 
     def fire(self, now: int, batch: Batch) -> int:
-        """Handle the due timers of up to `MAX_BATCH_RECORDS` keys; returns how many."""
+        """Handle the timers that are due at `now`, of up to `MAX_BATCH_RECORDS` keys; returns of
+        how many. Nothing is handled before every event before the first timer was read."""
         if (first := self.due(now)) is None:
             return 0
         self._update(first, now)
@@ -103,13 +108,13 @@ class Expiry:
             if (number, key) in self._late_since:
                 late.append((number, key))
                 continue
-            expire = partial(rules.expire, until=until)
-            if self._apply(number, key, expire, batch):
+            expire_key = partial(rules.expire, until=until)
+            if self._apply(number, key, expire_key, batch):
                 self._ordering.note_expired(number, until)
             changed += 1
             if changed == MAX_BATCH_RECORDS:
                 break
-        for number, key in late:
+        for number, key in late:  # `changed_until` has removed their timers
             self._state.set_timers(number, key)
         return changed
 
@@ -121,7 +126,8 @@ class Expiry:
             batch.fulfilled_keys += 1
 
     def _update(self, first: int, now: int) -> None:
-        """Update the time before which every event was read, if the timer at `first` needs it."""
+        """Update the time before which every event was read, if the timer at `first` needs it, from
+        what the last request for the bus's ends has shown."""
         known_until, asked_at = self._ordering.known, self._ordering.asked_at
         if known_until is None or asked_at < self._since:
             return
@@ -139,8 +145,8 @@ class Expiry:
     def _apply(
         self, number: int, key: str, change: Callable[[Rule, Held], RuleStep], batch: Batch
     ) -> bool:
-        """Change what one key holds by its rule; returns False if that raised, and the events are
-        dead-lettered."""
+        """Change the events that one key holds by `change`, and fire what follows. Returns False if
+        `change` raised an error: then the events are dead-lettered."""
         partition = Partition(self._topic, number)
         batch.begin((partition, key))
         batch.positions.setdefault(partition, self._ordering.position(partition))

@@ -34,7 +34,8 @@ Secret that can't work."""
 
 
 def open_kafka(sensor: SensorContract, transactional_id: str, claims: Claims) -> TransactionalLog:
-    """Open the transactional log on real Kafka."""
+    """Open the Sensor's transactional log on real Kafka, which reads the bus and the trigger topic.
+    Raises `LogError`, and `InvalidDocument` for a Secret that can't work."""
     return KafkaTransactions(
         consumer_configuration(sensor.kafka),
         sensor.group,
@@ -49,6 +50,7 @@ class SensorFunction(DrainingFunction):
     """A Sensor's function."""
 
     def __init__(self, open_log: OpenLog = open_kafka) -> None:
+        """`open_log` opens the transactional log of each drain."""
         super().__init__("knafka-sensor", self._open)
         self._open_log = open_log
 
@@ -92,14 +94,15 @@ class SensorSide(LeasedSide):
         super().__init__(DrainLease(self._new_drain, renewal))
 
     def _new_drain(self) -> SensorDrain:
-        """Create the next drain."""
+        """Create the next drain, in the slot of the request under way; the counts of the previous
+        one are kept."""
         self._before = self._total_counts()
         # A drain that begins without a request has no slot: another process may have it by now.
         self._drain = SensorDrain(self._open_processor, self._slot)
         return self._drain
 
     def _open_processor(self, slot: int | None) -> Processor:
-        """Open the processor of this slot."""
+        """Open the processor of a drain with this slot; None: it has none."""
         # A process that was killed leaves its transaction open; the next one in its slot ends it.
         # Without a slot no process reuses the name, and Kafka ends the transaction by its timeout.
         name = uuid.uuid4().hex[:12] if slot is None else str(slot)
@@ -125,7 +128,8 @@ class SensorSide(LeasedSide):
         return ""
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress."""
+        """Answer a request for a drain with lines of progress; a drain that begins with the request
+        gets its slot."""
         self._slot = request.slot
         await super().stream(request, caller, send)
 
@@ -140,7 +144,8 @@ class SensorSide(LeasedSide):
         await self._subscriber.close()
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield the Sensor's metrics."""
+        """Yield the Sensor's metrics: counts of all drains of this process, and what the present
+        one holds."""
         labels = {"namespace": self._sensor.namespace, "sensor": self._sensor.name}
         totals = self._total_counts()
         yield Metric(

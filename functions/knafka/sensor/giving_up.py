@@ -30,9 +30,9 @@ def give_up(
     batch: Batch,
     trigger: str | None = None,
 ) -> None:
-    """Dead-letter a record because of the error that it raised (BUS-S11). `headers`: the record's,
-    which can be read only once; None: they are unreadable. `trigger`: the only trigger that fails
-    for it."""
+    """Add a dead letter of a record to the batch because of the error that it raised (BUS-S11), and
+    log the error. `headers`: the record's, which can be read only once; None: they are unreadable.
+    `trigger`: the only trigger for which it failed; None: all."""
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())
@@ -54,8 +54,8 @@ def give_up(
 
 
 def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> None:
-    """Fire, or name the events in a dead letter if no action can be written (KN-DLV-09); `number`
-    is the key's partition of the trigger topic."""
+    """Add the action of a firing to the batch, or a dead letter that names its events if no action
+    can be written (KN-DLV-09); `number` is the key's partition of the trigger topic."""
     try:
         batch.fire(key, firing, f"t{number}.{firing.last.offset}")
     except Exception as error:
@@ -69,6 +69,6 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
 
 def dead_letter_held(number: int, key: str, error: Exception, batch: Batch) -> None:
     """Drop the events held at a key, because handling them raised `error`, and name them in a dead
-    letter."""
+    letter; `number` is the key's partition of the trigger topic."""
     log.error("what is held of %.200s can't be gone on with", key, exc_info=error)
     batch.drop_held(number, key, letters.failure_of(error))

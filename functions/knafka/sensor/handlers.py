@@ -45,10 +45,12 @@ class Collected(NamedTuple):
     """A record of the trigger topic that waits until it is next."""
 
     record: Record
-    found: TriggerTopicRecord | None
-    """The trigger's record; None: it can't be read."""
+    decoded: TriggerTopicRecord | None
+    """The record, decoded; None: it can't be read."""
     headers: RecordHeaders | None
+    """The record's headers; None: they can't be read."""
     error: Exception | None
+    """Why the record can't be read; None: it can."""
 
 
 class Handlers:
@@ -73,8 +75,9 @@ class Handlers:
     # Of the bus
 
     def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
-        """Take in an event of the bus, read at `read_at`: if no trigger holds it, it is handled at
-        once, unless others of its partition wait."""
+        """Take in a record of the bus: queue its event, or handle it at once if no trigger will
+        hold it and no other event of its partition is queued. A record without a valid event is
+        dead-lettered. `now` and `read_at`, when it was read: ms since the Unix epoch."""
         bus, time = self._bus, taken_at(record.timestamp(), now)
         since, others_wait = bus.read(record, time, read_at)
         headers: RecordHeaders | None = None
@@ -99,7 +102,7 @@ class Handlers:
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
         """Send the next event of the bus to each of its triggers, or fire at once (BUS-12). `until`
-        as in `TriggerTopicRecord`."""
+        (ms) as in `TriggerTopicRecord`; None: not known."""
         record, place = arrival.record, arrival.place
         batch.begin(record)
         batch.counts.read += 1
@@ -137,9 +140,12 @@ class Handlers:
         now: int,
         known: int | None = None,
     ) -> bool:
-        """Take in an event of the trigger topic; returns whether it was handled at once, as the
-        next in order. `known`: the time before which every event had been read, as was believed.
-        Raises `NewerSensor`."""
+        """Take in a record of the trigger topic: apply its event at once if it is next in order,
+        else add it to `ordered`; returns whether it was applied. Raises `NewerSensor`.
+
+        `known`: time (ms) before which every event was believed to be read; an earlier event's key
+        is noted in `batch.behind_known`. `now`: ms since the Unix epoch.
+        """
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
@@ -149,6 +155,7 @@ class Handlers:
             raise
         except Exception as error:
             unread = Collected(record, None, headers, error)
+            # Before all events, as it waits for none.
             ordered.add(offset, BEFORE_ALL, records.NEVER, unread, size)
             return False
         if trigger_record.generation > self._sensor.generation:
@@ -162,10 +169,8 @@ class Handlers:
             trigger_record = trigger_record._replace(event=event._replace(at=time))
         if known is not None and time < known:
             batch.behind_known.add((record.partition(), trigger_record.key))
-        collected, place = (
-            Collected(record, trigger_record, headers, None),
-            Place(time, *event.origin),
-        )
+        collected = Collected(record, trigger_record, headers, None)
+        place = Place(time, *event.origin)
         if ordered.take_if_next(offset, place, trigger_record.until):
             self.reduce(collected, batch)
             return True
@@ -204,8 +209,8 @@ class Handlers:
             give_up(record, letters.structured(record.value()), failure, batch)
 
     def _check_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
-        """Whether the trigger had the same event within the declared time; if not, the event is
-        marked."""
+        """Whether the trigger had the same event within the declared time; if not, the event's mark
+        is held from now on."""
         assert self._dedupe is not None
         mark = duplicates.key_of(trigger, event)
         marked = batch.held(number, mark)
@@ -218,9 +223,9 @@ class Handlers:
 def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
     """Return the event with an offset that no other event held at its key has.
 
-    Another one has it if the trigger topic was deleted and created again; the changelog would keep
-    only one of them. The new offset follows from the record's, so that no two events of a partition
-    get the same one: an action's id has it, and not the key.
+    If the trigger topic was deleted and created again, another one may have the record's offset,
+    and the changelog would keep only one of them. The new offset is negative and made from the
+    record's, so that no two events of a partition get the same one, and no two actions the same id.
     """
     if not any(other.offset == event.offset and not other.is_same_as(event) for other in held):
         return event
@@ -232,7 +237,8 @@ def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
 
 
 def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:
-    """Apply a rule's step: hold its events at the key, and fire its firings."""
+    """Carry out a rule's step: hold its events at the key, and fire its firings. `number` is the
+    key's partition of the trigger topic."""
     batch.keep(number, key, rule_step.held)
     for firing in rule_step.firings:
         fire_or_dead_letter(number, key, firing, batch)

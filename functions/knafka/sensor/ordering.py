@@ -81,7 +81,7 @@ class Ordering:
             self._ordered[number] = InOrder(self._taken[number])
 
     def on_revoked(self, partition: Partition) -> None:
-        """Forget a partition."""
+        """Forget a partition, which belongs to another process, and its records that wait."""
         self._positions.pop(partition, None)
         if partition.topic == self._sensor.topic:
             self._bus.on_revoked(partition.number)
@@ -91,6 +91,7 @@ class Ordering:
 
     @property
     def partitions(self) -> Sequence[Partition]:
+        """The partitions of the bus and of the trigger topic that this process owns."""
         return list(self._positions)
 
     def position(self, partition: Partition) -> int:
@@ -131,14 +132,13 @@ class Ordering:
         if self.first is None:
             return None
         seconds = (self._bus.next_check_time - now) / 1000
-        return (
-            min(max(SHORTEST_CHECK_WAIT, seconds), LONGEST_CHECK_WAIT)
-            if seconds > 0
-            else LONGEST_CHECK_WAIT
-        )
+        if seconds <= 0:  # the check of that time was made already
+            return LONGEST_CHECK_WAIT
+        return min(max(SHORTEST_CHECK_WAIT, seconds), LONGEST_CHECK_WAIT)
 
     @property
     def grace(self) -> int:
+        """Milliseconds by which an event may be older than one that was read before it."""
         return self._bus.grace
 
     @property
@@ -148,7 +148,8 @@ class Ordering:
 
     @property
     def known(self) -> int | None:
-        """The time before which every event for our partitions was read, as last asked for."""
+        """The time before which every event for this process's partitions of the trigger topic was
+        read, as Kafka's last answers show; None: not known."""
         return self._watermark.known
 
     # In a batch
@@ -162,13 +163,12 @@ class Ordering:
         first_at: int,
     ) -> int:
         """Take in records that were read by `now`, the first at `first_at`, and the ends of
-        partitions that were reached. Returns how many events were next in order and so handled."""
+        partitions that were reached. Returns how many events of the trigger topic were next in
+        order and so applied."""
         bus, count, known = self._sensor.topic, 0, self._watermark.known
-        for record in new_records:
-            if record is not new_records[0]:
-                first_at = now
+        for index, record in enumerate(new_records):
             if record.topic() == bus:
-                self._handlers.take_in(record, batch, now, first_at)
+                self._handlers.take_in(record, batch, now, now if index else first_at)
             else:
                 number = record.partition()
                 self._read_to[number] = record.offset() + 1
@@ -185,17 +185,16 @@ class Ordering:
     def refresh(self, now: int, due: int | None, since: int) -> None:
         """Find out up to which time everything was read, if a record waits for that time or a
         trigger is due at the time `due`. For `due`, an answer to a request made before `since`
-        isn't used. Call it only while every routed event is committed."""
+        isn't used. Call it only while every routed event is committed. Raises `LogError`."""
         bus, ordered = self._bus, self._ordered
         waiting_times = [at for order in ordered.values() if (at := order.first) is not None]
         times = [*waiting_times, bus.first_blocked, bus.first_ahead, due]
+        # Ask the bus for the first of these times that isn't known to be read.
         for at in sorted(time for time in times if time is not None):
             asked_since = since if at == due else 0
-            if (
-                (known_until := bus.read_until) is None
-                or known_until <= at
-                or bus.ended_at < asked_since
-            ):
+            read_until = bus.read_until
+            is_read = read_until is not None and read_until > at
+            if not is_read or bus.ended_at < asked_since:
                 bus.refresh(now, at, asked_since)
                 break
         bus.forget_ahead()
@@ -214,16 +213,17 @@ class Ordering:
         return count
 
     def reduce(self, batch: Batch) -> int:
-        """Apply the events that are next in order to their triggers; returns how many."""
-        count, share = 0, max(1, len(self._ordered))
-        limits = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
+        """Apply the events that are next in order to their triggers, and those that came too late
+        for it; returns how many."""
+        count, partitions = 0, max(1, len(self._ordered))
+        limits = HELD_BACK_RECORDS // partitions, HELD_BACK_BYTES // partitions
         for number, ordered in self._ordered.items():
             for collected, late in ordered.take(MAX_BATCH_RECORDS - count, *limits):
                 self._handlers.reduce(collected, batch)
                 count += 1
                 batch.taken.setdefault(number, None)
-                if late and collected.found is not None:
-                    trigger = records.trigger_of(collected.found.key)
+                if late and collected.decoded is not None:
+                    trigger = records.trigger_of(collected.decoded.key)
                     batch.counts.late[trigger] += 1
                     log.warning(
                         "an event for %.200s came %d ms too late for its order, and counts as if"
@@ -233,11 +233,13 @@ class Ordering:
         return count
 
     def note_expired(self, number: int, until: int) -> None:
-        """Note that all timeouts before `until` were handled in a trigger topic partition."""
+        """Note that all timers before `until` were handled in this partition of the trigger topic:
+        its earlier events are late from now on."""
         self._ordered[number].mark_decided(until)
 
     def set_positions(self, batch: Batch) -> None:
-        """Add the offsets and metadata to the batch that have changed since the last commit."""
+        """Add to the batch, for the partitions whose position has changed since the last commit,
+        the offset and what its metadata are made of."""
         for partition, committed in self._positions.items():
             number = partition.number
             if partition.topic == self._sensor.topic:

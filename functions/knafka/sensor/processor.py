@@ -75,6 +75,7 @@ class Processor:
         open_log: Callable[[Processor], TransactionalLog],
         tracer: Tracer | None = None,
     ) -> None:
+        """`open_log` opens the log, whose `Claims` its argument becomes. Raises `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
         self._sensor = sensor
@@ -84,10 +85,11 @@ class Processor:
             self._rules.update({mark.name: mark for mark in marks})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
-        """Causes that are known to be too large for a topic, until they are committed."""
+        """Outputs that are known to be too large for their topic, until the records that cause them
+        are committed."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
         """Whether a record that is larger than another may be smaller in its topic."""
-        self._has_letters = False
+        self._has_dead_letter_topic = False
         """Whether the topic of dead letters exists, as far as is known."""
         self._now = 0
         """The time (ms) of the last read."""
@@ -125,7 +127,7 @@ class Processor:
         and keys whose timers ran out if more of them wait. Raises `LogError` if the log can't be
         used any more."""
         if now < self._now - MAX_STEP_BACK:
-            # Times up to which everything was read would be believed until it is that late again.
+            # Times up to which everything was read, as known by now, would be in the future.
             raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
         began = time.monotonic()
@@ -134,12 +136,14 @@ class Processor:
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
         self._expiry.fire_fulfilled_by_edit(batch)
+        # Events: what was read, then what is next in order by now.
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry
         expiry.note_read(batch.behind_known, self._now, is_any=bool(new_records))
         ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
         handled += ordering.route(batch) + ordering.reduce(batch)
+        # What time alone decides.
         expired = expiry.fire(now, batch)
         self._drop_old_marks(batch)
         ordering.set_positions(batch)
@@ -159,23 +163,25 @@ class Processor:
         )
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
-        """Return the seconds to wait for a first record, at most `patience`."""
-        if self._expiry.is_next(first := self._expiry.due(now)) or self._ordering.has_next:
+        """Return the seconds to wait for a first record: `patience`, or less if something else has
+        to be done before."""
+        due_timer = self._expiry.due(now)
+        if self._expiry.is_next(due_timer) or self._ordering.has_next:
             return 0
-        edited = next(self._state.stale, next(self._state.fulfilled, None))
-        if edited is not None or self._state.is_full:
+        changed_by_edit = next(self._state.stale, next(self._state.fulfilled, None))
+        if changed_by_edit is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
-        elif (timer := self._state.first_timer) is not None:
-            until_timer = max(WATERMARK_CHECK_INTERVAL, timer + MIN_ABSENCE_DELAY - now)
+        elif (next_timer := self._state.first_timer) is not None:
+            until_timer = max(WATERMARK_CHECK_INTERVAL, next_timer + MIN_ABSENCE_DELAY - now)
             patience = min(patience, until_timer / 1000)
-        if first is not None:
+        if due_timer is not None:  # it waits until more of the bus was read
             patience = min(patience, WATERMARK_CHECK_INTERVAL / 1000)
         ordering_patience = self._ordering.patience(now)
         return patience if ordering_patience is None else min(patience, ordering_patience)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
-        """Return new records and reached ends: the first record, and further ones within
-        `GATHERING_SECONDS` seconds."""
+        """Return new records, and the ends of partitions that were reached. Waits up to `patience`
+        seconds for the first record, then `GATHERING_SECONDS` for further ones."""
         began = time.monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
@@ -290,7 +296,7 @@ class Processor:
             return
         for number, key in list(self._state.old_marks(dedupe, MAX_BATCH_RECORDS)):
             if batch.held(number, key) != self._state.held(number, key):
-                continue  # it has come again after its time, and is marked anew
+                continue  # the event has come again after the mark's time, and is marked anew
             partition = Partition(self._sensor.trigger_topic, number)
             batch.begin((partition, key))
             batch.keep(number, key, ())
@@ -304,19 +310,21 @@ class Processor:
     # Transactions
 
     def _commit(self, batch: Batch, outputs: Sequence[Output]) -> None:
-        """Commit the batch in one transaction."""
+        """Commit the batch in one transaction, and keep its changes. If the transaction is aborted,
+        discard them, and read its records again. Raises `LogError` if the log can't be used any
+        more."""
         offsets = {
             partition: OffsetAndMetadata(offset, batch.metadata(partition))
             for partition, offset in batch.positions.items()
         }
         try:
-            if batch.letters and not self._has_letters:
-                self._ensure_letters()
+            if batch.letters and not self._has_dead_letter_topic:
+                self._ensure_dead_letter_topic()
             self._log.commit(outputs, offsets)
         except TransactionAborted as error:
             if isinstance(error, RecordTooLarge):
                 self._refuse(error, batch)
-            self._has_letters = self._has_letters and not error.unknown_topic
+            self._has_dead_letter_topic = self._has_dead_letter_topic and not error.unknown_topic
             self.counts.aborted += 1
             self._expiry.forget(self._now)
             self._ordering.go_back()
@@ -336,25 +344,26 @@ class Processor:
         batch.counts.transactions = 1
         self.counts.add(batch.counts)
 
-    def _ensure_letters(self) -> None:
+    def _ensure_dead_letter_topic(self) -> None:
         """Create the dead-letter topic unless it exists."""
         sensor, settings = self._sensor, self._sensor.dead_letter_settings
         self._log.ensure_topic(
             sensor.dead_letter_topic, settings.partitions, settings.replication, settings.config
         )
-        self._has_letters = True
+        self._has_dead_letter_topic = True
 
     def _refuse(self, error: RecordTooLarge, batch: Batch) -> None:
-        """Leave out the causes of too large records the next time. Raises `error` if they were left
-        out already, as the transaction would be aborted again and again."""
+        """Note which outputs to leave out next time, as one was too large for its topic. Raises
+        `error` if all of them were to be left out already, as the transaction would be aborted
+        again and again."""
         refused = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
         if all(
-            limits.items() <= self._refused.get(cause_place, {}).items()
-            for cause_place, limits in refused.items()
+            limits.items() <= self._refused.get(cause_id, {}).items()
+            for cause_id, limits in refused.items()
         ):
             raise error
-        for place, limits in refused.items():
-            self._refused[place] = {**self._refused.get(place, {}), **limits}
+        for cause_id, limits in refused.items():
+            self._refused[cause_id] = {**self._refused.get(cause_id, {}), **limits}
 
 
 def _partition_of(record: Record) -> Partition:

@@ -55,9 +55,10 @@ class Bounds(NamedTuple):
     """The second lowest time."""
 
     def of(self, number: int) -> int:
-        """Return the time up to which all partitions but this one were read."""
+        """Return the time up to which all own partitions but this one were read."""
         return self.second if number == self.number else self.first
 
     def allows(self, place: Place, in_order: bool) -> bool:
-        """Whether the first event of its partition may be routed next."""
+        """Whether an event at `place`, the first queued one of its partition, may be routed next:
+        the other own partitions were read beyond its time, or partitions aren't `in_order`."""
         return not in_order or place.at < self.of(place.partition)

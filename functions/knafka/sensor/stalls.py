@@ -24,6 +24,7 @@ class Stalls:
     """Tracks how long partitions haven't been read on while events wait for them."""
 
     def __init__(self, topic: str) -> None:
+        """Begin without stalled partitions; `topic` is the bus's."""
         self._topic = topic
         self._waiting_since: dict[int, tuple[int | None, int]] = {}
         """Up to which time each waited-for partition was read, and since when (ms)."""
@@ -32,8 +33,9 @@ class Stalls:
         """Partitions that are no longer waited for."""
 
     def note_reads(self, now: int, needed_until: int, untils: Mapping[int, int | None]) -> None:
-        """Note up to which times these partitions were read (ms; None: not known) while
-        `needed_until` is waited for. Other partitions hold up nothing."""
+        """Note up to which times these partitions were read while events wait until all were read
+        up to `needed_until`; updates `partitions`. Times are ms since the Unix epoch, None: not
+        known. Partitions that aren't in `untils` hold up nothing."""
         waiting_since = {} if now - self._noted_at > FORGET_AFTER else self._waiting_since
         self._noted_at = now
         self._waiting_since = {}

@@ -50,7 +50,11 @@ class _Partition:
 
 
 class State:
-    """The held events by partition of the trigger topic, as of the last commit."""
+    """The held events by partition of the trigger topic, as of the last commit.
+
+    In its methods, `number` is such a partition, and `key` a trigger with its correlation key
+    (`records.key_of`), or that of a mark.
+    """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
         """`max_keys`, `max_bytes`: the most that may be held, see `excess`."""
@@ -65,6 +69,7 @@ class State:
         partition = _Partition()
         for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
+            # Events that no condition of the present Sensor wants are stale.
             names = frozenset[str]()
             if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
                 names = rule.condition.names
@@ -93,10 +98,11 @@ class State:
 
     @property
     def partitions(self) -> Sequence[int]:
+        """The restored partitions."""
         return list(self._partitions)
 
     def held(self, number: int, key: str) -> Held:
-        """Return the events held at a key."""
+        """Return the events held at a key; for the key of a mark, the mark."""
         partition = self._partitions[number]
         return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
@@ -127,26 +133,30 @@ class State:
         """Yield partition and key of the oldest events, up to `limit` keys, that must be dropped to
         stay within the limits. Each key is yielded once, until `set_timers` or `keep`."""
         keys, size = self.keys, self.held_bytes
-        for each_partition in self._partitions.values():
-            if each_partition.since is None:
-                # Kept from now on only, as most partitions never hold that much.
-                each_partition.since = Timers()
-                for key, held in each_partition.held.items():
-                    each_partition.since.set(key, held[0].at)
+        self._note_oldest_events()
         while limit > 0 and (keys > self._max_keys or size > self._max_bytes):
-            times = [
+            oldest_by_partition = [
                 (first, number)
                 for number, partition in self._partitions.items()
                 if partition.since is not None and (first := partition.since.first) is not None
             ]
-            if not times:
+            if not oldest_by_partition:
                 return
-            first, number = min(times)
+            first, number = min(oldest_by_partition)
             partition = self._partitions[number]
             assert partition.since is not None
             key = next(partition.since.until(first))
             keys, size, limit = keys - 1, size - _bytes_of(partition.held[key]), limit - 1
             yield number, key
+
+    def _note_oldest_events(self) -> None:
+        """Begin to keep the time of each key's oldest event (`_Partition.since`). This is done only
+        once too much is held, as most partitions never hold that much."""
+        for partition in self._partitions.values():
+            if partition.since is None:
+                partition.since = Timers()
+                for key, held in partition.held.items():
+                    partition.since.set(key, held[0].at)
 
     def holding(self) -> Holding:
         """Report the events that each trigger holds; visits all held events."""
@@ -173,7 +183,7 @@ class State:
         return Holding(partitions=tuple(self._partitions), triggers=tuple(reports))
 
     def keep(self, number: int, key: str, held: Held) -> None:
-        """Hold these events, and no others, at a key."""
+        """Hold these events, and no others, at a key, and set its timers."""
         partition = self._partitions[number]
         if duplicates.is_mark(key):
             partition.marks.pop(key, None)
@@ -196,13 +206,13 @@ class State:
         for number, partition in self._partitions.items():
             if not partition.marks:
                 continue
-            newest, old = next(reversed(partition.marks.values()))[0].at, 0
+            newest_at, yielded = next(reversed(partition.marks.values()))[0].at, 0
             for at, _, key in _marks_from(number, partition, 0):
-                if at + dedupe >= newest or limit <= 0:
+                if at + dedupe >= newest_at or limit <= 0:
                     break
-                old, excess, limit = old + 1, excess - 1, limit - 1
+                yielded, excess, limit = yielded + 1, excess - 1, limit - 1
                 yield number, key
-            remaining_marks.append(_marks_from(number, partition, old))
+            remaining_marks.append(_marks_from(number, partition, yielded))
         for _, number, key in islice(merge(*remaining_marks), max(0, min(excess, limit))):
             yield number, key
 
@@ -256,12 +266,12 @@ class State:
 
     @property
     def first_timer(self) -> int | None:
-        """Return when (ms) held events change by themselves next; None: never."""
+        """When (ms) time alone changes the held events of some key next; None: never."""
         times = (partition.timers.first for partition in self._partitions.values())
         return min((due_time for due_time in times if due_time is not None), default=None)
 
     def changed_until(self, time: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of held events that change by themselves before this time; each
+        """Yield partition and key of held events that time alone changes up to this time (ms). Each
         key is yielded once, until `set_timers` or `keep`."""
         for number, partition in self._partitions.items():
             for key in partition.timers.until(time):
@@ -269,13 +279,14 @@ class State:
 
     @property
     def due(self) -> int | None:
-        """Return when (ms) the next firing is due that waits for no event; None: there is none."""
+        """When (ms) the next firing is due that waits for no event; None: there is none."""
         times = (partition.due.first for partition in list(self._partitions.values()))
         return min((due_time for due_time in times if due_time is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """Return when (ms) the next firing of one partition is due without a further event, as if
-        some of its keys held `changed`."""
+        """Return when (ms) the next firing of one partition is due without a further event, once
+        its keys in `changed` hold those events; None: there is none."""
+        # The timers are changed, asked and changed back, as copying them would take longer.
         due = self._partitions[number].due
         previous_times = {key: due.of(key) for key in changed}
         for key, held in changed.items():
@@ -288,12 +299,14 @@ class State:
 
 
 def can_hold(rule: Rule, key: str) -> bool:
-    """Whether the trigger's events have such keys: with a correlation, or without."""
+    """Whether the rule's trigger holds events at keys like this one: with a correlation key if it
+    declares a correlation, else without."""
     return rule.is_correlated == (records.correlation_of(key) is not None)
 
 
 def _marks_from(number: int, partition: _Partition, first: int) -> Iterator[tuple[int, int, str]]:
-    """Yield time, partition and key of a partition's marks from the index `first` on."""
+    """Yield time (ms), partition and key of a partition's marks, the oldest first, from the index
+    `first` on."""
     for key, (mark, *_) in islice(partition.marks.items(), first, None):
         yield mark.at, number, key
 
@@ -307,7 +320,8 @@ def _bytes_of(held: Iterable[HeldEvent]) -> int:
 
 
 def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
-    """Read the held events from a partition's changelog."""
+    """Return the events that a partition's changelog holds, by key; a record that can't be read is
+    logged and skipped. `now`: ms since the Unix epoch."""
     events_by_key: dict[str, dict[int, HeldEvent]] = {}
     for batch in changelog:
         for record in batch:

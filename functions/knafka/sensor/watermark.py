@@ -31,6 +31,8 @@ class Watermark:
         self._topic = sensor.trigger_topic
         self._log = log
         self._pending: tuple[int, int, Mapping[int, int | None]] | None = None
+        """What becomes `known` and `asked_at` once the trigger topic is read to these ends; None:
+        nothing is waited for."""
         self.known: int | None = None
         """Time (ms) before which every event for these partitions was read; None: not known."""
         self.asked_at = 0
@@ -39,7 +41,7 @@ class Watermark:
     def update(
         self, routed_until: int | None, asked_at: int, positions: Mapping[int, int]
     ) -> int | None:
-        """Ask for the trigger topic's ends if necessary, and return `known`.
+        """Ask for the trigger topic's ends if `known` may become later, and return `known`.
 
         `routed_until`: every earlier event of the bus is in the trigger topic, in a committed
         transaction, as was known at `asked_at`. `positions`: the next offset of each own partition.
@@ -61,7 +63,8 @@ class Watermark:
         ends: Mapping[int, int | None],
         positions: Mapping[int, int],
     ) -> None:
-        """Set `known` if the partitions were read to the ends that were asked for."""
+        """Set `known` to `until`, and `asked_at`, if the partitions were read to these `ends`: then
+        nothing is pending any more. `positions`: the next offset of each own partition."""
         if all(position >= (ends.get(number) or 0) for number, position in positions.items()):
             self._pending, self.asked_at = None, asked_at
             self.known = until if self.known is None else max(self.known, until)

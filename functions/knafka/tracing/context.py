@@ -41,7 +41,8 @@ class SpanContext(NamedTuple):
 
 
 def decode(value: bytes | None) -> SpanContext | None:
-    """Parse a `traceparent`; None if there is none, or one that W3C calls invalid."""
+    """Parse the value of a `traceparent`; None if there is none, or W3C's rules call it invalid.
+    Versions after 00 may have further fields, which are ignored."""
     if value is None or (match := _parts(value)) is None:
         return None
     version, trace, span, flags, further_fields = match.groups()

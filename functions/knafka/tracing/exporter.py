@@ -32,7 +32,7 @@ class OpenTelemetryExporter:
     def __init__(self, exporter: settings.Exporter, service: str) -> None:
         """Start the SDK's background export; `service` is the name of the service if the
         environment has none."""
-        # Not `service` where OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES has a name.
+        # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES replaces `service`.
         self._resource = Resource.create({SERVICE_NAME: service}).merge(
             OTELResourceDetector().detect()
         )
@@ -68,7 +68,7 @@ class OpenTelemetryExporter:
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:
-    """Return the exporter of this name."""
+    """Return the SDK's exporter for a protocol. Raises `ImportError` if it isn't installed."""
     if name == "zipkin":
         from opentelemetry.exporter.zipkin.json import ZipkinExporter
 

@@ -22,8 +22,8 @@ class Sampler:
     follows_parent: bool = True
 
     def samples(self, trace_id: int, parent: bool | None) -> bool:
-        """Whether this trace is recorded. `parent`: whether it is recorded where it began; None: it
-        begins here."""
+        """Whether this trace is recorded. `parent`: whether the parent span was recorded; None: the
+        trace begins here."""
         if parent is not None and self.follows_parent:
             return parent
         return trace_id & _BITS < round(self.rate * (_BITS + 1))

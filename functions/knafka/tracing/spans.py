@@ -82,11 +82,11 @@ class Tracer:
     def start(
         self, name: str, kind: SpanKind, parent: SpanContext, attributes: Attributes | None = None
     ) -> Span:
-        """Start a recorded span now."""
+        """Start a span of a recorded trace now, below the span `parent`."""
         return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
 
     def end(self, span: Span, error: str | None = None) -> None:
-        """End the span now, and export it."""
+        """End the span now, and export it. `error`: why its operation failed; None: it didn't."""
         span.end = self.now()
         span.error = error
         self._export(span)

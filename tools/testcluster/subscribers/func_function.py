@@ -21,6 +21,7 @@ class Function:
         self.count = 0
 
     async def handle(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer one event: print it, and send the reply, or 204 without one."""
         event = scope["event"]
         self.count += 1
         print(json.dumps({"count": self.count, "id": event.get_id()}), flush=True)
@@ -38,6 +39,7 @@ class Function:
 
 
 def new() -> Function:
+    """Return the function, for func's runtime."""
     return Function()
 
 

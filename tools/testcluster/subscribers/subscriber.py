@@ -52,6 +52,7 @@ class Behaviour:
 
 
 def from_environment() -> Behaviour:
+    """Return the behaviour that the environment declares."""
     return Behaviour(
         status=int(os.environ.get("SUBSCRIBER_STATUS", "202")),
         delay=float(os.environ.get("SUBSCRIBER_DELAY", "0")),
@@ -67,6 +68,7 @@ class Subscriber:
         self.seen: list[Message] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
         body = b""
         more = True
         while more:
@@ -183,6 +185,7 @@ def summary(seen: list[Message]) -> Message:
 
 
 def _json(value: object) -> Answer:
+    """Return the answer 200 with a JSON body."""
     return 200, {"content-type": "application/json"}, json.dumps(value).encode()
 
 

@@ -23,8 +23,8 @@ FREE_LENGTH: Final = 1024
 """Longest text, in characters, that an operation reads or makes without counting it."""
 
 EFFORT_SPENT: Final[list[bool]] = []
-"""Not empty once an evaluation in this process has read a large text; until then `forget_spent`
-isn't needed."""
+"""A flag, as a list, so that all modules share it: not empty once an evaluation in this process has
+read a large text. Until then the effort is 0, and `forget_spent` isn't needed."""
 
 _spent: Final = ContextVar("spent", default=0)
 """Characters that the evaluation under way has read and made."""

@@ -61,7 +61,7 @@ def compile_node(node: Node) -> Evaluate:
             evaluate = compile_node(operand)
             return lambda attributes: negate(as_integer(evaluate(attributes)))
         case Call():
-            return _call(node)
+            return _compile_call(node)
         case _:
             return _compile_chain(node)
 
@@ -75,7 +75,7 @@ def compile_test(node: Node) -> Test:
 
 
 def _compile_attribute(name: str) -> Evaluate:
-    """Compile the value of an attribute."""
+    """Compile a bare attribute, whose evaluation fails for an event without it."""
 
     def evaluate(attributes: Attributes) -> Value:
         """Return the attribute's value. Raises `Failed` (missingAttribute) if the event doesn't
@@ -88,8 +88,9 @@ def _compile_attribute(name: str) -> Evaluate:
     return evaluate
 
 
-def _call(call: Call) -> Evaluate:
-    """Compile a function call."""
+def _compile_call(call: Call) -> Evaluate:
+    """Compile a function call: its arguments are evaluated, cast to the types that the function
+    declares, and passed to it."""
     function = resolve(call.name, len(call.arguments))
     if function is None:
         return _compile_missing_function(
@@ -118,16 +119,17 @@ def _call(call: Call) -> Evaluate:
 
 
 def _compile_missing_function(problem: str) -> Evaluate:
-    """Compile the failure of a call of an unknown function."""
+    """Compile a call of an unknown function: each evaluation fails with the text `problem`."""
 
     def evaluate(attributes: Attributes) -> Value:
+        """Raise `Failed` (missingFunction)."""
         raise Failed("missingFunction", problem)
 
     return evaluate
 
 
 def _compile_chain(chain: Chain) -> Evaluate:
-    """Compile a chain of operators."""
+    """Compile a chain of operators: only ANDs, only ORs, or any others from left to right."""
     if chain.joined_by("AND"):
         return _compile_and(_operands(chain))
     if chain.joined_by("OR"):
@@ -137,7 +139,7 @@ def _compile_chain(chain: Chain) -> Evaluate:
     first: Node = chain
     runs = []
     while isinstance(first, Chain):
-        runs.append([_step(step) for step in first.steps])
+        runs.append([_compile_step(step) for step in first.steps])
         first = first.first
     steps = [step for run in reversed(runs) for step in run]
     evaluate_first = compile_node(first)
@@ -186,7 +188,7 @@ def _compile_or(tests: Sequence[Test]) -> Test:
     return evaluate
 
 
-def _step(step: InfixStep) -> Apply:
+def _compile_step(step: InfixStep) -> Apply:
     """Compile one operator with its right operands, to be applied to the value on its left."""
     right = step.operands[0]
     match step.operator:
@@ -216,7 +218,7 @@ def _step(step: InfixStep) -> Apply:
 
 
 def _compile_equality(right: Node, *, equal: bool) -> Apply:
-    """Compile = or !=, which cast the left side to the right side's type (§3.7)."""
+    """Compile = (`equal`) or !=, which cast the left side to the right side's type (§3.7)."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> bool:
@@ -243,24 +245,24 @@ def _compile_numeric(operate: Callable[[int, int], Value], right: Node) -> Apply
 
 
 def _compile_like(pattern: Node, *, expected: bool) -> Apply:
-    """Compile LIKE with a literal pattern."""
+    """Compile LIKE (`expected` True) or NOT LIKE (False) with a literal pattern."""
     assert isinstance(pattern, Literal), "the parser takes nothing else"
-    matches, steps = compile_pattern(as_string(pattern.value))
+    matches, steps_per_character = compile_pattern(as_string(pattern.value))
 
     def apply(value: Value, attributes: Attributes) -> bool:
         """Return whether `value`, cast to a string, matches the pattern; for NOT LIKE the
         opposite."""
         text = as_string(value)
-        if len(text) * steps > FREE_LENGTH:
-            spend(len(text) * steps)
+        if len(text) * steps_per_character > FREE_LENGTH:
+            spend(len(text) * steps_per_character)
         return matches(text) is expected
 
     return apply
 
 
 def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
-    """Compile IN or NOT IN, which cast each element to the left side's type, up to the first equal
-    one."""
+    """Compile IN (`expected` True) or NOT IN (False), which cast one element after the other to the
+    left side's type, up to the first that is equal to it."""
     literals = [node.value for node in elements if isinstance(node, Literal)]
     if len(literals) == len(elements):
         return _compile_literal_membership(literals, expected=expected)
@@ -282,7 +284,8 @@ def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
 
 
 def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
-    """Compile IN with a list of literals, as one set for each type."""
+    """Compile IN or NOT IN with a list of literals, as one set for each type that the left side may
+    have."""
     sets = {kind: _cast_until_failure(literals, kind) for kind in CASTS}
 
     def apply(value: Value, _: Attributes) -> bool:
@@ -301,8 +304,8 @@ def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) ->
 def _cast_until_failure(
     literals: Sequence[Value], kind: type
 ) -> tuple[frozenset[Value], str | None]:
-    """Return the literals cast to `kind`, up to the first that can't be cast, and that cast's error
-    message."""
+    """Return the literals cast to the type `kind`, up to the first that can't be cast, and that
+    cast's error message (None if all can)."""
     members: set[Value] = set()
     for literal in literals:
         try:

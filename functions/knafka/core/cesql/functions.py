@@ -110,14 +110,14 @@ def _absolute(x: int) -> int:
 
 
 def _read_text(text: str) -> str:
-    """Return the text after counting its length as effort."""
+    """Return the text after counting its length as effort. Raises `Exhausted`."""
     if len(text) > FREE_LENGTH:
         spend(len(text))
     return text
 
 
 def _join(separator: str, texts: Sequence[str]) -> str:
-    """Join texts after counting the result's length as effort."""
+    """Join texts after counting the result's length (about) as effort. Raises `Exhausted`."""
     length = sum(map(len, texts)) + len(separator) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
@@ -152,7 +152,7 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
 
 
 def _is_castable(cast: Cast) -> Callable[[Value], bool]:
-    """Return a test whether a value can be cast."""
+    """Return the function that tests whether `cast` accepts a value (IS_INT and IS_BOOL, §3.4)."""
 
     def check(value: Value) -> bool:
         """Return whether `cast` accepts the value. Raises `Exhausted`."""
@@ -168,6 +168,7 @@ def _is_castable(cast: Cast) -> Callable[[Value], bool]:
 
 
 def _identity(value: Value) -> Value:
+    """Return the value: for INT, BOOL and STRING (§3.4), whose argument is cast already."""
     return value
 
 

@@ -56,15 +56,17 @@ class _ExpressionParser:
         self._depth = 0
 
     def expression(self, lowest: int = 0) -> Node:
-        """Parse an operand and the operators after it whose precedence is at least `lowest`."""
+        """Parse an operand and the operators after it whose precedence is at least `lowest`. Raises
+        `InvalidExpression`."""
         self._enter_level()
         start = self._token.start
         node = self._parse_operand()
         while (level := self._operator_precedence()) >= lowest:
+            # All operators of this level that follow each other are one chain.
             end = self._previous.end
             steps = []
             while self._operator_precedence() == level:
-                steps.append(self._step(level))
+                steps.append(self._parse_step())
             node = Chain(node, tuple(steps), start, end)
         self._depth -= 1
         return node
@@ -81,8 +83,9 @@ class _ExpressionParser:
             operator = f"NOT {self._tokens[self._at + 1].text}"
         return _PRECEDENCE.get(operator, -1)
 
-    def _step(self, level: int) -> InfixStep:
-        """Parse one operator of this level and its right operands."""
+    def _parse_step(self) -> InfixStep:
+        """Parse the next operator and its right operands."""
+        level = self._operator_precedence()
         operator = self._next_token().text
         if operator == "NOT":
             operator = f"NOT {self._next_token().text}"
@@ -107,7 +110,7 @@ class _ExpressionParser:
             case "string", _:
                 return _unquote(token)
             case "word", _ if self._token.text == "(":
-                return self._call(token)
+                return self._parse_call(token)
             case "word", text if _digits(text):
                 return _parse_integer(text, token.start)
             case "word", _:
@@ -136,8 +139,9 @@ class _ExpressionParser:
         """Whether a number follows the sign without space between them."""
         return self._token.start == sign.end and _digits(self._token.text) is not None
 
-    def _call(self, token: Token) -> Call:
-        """Parse the arguments of a function call."""
+    def _parse_call(self, token: Token) -> Call:
+        """Parse the arguments of a call of the function that `token` names. Raises
+        `InvalidExpression`."""
         if not _function_name(token.text):
             raise InvalidExpression(f"{token.text!r} cannot name a function", token.start)
         self._expect("(")
@@ -183,7 +187,7 @@ class _ExpressionParser:
         raise InvalidExpression(f"{expectation}, found {shown_token}", self._token.start)
 
     def _enter_level(self) -> None:
-        """Count one more level of nesting, up to `MAX_DEPTH`."""
+        """Count one more level of nesting. Raises `InvalidExpression` beyond `MAX_DEPTH`."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise InvalidExpression(f"nested deeper than {MAX_DEPTH}", self._token.start)

@@ -38,14 +38,15 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
         return _plain_test(plain_segments), SEARCH_STEPS if len(plain_segments) > 2 else 1
     first, *rest = segments
     if not rest:
-        return _test(first), 1
+        return _regex_test(first), 1
     *middle, last = rest
     # An atomic group gives nothing back once it has matched.
-    test = _test(f"{first}{''.join(f'(?>.*?{segment})' for segment in middle)}.*{last}")
+    test = _regex_test(f"{first}{''.join(f'(?>.*?{segment})' for segment in middle)}.*{last}")
+    # At each character, at most a whole segment is compared.
     return test, max(map(len, segments)) + 1
 
 
-def _test(expression: str) -> Callable[[str], bool]:
+def _regex_test(expression: str) -> Callable[[str], bool]:
     """Return the test whether a whole text matches this regular expression."""
     fullmatch = re.compile(expression, re.DOTALL).fullmatch
     return lambda text: fullmatch(text) is not None

@@ -25,6 +25,9 @@ MAX_ATTRIBUTES: Final = 128
 """Most attributes of an event from a sender or from a structured document: as headers, together
 with those of a connection, servers accept hardly more."""
 
+MAX_NAMED_PROBLEMS: Final = 16
+"""Most problems of an event that an error names."""
+
 REQUIRED: Final = ("specversion", "id", "source", "type")
 
 CORE: Final = frozenset(
@@ -53,7 +56,7 @@ _NON_CHARACTERS = "".join(
 _FORBIDDEN_CHARACTER = re.compile(
     f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]"
 )
-_FORBIDDEN, _EACH_FORBIDDEN = _FORBIDDEN_CHARACTER.search, _FORBIDDEN_CHARACTER.sub
+_find_forbidden, _substitute_forbidden = _FORBIDDEN_CHARACTER.search, _FORBIDDEN_CHARACTER.sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,9 @@ def too_many() -> InvalidEvent:
 
 
 def is_valid_1_0(attributes: Attributes) -> bool:
-    """Whether these are certainly the attributes of a valid event of version 1.0, without any of
-    `problems_of`; False: only `problems_of` knows."""
+    """Check the attributes as fast as possible. True: they are those of an event of version 1.0 in
+    which `problems_of` would find no problem. False: ask `problems_of`, they may be valid or
+    not."""
     get = attributes.get
     names = "".join(attributes)
     source, time, schema = get("source"), get("time"), get("dataschema")
@@ -141,9 +145,11 @@ def is_valid_1_0(attributes: Attributes) -> bool:
 
 
 def refusal(problems: Sequence[str]) -> InvalidEvent:
-    """Return one error for all these problems, of which only some are named."""
-    omitted_text = f"; and {len(problems) - 16} more" if len(problems) > 16 else ""
-    return InvalidEvent("; ".join(problems[:16]) + omitted_text)
+    """Return one error that names these problems, the first `MAX_NAMED_PROBLEMS` of them, and the
+    number of the others."""
+    omitted = len(problems) - MAX_NAMED_PROBLEMS
+    omitted_text = f"; and {omitted} more" if omitted > 0 else ""
+    return InvalidEvent("; ".join(problems[:MAX_NAMED_PROBLEMS]) + omitted_text)
 
 
 def is_attribute_name(name: str) -> bool:
@@ -153,12 +159,12 @@ def is_attribute_name(name: str) -> bool:
 
 def is_legal(text: str) -> bool:
     """Whether a string holds nothing that CloudEvents forbids: controls, non-characters."""
-    return (text.isascii() and text.isprintable()) or _FORBIDDEN(text) is None
+    return (text.isascii() and text.isprintable()) or _find_forbidden(text) is None
 
 
 def replace_forbidden(text: str) -> str:
     """Replace each character that CloudEvents forbids by U+FFFD."""
-    return text if is_legal(text) else _EACH_FORBIDDEN("\N{REPLACEMENT CHARACTER}", text)
+    return text if is_legal(text) else _substitute_forbidden("\N{REPLACEMENT CHARACTER}", text)
 
 
 def is_media_type(text: str) -> bool:

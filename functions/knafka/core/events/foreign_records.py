@@ -58,8 +58,8 @@ def as_event(
     headers: Iterable[tuple[str, bytes | None]] | None,
     value: bytes | None,
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Convert a record; return headers and value of a record that holds the event, for
-    `kafka_binding.read`."""
+    """Convert a record, given by its place, key, headers and value, to an event. Returns headers
+    and value of a record that holds the event, for `kafka_binding.read`."""
     record_headers = list(headers or ())
     if _looks_like_an_event(record_headers):
         try:
@@ -146,8 +146,8 @@ def key_text(key: bytes, key_type: str) -> str:
 
 
 def _format_float(key: bytes) -> str:
-    """Format a floating-point number of 32 or 64 bits as Java does: the fewest digits that identify
-    it, with an exponent below a thousandth and from ten million on."""
+    """Format a big-endian floating-point number of 4 or 8 bytes as Java does: with the fewest
+    digits that identify it, and with an exponent if it is below 0.001 or at least 10,000,000."""
     form = ">f" if len(key) == 4 else ">d"
     (number,) = struct.unpack(form, key)
     if not math.isfinite(number):
@@ -166,9 +166,9 @@ def _format_float(key: bytes) -> str:
         plain = f"{Decimal((0, digits, exponent)):f}"
         whole, _, fraction = plain.partition(".")
         return f"{minus}{whole}.{fraction.rstrip('0') or '0'}"
-    figures = "".join(map(str, digits)).rstrip("0") or "0"
+    significant_digits = "".join(map(str, digits)).rstrip("0") or "0"
     power = exponent + len(digits) - 1
-    return f"{minus}{figures[0]}.{figures[1:] or '0'}E{power}"
+    return f"{minus}{significant_digits[0]}.{significant_digits[1:] or '0'}E{power}"
 
 
 def _packs_to(form: str, text: str, key: bytes) -> bool:

@@ -28,6 +28,8 @@ FIRST_TTL: Final = 255
 DEEP: Final = 10
 """Number of replies in a row from which on they are reported as a loop."""
 
+_STRUCTURED: Final = b"application/cloudevents"
+
 HOPS: Final = "knafkahops"
 """Attribute of a dead letter at a sink: how often in a row it has become one."""
 MAX_HOPS: Final = 3
@@ -70,11 +72,12 @@ def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -
 
 
 def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
-    """Return the record with these attributes set in its event."""
+    """Return the record with these attributes set in its event, in the content mode that the record
+    has."""
     if _is_structured(draft.headers):
         envelope = read(draft.headers, draft.value)
         event = Event(envelope.attributes | attributes, envelope.data)
-        return Draft(draft.key, to_record(event, envelope.passed).headers, to_record(event).value)
+        return to_record(event, envelope.passed)._replace(key=draft.key)
     new_headers = {f"ce_{name}": value.encode() for name, value in attributes.items()}
     other_headers = [header for header in draft.headers if header[0] not in new_headers]
     return draft._replace(headers=[*other_headers, *new_headers.items()])
@@ -85,7 +88,8 @@ def _counter_attribute(
 ) -> int:
     """Return a counter attribute of the event; `default` if it is missing or no number."""
     text = _event_attribute(headers or [], value, name)
-    # int() would also accept signs, spaces and the digits of other scripts.
+    # int() would also accept signs, spaces and the digits of other scripts. A longer number is cut,
+    # as no counter of ours gets that high.
     return int(text[:9]) if text and text.isascii() and text.isdigit() else default
 
 
@@ -101,8 +105,8 @@ def _event_attribute(headers: RecordHeaders, value: bytes | None, name: str) -> 
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
-    """Whether the record's content mode is structured."""
+    """Whether the record's content mode is structured, by the beginning of its content type."""
     return any(
-        name == CONTENT_TYPE and raw[:23].lower() == b"application/cloudevents"
+        name == CONTENT_TYPE and raw[: len(_STRUCTURED)].lower() == _STRUCTURED
         for name, raw in headers
     )

@@ -79,17 +79,17 @@ OFFSET: Final = "knativekafkaoffset"
 _PARTITION, _OFFSET = b"ce-" + PARTITION_EXTENSION.encode(), b"ce-" + OFFSET.encode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
+"""Stands for the record header of a request header `ce-…` that names no attribute."""
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def record_of(headers: HttpHeaders, body: bytes) -> Draft:
-    """Return the record of the event in a request: always binary, whatever mode the request is in.
-
-    An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
-    that names every problem, `BatchedContent` for a batch (CE-H11).
-    """
+    """Return the record of the event in a request: binary, whatever mode the request is in. An
+    empty body in binary mode is no data, as HTTP can't tell the two apart. Raises `InvalidEvent`
+    that names every problem, `BatchedContent` for a batch (CE-H11)."""
+    # The fast reader: a binary event that passes all these checks needs no decoding.
     pairs = [
         (record_header, value) for name, value in headers if (record_header := _HEADER_NAMES[name])
     ]
@@ -119,18 +119,15 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         other_headers = [
             (name, raw.strip(b" \t")) for name, raw in header_values.items() if name[:2] != "ce"
         ]
-        return _structured(body, other_headers)
+        return _parse_structured(body, other_headers)
     return _read_carefully(headers, body)
 
 
 def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
-    """Return the records of the events in a batch, in their order (CE-H11), after `record_of` has
-    raised `BatchedContent` for it.
-
-    Headers of the request that aren't attributes go with each event. Raises `InvalidBatch` that
-    names the position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no
-    array.
-    """
+    """Return the records of the events in a batch, in their order (CE-H11), once `record_of` has
+    raised `BatchedContent`. Headers of the request that are passed on go with each event. Raises
+    `InvalidBatch` that names the position, from 0 on, of every event that isn't valid, and
+    `InvalidEvent` if there is no array."""
     other_headers: dict[str, bytes] = {}
     for name, raw in headers:
         record_header = _HEADER_NAMES[name]
@@ -152,7 +149,7 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
     records, problems = [], {}
     for position, document in enumerate(documents):
         try:
-            records.append(_structured(document, passed))
+            records.append(_parse_structured(document, passed))
         except InvalidEvent as error:
             problems[position] = str(error)
     if problems:
@@ -267,6 +264,7 @@ def head_of(attributes: Attributes) -> bytes:
         f"ce-{name}: {value}\r\n" for name, value in attributes.items() if name != "datacontenttype"
     ]
     head = "".join(lines).encode()
+    # A line's own bytes that aren't plain are its space, CR and LF; any more have to be encoded.
     if len(head.translate(None, _PLAIN)) != 3 * len(lines):
         head = "".join(
             f"ce-{name}: {encode(value)}\r\n"
@@ -355,7 +353,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if mode is Mode.STRUCTURED:
         # The body is the whole event, whatever the headers repeat of it (CE-H8).
-        return _structured(body, other_headers)
+        return _parse_structured(body, other_headers)
     if mode is Mode.UNREADABLE and not attributes and not problems:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if content_type:
@@ -367,7 +365,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     return to_record(Event(attributes, body or None), other_headers)
 
 
-def _structured(body: bytes, added_headers: RecordHeaders) -> Draft:
+def _parse_structured(body: bytes, added_headers: RecordHeaders) -> Draft:
     """Parse a structured event and return its record, with the headers of its request added. Raises
     `InvalidEvent`."""
     return json_records.record_of(body, added_headers) or _parse_structured_strictly(
@@ -376,8 +374,8 @@ def _structured(body: bytes, added_headers: RecordHeaders) -> Draft:
 
 
 def _parse_structured_strictly(body: bytes, added_headers: RecordHeaders) -> Draft:
-    """Return the record of a structured event, read by the careful parser; one with too large
-    attributes for header lines is marked as structured. Raises `InvalidEvent`."""
+    """Return the record of a structured event, read by the careful parser; if its attributes are
+    too large for header lines, it is marked (`MODE`). Raises `InvalidEvent`."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
     if _is_large(event.attributes):
@@ -396,10 +394,8 @@ def _is_large(attributes: Attributes) -> bool:
 
 
 def _record_header_of(name: bytes) -> str:
-    """Return the record header that a request header becomes; "" if it is dropped.
-
-    For a name that begins with `ce-` without being an attribute's, `_NOT_AN_ATTRIBUTE` is returned.
-    """
+    """Return the record header that a request header becomes: "" if it is dropped,
+    `_NOT_AN_ATTRIBUTE` for a name that begins with `ce-` without being an attribute's."""
     lower = name.decode("latin-1").lower()
     if lower.startswith("ce-"):
         attribute = lower[3:]

@@ -127,9 +127,12 @@ def is_integer_or_boolean(text: str | bytes) -> bool:
 
 
 def split(document: bytes) -> Members | None:
-    """Return the members of a JSON object, if it is written without whitespace between them, or
-    with as much as Python's json writes; None: it isn't, a member is repeated, or there may be far
-    more than an event may have. Raises ValueError if it may be no JSON object."""
+    """Return the members of a JSON object that is written without whitespace between them, or with
+    that of Python's json.
+
+    None for an object that is written otherwise, repeats a member, or may have far more members
+    than an event. Raises ValueError for what may be no JSON object.
+    """
     members = split_loosely(document)
     if members is None or len(members) > MAX_ATTRIBUTES:
         return None
@@ -141,8 +144,8 @@ def split(document: bytes) -> Members | None:
 
 
 def split_loosely(document: bytes) -> Members | None:
-    """Return the members of a JSON object, of a repeated member the last one; None: there may be
-    far more than an event may have. Raises ValueError if it may be no JSON object."""
+    """Return the members of a JSON object, of a repeated member the last one. None if there may be
+    far more members than an event may have. Raises ValueError for what may be no JSON object."""
     if _may_exceed_members(document, MAX_COLONS):
         return None
     if not document.isascii():
@@ -167,7 +170,7 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
     if _may_exceed_members(document, MAX_BATCH_COLONS):
         return None
     try:
-        document.decode()  # the values were not looked at so closely
+        document.decode()  # msgspec doesn't check that raw values are UTF-8
         objects = _split_batch_deep(document)
     except (ValueError, RecursionError):
         return None
@@ -183,7 +186,7 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
 
 
 def _split_batch_deep(document: bytes) -> list[Members]:
-    """Split an array of objects, as `_split_deep` does one object."""
+    """Split an array of objects; a function of its own for the same reason as `_split_deep`."""
     return _SPLIT_ALL(document)
 
 
@@ -235,7 +238,7 @@ def elements_of(document: bytes, limit: int) -> list[bytes]:
     """Return the elements of a JSON array, each as it is written, and no more than `limit` + 1 of
     them. Raises `InvalidEvent`."""
     try:
-        document.decode()  # the values were not looked at so closely
+        document.decode()  # msgspec doesn't check that raw values are UTF-8
         return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
     except (ValueError, RecursionError):
         pass  # data may contain NaN and lone surrogates, which msgspec refuses
@@ -274,8 +277,8 @@ def write(event: Event) -> bytes:
 
 
 def _object_members(text: str) -> Iterator[tuple[str, object, str]]:
-    """Yield the members of a JSON object: name, value, and the value's own text. Raises
-    ValueError."""
+    """Yield the members of a JSON object: name, value, and the value's own text. The value of a
+    list or object has lengths in place of integers (`_SKIP`). Raises ValueError."""
     mark, position = _read_mark(text, 0, "{")
     if text.startswith("}", position):
         mark, position = _read_mark(text, position, "}")
@@ -328,10 +331,11 @@ def _canonical_text(name: str, value: object) -> str | None:
 
 
 def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str]) -> bytes | None:
-    """Return the data's bytes, None if there are none; sets a missing `datacontenttype`, and drops
-    `datacontentencoding` of base64 data.
+    """Return the data's bytes from `members`, which have each value parsed and as text; None: there
+    are no data.
 
-    Raises ValueError.
+    Changes `attributes`: sets a missing `datacontenttype`, and drops `datacontentencoding` of
+    base64 data. Raises ValueError for data that can't be decoded.
     """
     value, source = members.get("data", (None, ""))
     encoded, _ = members.get("data_base64", (None, ""))
@@ -371,7 +375,7 @@ def _dump(members: Attributes) -> bytes:
 
 
 def _is_json_text(data: bytes) -> bool:
-    """Whether the bytes are valid JSON in UTF-8."""
+    """Whether the bytes are valid JSON in UTF-8, of any type, without NaN and infinities."""
     try:
         data.decode()
         _IS_JSON(data)

@@ -82,8 +82,8 @@ def is_time(value: bytes) -> bool:
 
 
 def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
-    """Return the record of a structured event, with the `added_headers`; None if
-    `json_format` must read the event."""
+    """Return the record of a structured event, with the `added_headers`; None if `json_format` must
+    read the event."""
     try:
         members = json_format.split_loosely(document)
     except (ValueError, RecursionError):
@@ -142,7 +142,9 @@ def _uniform_records(
         and not b"".join(values).translate(None, _PLAIN_JSON)
     ):
         return None
+    # A column holds all events' values of one attribute: each check below covers the whole batch.
     columns = [values[offset::width] for offset in range(width)]
+    # At most so many bytes of values in any event. As a header line, a character may take 12 bytes.
     largest = sum([max(map(len, column)) for column in columns])
     versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
     if not (
@@ -182,8 +184,10 @@ def _record_of(
     data: Raw | None,
     added_headers: RecordHeaders,
 ) -> Draft | None:
-    """Return an event's record from its members, their layout, the joined values of all but `data`,
-    and `data`; None: the careful reader has to read it."""
+    """Return an event's record; None: the careful reader has to read it.
+
+    `text` is the joined values of all `members` but `data`, as JSON; `data` that member's value.
+    """
     names, name_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
     values = text[1:-1].split(b'""')
@@ -192,7 +196,7 @@ def _record_of(
     if not (is_plain and len(values) == len(names) and text[0] == text[-1] == QUOTE):
         if (mixed_values := _values_of(members)) is None:
             return None
-        values = mixed_values
+        values = mixed_values  # not all are strings
         all_values = b"".join(values)
         size, is_plain = len(all_values), not all_values.translate(None, _PLAIN_JSON)
     version, id_, type_, source, time, subject, partition_key, media_type = pick((*values, None))

@@ -88,7 +88,8 @@ def mode_of(content_type: str) -> Mode:
 
 
 def fits_binary(attributes: Attributes) -> bool:
-    """Whether a reader of binary mode would not mistake the data's content type for a mode."""
+    """Whether the event can be in binary mode: its datacontenttype isn't that of a structured event
+    or a batch, for which a reader would mistake the record (CE-K2)."""
     mode = mode_of(attributes.get("datacontenttype", ""))
     return mode not in (Mode.STRUCTURED, Mode.BATCH)
 
@@ -126,7 +127,8 @@ def passes(name: str) -> bool:
 
 
 def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
-    """Return the record of a valid event; the headers `passed` are added."""
+    """Return the record of a valid event, in binary mode if `fits_binary`, else in structured mode;
+    the headers `passed` are added."""
     key = key_of(event.attributes)
     headers = [
         (CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}", value.encode())

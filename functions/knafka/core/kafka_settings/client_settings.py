@@ -136,8 +136,11 @@ def check_setting(side: str, name: str, value: str, path: str) -> str:
 
 
 def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict[str, str]]:
-    """Return the settings that a document's keys `prefix`SIDE.NAME declare, such as
-    `producer.linger.ms`, by side."""
+    """Return the checked settings that a document declares, by side and name.
+
+    A setting's key is `prefix`, the side, a dot and the name, such as `producer.linger.ms` with an
+    empty prefix. Raises `InvalidDocument`, in which the key follows `path`.
+    """
     settings_by_side: dict[str, dict[str, str]] = {side: {} for side in SIDES}
     for key in sorted(document):
         side, _, name = key.removeprefix(prefix).partition(".")

@@ -45,8 +45,13 @@ def shown_text(text: str) -> str:
 class ClientError(Protocol):
     """An error that librdkafka passes to an error callback."""
 
-    def name(self) -> str: ...
-    def str(self) -> str: ...
+    def name(self) -> str:
+        """Return librdkafka's name of the error, such as `_TRANSPORT`."""
+        ...
+
+    def str(self) -> str:
+        """Return librdkafka's text of the error."""
+        ...
 
 
 class ConnectionErrors:

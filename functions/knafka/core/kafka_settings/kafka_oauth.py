@@ -55,9 +55,9 @@ _REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's OAUTHBEARER settings, without protocol and TLS. Raises
-    `InvalidDocument`."""
-    if _token_signer(secret) is not None:
+    """Return librdkafka's OAUTHBEARER settings, without protocol and TLS; for AWS, with our own
+    settings `MSK_REGION` and `MSK_ROLE_ARN`. Raises `InvalidDocument`."""
+    if _token_provider(secret) is not None:
         return _msk_settings(secret)
     configuration = {
         "sasl.mechanism": OAUTHBEARER,
@@ -77,8 +77,9 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings for a Java client; AWS's needs its library on the class path."""
-    if (provider := _token_signer(secret)) is not None:
+    """Return the OAUTHBEARER settings of a Java client, without protocol and TLS; those for AWS
+    need AWS's library on the class path. Raises `InvalidDocument`."""
+    if (provider := _token_provider(secret)) is not None:
         role = _msk_settings(secret).get(MSK_ROLE_ARN)
         options = {} if role is None else {"awsRoleArn": role}
         if provider == MSK_ROLE and (region := secret.get(REGION)):
@@ -113,7 +114,7 @@ def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
 
     The token isn't a password for Kafka alone: its identity has other rights, too.
     """
-    if _token_signer(secret) is not None and protocol != "SASL_SSL":
+    if _token_provider(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
         )
@@ -126,7 +127,8 @@ def quote_for_jaas(text: str) -> str:
 
 
 def _jaas_line(module: str, options: Mapping[str, str]) -> str:
-    """Return a line of Java's login configuration."""
+    """Return the line of Java's login configuration (JAAS) that requires this login module with
+    these options."""
     words = [
         module,
         "required",
@@ -135,8 +137,9 @@ def _jaas_line(module: str, options: Mapping[str, str]) -> str:
     return " ".join(words) + ";"
 
 
-def _token_signer(secret: Mapping[str, str]) -> str | None:
-    """Return the signer of tokens that the Secret names; None: tokens are fetched by OIDC."""
+def _token_provider(secret: Mapping[str, str]) -> str | None:
+    """Return which of `PROVIDERS` the Secret names; None: tokens are fetched by OIDC. Raises
+    `InvalidDocument` for another one."""
     if not (provider := secret.get(TOKEN_PROVIDER)):
         return None
     if provider not in PROVIDERS:
@@ -149,14 +152,15 @@ def _token_signer(secret: Mapping[str, str]) -> str | None:
 
 
 def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of AWS's tokens. Raises `InvalidDocument`."""
+    """Return librdkafka's mechanism, and our own settings by which AWS's tokens are signed. Raises
+    `InvalidDocument`."""
     region = secret.get(REGION, "")
     if region and not _REGION(region):
         raise InvalidDocument(
             REGION, f"invalid value: {region!r:.80}: want an AWS region, such as eu-west-1"
         )
     configuration = {"sasl.mechanism": OAUTHBEARER, MSK_REGION: region}
-    if _token_signer(secret) == MSK_ROLE:
+    if _token_provider(secret) == MSK_ROLE:
         role = _required_value(secret, ROLE)
         if not _ROLE(role):
             raise InvalidDocument(

@@ -28,7 +28,8 @@ _OTHER_KEY_FORMAT: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIV
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the security part of librdkafka's configuration. Raises `InvalidDocument`."""
+    """Return the security part of librdkafka's configuration: protocol, login and certificates.
+    Raises `InvalidDocument`."""
     secret = _with_current_keys(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol.lower()}
@@ -51,8 +52,8 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
-    """Add a separately declared protocol to a Secret's values; a client uses a certificate if the
-    Secret has one."""
+    """Return a Secret's values with a protocol that was declared elsewhere, such as in a
+    KafkaSource; a client uses a certificate only if the Secret has one."""
     no_certificate = {} if values.get("user.crt") else {"user.skip": "true"}
     return {**values, **no_certificate, "protocol": protocol}
 
@@ -87,7 +88,8 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the Secret with today's keys; from upstream's older keys the protocol is inferred."""
+    """Return the Secret with the keys that this module reads: those of upstream's older Secrets are
+    renamed, and their protocol is inferred. Raises `InvalidDocument`."""
     values = dict(secret)
     mechanism = secret.get("saslType") or secret.get("sasltype")
     if mechanism and not secret.get("sasl.mechanism"):

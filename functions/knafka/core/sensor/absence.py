@@ -53,7 +53,7 @@ class AbsenceDecision:
 
     @property
     def held(self) -> Held:
-        """Return the events that must still be held."""
+        """The events that must still be held; ignored ones only while their round waits."""
         waiting = (event for round_ in self.rounds for event in round_.events)
         ignored = (
             event
@@ -67,20 +67,21 @@ def decide(
     condition: TriggerCondition, within: int, events: Iterable[HeldEvent]
 ) -> AbsenceDecision:
     """Return the rounds that wait, and the events that must be held besides, once these events are
-    known. Only the events' times count, not the order in which they came."""
+    known. Only the events' times count, not the order in which they came. `within` (ms): how long a
+    round waits, and the longest time between its events."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
     ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=MAX_IGNORED))
     for event in sorted(events, key=lambda candidate: _order_key(condition, candidate)):
-        if event.dependency in condition.unwanted:
+        if event.dependency in condition.unwanted:  # it cancels the rounds that wait
             rounds = [round_ for round_ in rounds if not round_.covers(event.at)]
             _add_unwanted(unwanted, event, within)
         elif event.dependency not in condition.wanted:
             continue
-        elif rounds and event.at <= rounds[-1].until:
+        elif rounds and event.at <= rounds[-1].until:  # a round waits
             ignored[event.dependency].append(event)
-        else:
+        else:  # it begins a round, or may complete one
             partial = [
                 earlier_event for earlier_event in partial if earlier_event.at >= event.at - within
             ]
@@ -96,7 +97,8 @@ def decide(
 def expire(
     condition: TriggerCondition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
-    """Return the events still held, and the firings, once every event before `until` was read."""
+    """Return the events still held, and the firings of rounds whose wait is over, once every event
+    before `until` (ms) was read. `within` (ms) as in `decide`."""
     decision = decide(condition, within, held)
     firings = tuple(Firing(round_.events) for round_ in decision.rounds if round_.until < until)
     remaining = AbsenceDecision(
@@ -109,7 +111,8 @@ def expire(
 
 
 def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return when (ms) the first round fires unless it is cancelled; None if no round waits."""
+    """Return when (ms) the first round fires unless it is cancelled; None if no round waits.
+    `within` (ms) as in `decide`."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
@@ -117,7 +120,8 @@ def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
 
 
 def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return the first time (ms) at which `expire` would change something; None: never."""
+    """Return the first time (ms) at which `expire` would change something; None: never. `within`
+    (ms) as in `decide`."""
     decision = decide(condition, within, held)
     times = [round_.until for round_ in decision.rounds]
     times += [event.at + within for event in decision.partial]
@@ -145,8 +149,9 @@ def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCo
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """Add an unwanted event to `unwanted`. If it comes at most `within` ms after the last but one,
-    it replaces the last one, which changes nothing between the two."""
+    """Add an unwanted event to `unwanted`. If the last but one is at most `within` ms older, the
+    event replaces the last one: each round that this one would cancel is cancelled by the other
+    two."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event
     else:

@@ -78,8 +78,8 @@ class Backtest:
                     yield Fired(route.key, event.at, firing)
 
     def until(self, time: int) -> Iterator[Fired]:
-        """Yield the firings that are due because no further event has come before this time
-        (ms)."""
+        """Yield the firings whose wait for an unwanted event is over, as no event before this time
+        (ms) is still to come."""
         for key in self._timers.until(time):
             rule = self._rules[trigger_of(key)]
             step = rules.expire(rule, self._held[key], time)

@@ -92,8 +92,8 @@ class TriggerCondition:
 
 
 def all_of(names: Sequence[str]) -> TriggerCondition:
-    """Return the condition that all dependencies are met, which a trigger without one has
-    (BUS-S1)."""
+    """Return the condition that wants an event of each of these dependencies: that of a trigger
+    which declares no condition (BUS-S1)."""
     return _condition_of_node(_joined(AllOf, [Wanted(name) for name in names]), [])
 
 
@@ -120,7 +120,8 @@ def parse(text: str) -> TriggerCondition:
 
 
 def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
-    """Return the condition with the counts of its dependencies."""
+    """Return the condition of this tree, which has only wanted events, and these unwanted
+    dependencies."""
     wanted_counts: dict[str, int] = {}
     for node in _walk_nodes(tree):
         if isinstance(node, Wanted):
@@ -187,8 +188,8 @@ def _tokens(text: str) -> Iterator[_Token]:
                 f"{text[position]!r} has no meaning in a condition: want names, &&, ||, ! and ()",
                 position,
             )
-        yield _Token(match[1] or match[2], match.end() - len(match[1] or match[2]), bool(match[1]))
-        position = match.end()
+        token_text, position = match[1] or match[2], match.end()
+        yield _Token(token_text, position - len(token_text), is_name=bool(match[1]))
     yield _Token(_END, len(text), False)
 
 

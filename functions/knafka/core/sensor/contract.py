@@ -128,7 +128,7 @@ def _check_unique_names(declarations: tuple[Dependency, ...] | tuple[SensorTrigg
         raise problem(f"{', '.join(sorted(repeated))}: there is more than one of that name")
 
 
-def _dependencies(dependencies: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
+def _check_dependencies(dependencies: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
     """Return the dependencies unchanged; raise an error if several have the same name."""
     _check_unique_names(dependencies)
     return dependencies
@@ -140,7 +140,7 @@ class Conditions(Model):
     dependencies: Annotated[
         tuple[Dependency, ...],
         Field(min_length=1, max_length=MAX_TRIGGERS),
-        AfterValidator(_dependencies),
+        AfterValidator(_check_dependencies),
     ]
     triggers: Annotated[tuple[SensorTrigger, ...], Field(min_length=1, max_length=MAX_TRIGGERS)]
     dedupe: Annotated[Duration, Field(ge=0.001, le=MAX_DEDUPE)] | None = None

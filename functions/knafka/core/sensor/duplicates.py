@@ -20,8 +20,8 @@ it.
 
 
 def rule_of(trigger: str, dedupe: int) -> Rule:
-    """Return the rule that holds the marks of a trigger for `dedupe` milliseconds; it never
-    fires."""
+    """Return the rule that holds the marks of a trigger for `dedupe` milliseconds. It never fires:
+    it wants two events, and a mark's key holds only one."""
     return Rule(
         MARK_PREFIX + trigger,
         TriggerCondition(Wanted(MARK_PREFIX, 2), {MARK_PREFIX: 2}, frozenset()),
@@ -52,9 +52,11 @@ class Seen:
         """`dedupe` in milliseconds; None: every event counts."""
         self._dedupe = dedupe
         self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        """Time (ms) of each marked event by key, dependency and identity, the oldest first."""
 
     def is_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
-        """Whether an event that came for a key at this time (ms) counts; if so, it is marked."""
+        """Whether an event that came for the trigger of `key` at this time (ms) counts; if so, it
+        is marked. Times must be passed in ascending order."""
         if self._dedupe is None:
             return True
         marks = self._taken

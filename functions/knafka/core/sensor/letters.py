@@ -146,7 +146,8 @@ def _failure_of_letter(
     now: float,
     extensions: Sequence[tuple[str, str]] = (),
 ) -> Failure:
-    """Return the failure of a Sensor's dead letter."""
+    """Return the failure of a Sensor's dead letter. No attempt was made, so both times are `now`,
+    in seconds since the Unix epoch."""
     return Failure(
         destination=f"sensor:{sensor.name}.{sensor.namespace}",
         reason=reason,
@@ -160,5 +161,5 @@ def _failure_of_letter(
 
 def _origin(sensor: SensorContract, place: tuple[str, int, int]) -> Origin:
     """Return the origin of a Sensor's dead letter: the bus as its Broker, the Sensor as its
-    Trigger, and the record's topic, partition and offset."""
+    Trigger. `place`: the record's topic, partition and offset."""
     return Origin(sensor.namespace, sensor.bus, names.of_sensor(sensor.name), *place)

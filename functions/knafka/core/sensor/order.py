@@ -65,8 +65,9 @@ class InOrder(Generic[T]):
         self._read_place = BEFORE_ALL
         """Every event up to this place was read."""
         self._waiting: list[tuple[Place, int, int, T]] = []
+        """A heap of the records that wait: place, offset, size in bytes, and the record."""
         self.bytes = 0
-        """Size of the records that wait."""
+        """Bytes of the records that wait."""
         self._offsets: OrderedDict[int, None] = OrderedDict()
         """Offsets of the records that wait, in ascending order."""
 
@@ -74,10 +75,11 @@ class InOrder(Generic[T]):
         return len(self._waiting)
 
     def add(self, offset: int, place: Place, until: int, record: T, size: int = 0) -> None:
-        """Add a record of `size` bytes that was read.
+        """Add a record of `size` bytes that was read; `place` is its event's.
 
-        `until` (ms): every event before this time precedes this record in the partition, except
-        events that its writer appended together with it and that come after it in order.
+        `until` (ms), as the record says: every event before this time precedes this record in the
+        partition, except events that its writer appended together with it and that come after it in
+        order.
         """
         if offset >= self._taken_below or place > self._taken_place:
             heappush(self._waiting, (place, offset, size, record))
@@ -90,7 +92,7 @@ class InOrder(Generic[T]):
         whether it was taken. The arguments are those of `add`."""
         if self._waiting or place < self._last or offset < self._taken_below:
             return False
-        if until > place.at:
+        if until > place.at:  # the record itself says that nothing before it is missing
             self._read_place = max(self._read_place, place)
         elif place > self._read_place:
             return False
@@ -117,15 +119,16 @@ class InOrder(Generic[T]):
         """
         waiting = self._waiting
         while waiting and limit > 0:
-            is_next = waiting[0][0] <= max(self._read_place, self._last)
-            if not is_next and len(waiting) <= max_waiting and self.bytes <= max_waiting_bytes:
+            is_next_or_late = waiting[0][0] <= max(self._read_place, self._last)
+            is_within_limits = len(waiting) <= max_waiting and self.bytes <= max_waiting_bytes
+            if not is_next_or_late and is_within_limits:
                 break
             place, offset, size, record = heappop(waiting)
             del self._offsets[offset]
             self.bytes -= size
             late = 0
             if BEFORE_ALL < place < self._last:
-                late = max(1, self._last.at - place.at)
+                late = max(1, self._last.at - place.at)  # not 0, even within one millisecond
             self._last = max(self._last, place)
             limit -= 1
             yield record, late

@@ -48,6 +48,7 @@ class Reset:
         self._last: int | None = None
         self._next: int | None = None
         self._from = self._until = 0
+        """The results hold for times (ms) from `_from` on and before `_until`."""
 
     def last(self, time: int) -> int | None:
         """Return the last reset at or before this time; None: there was none."""

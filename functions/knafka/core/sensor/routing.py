@@ -16,6 +16,7 @@ MAX_CORRELATION: Final = 1024
 """Most characters of a correlation key: it is part of record keys, and held in memory."""
 
 Correlate: TypeAlias = Callable[[Attributes], str | None]
+"""Returns the correlation key of an event; None: the event doesn't count."""
 
 
 class Route(NamedTuple):
@@ -34,8 +35,11 @@ class _DependentTrigger:
     """A trigger that a dependency concerns."""
 
     trigger: str
+    """Its name."""
     correlate: Correlate | None
+    """Returns an event's correlation key; None: the trigger has no correlation."""
     is_simple: bool
+    """`TriggerCondition.is_simple` of its condition."""
 
 
 class Router:

@@ -67,8 +67,12 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
 
 
 def apply_edited(rule: Rule, held: Held) -> RuleStep:
-    """Apply an edited rule to events that an earlier one holds: they fire if they fulfil it."""
-    return RuleStep(held) if rule.condition.unwanted or not held else step(rule, held, held[-1])
+    """Apply an edited rule to events that are held by an earlier version of it: they fire if they
+    fulfil it. If the rule has unwanted events, nothing changes, as their absence is decided by
+    time (`expire`)."""
+    if rule.condition.unwanted or not held:
+        return RuleStep(held)
+    return step(rule, held, held[-1])  # the last event replaces itself
 
 
 def expire(rule: Rule, held: Held, until: int) -> RuleStep:
@@ -119,8 +123,8 @@ def expires(rule: Rule, held: Held) -> int | None:
 
 
 def _without_duplicate(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
-    """Return the held events without this one. In a backlog, an event whose wait is over but hasn't
-    fired yet is kept, as it belongs to another firing."""
+    """Return the held events without those that are the same event as `event`. In a backlog, an
+    event whose wait is over but hasn't fired yet is kept, as it belongs to another firing."""
     same = [held_event for held_event in held if held_event.is_same_as(event)]
     if same and rule.condition.unwanted:
         assert rule.within is not None
@@ -160,7 +164,8 @@ def _last_reset(rule: Rule, until: int) -> int | None:
 
 
 def _was_reset(rule: Rule, waited: Held) -> bool:
-    """Whether a reset came while these events waited for an unwanted one."""
+    """Whether a reset came while these events (a round, in the order of time) waited for an
+    unwanted one."""
     assert rule.within is not None
     last = _last_reset(rule, waited[-1].at + rule.within)
     return last is not None and last >= waited[-1].at

@@ -13,10 +13,13 @@ class Timers:
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
+        """The time of each key."""
         self._heap: list[tuple[int, str]] = []
+        """All times that were set, with their keys; those that `_times` has no more are skipped."""
 
     def set(self, key: str, due_time: int | None) -> None:
-        """Set the time of this key; None removes it."""
+        """Set the time of this key (ms since the Unix epoch); None removes it. A heap that is
+        mostly replaced times is built anew."""
         if due_time is None:
             self._times.pop(key, None)
         elif self._times.get(key) != due_time:
@@ -32,7 +35,7 @@ class Timers:
 
     @property
     def first(self) -> int | None:
-        """The earliest time; None if there is none."""
+        """The earliest time (ms) of all keys; None if there is none."""
         while self._heap:
             due_time, key = self._heap[0]
             if self._times.get(key) == due_time:

@@ -66,7 +66,8 @@ class IssuedToken(NamedTuple):
 
     @property
     def is_usable(self) -> bool:
-        """Whether the token can be sent in a header."""
+        """Whether the token can be sent in a header: it lives long enough, isn't too long, and has
+        only characters that RFC 6750 allows."""
         value = self.value
         return (
             self.life >= SHORTEST_LIFE
@@ -118,8 +119,8 @@ class SinkToken:
         return now >= self._renew_at and now >= self._next_request_at
 
     def store_issued(self, token: IssuedToken, asked_at: float) -> bool:
-        """Store a newly issued token. If it can't be used, note the request as failed and return
-        False."""
+        """Store a newly issued token, which was requested at the time `asked_at`. If it can't be
+        used, note the request as failed and return False."""
         if not token.is_usable:
             self.note_failure(asked_at)
             return False
@@ -131,7 +132,8 @@ class SinkToken:
         return True
 
     def note_failure(self, failed_at: float) -> None:
-        """Note that a request brought no token."""
+        """Note that a request for a token failed at this time; the next one has to wait, longer
+        after each failure in a row."""
         wait = min(FIRST_RETRY_WAIT * 2.0 ** min(self._failures, 30), LAST_RETRY_WAIT)
         self._failures += 1
         self._next_request_at = failed_at + wait
@@ -140,9 +142,9 @@ class SinkToken:
         """Note that the destination answered 401 to a request with this token. Returns whether a
         request with another token may end differently; False: the answer stands."""
         if refused_token != self._value or self._is_refused:
-            return True
+            return True  # another token is there already, or will be requested
         if refused_at < self._refusals_count_from:
-            return False
+            return False  # the token was renewed just before, which didn't help
         if refused_at - self._refusals_count_from > REFUSAL_RESET_TIME:
             self._refusal_pause = FIRST_REFUSAL_PAUSE
         self._refusals_count_from = refused_at + self._refusal_pause
