@@ -52,12 +52,12 @@ class Operator(OperatorParts):
             self.cluster.list(self.family.trigger_version, self.family.trigger),
             self.cluster.list(SERVING, "Service", DISPATCHERS),
         )
-        for each in brokers:
-            self.remember_class(each, gone=False)
+        for broker in brokers:
+            self.remember_class(broker, gone=False)
         await resume_deliveries(
             self.cluster,
             self._new_resuming(),
-            {Identity.of(each): each for each in brokers if self._is_delivered(each)},
+            {Identity.of(broker): broker for broker in brokers if self._is_delivered(broker)},
             triggers,
             dispatcher_services,
             self.triggers.resume,
@@ -69,6 +69,7 @@ class Operator(OperatorParts):
         await connect_kafkas(self.cluster, self._new_resuming())
 
     def _new_resuming(self) -> Resuming:
+        """Return what finds the running deliveries, for one pass."""
         return Resuming(self.cluster, self._kafkas, self._shards, self.settings)
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
@@ -106,7 +107,7 @@ class Operator(OperatorParts):
     async def delete_broker(self, document: Document) -> None:
         """End all delivery from a Broker, and delete its topic and groups; raises `KnafkaError`."""
         identity = Identity.of(document)
-        # First, or a Trigger that is just being reconciled would begin to drain again.
+        # First: without this, a Trigger that is being reconciled now would begin to drain again.
         self.states.ensure_broker(document).state = None
         await self.brokers.remember_kafka(document)
         await self._stop_delivery(identity)
@@ -133,7 +134,8 @@ class Operator(OperatorParts):
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """Handle a Broker or Trigger that has changed or, with `gone`, was deleted; enqueue it
-        unless only its status has changed."""
+        unless only its status has changed, and what depends on it. Among channels, a change also
+        affects the Subscriptions that `entries` shows."""
         is_broker = document["kind"] == self.family.broker
         if is_broker:
             self.on_broker(document, gone=gone)
@@ -152,7 +154,7 @@ class Operator(OperatorParts):
         self._on_subscriptions_changed(changed)
 
     def _enqueue_channel(self, channel: Identity) -> None:
-        """Reconcile a channel, as the entry of one of its Subscriptions must be removed."""
+        """Enqueue a channel, so that the entry of a deleted Subscription is removed."""
         if self.entries is not None and channel in self.states.brokers:
             self.queue.enqueue((self.family.broker, *channel))
 
@@ -184,7 +186,7 @@ class Operator(OperatorParts):
         """End the delivery of a Subscription that doesn't exist, temporarily or for good; returns
         when to reconcile it again (`WorkQueue`).
 
-        Its group stays for a while, see `Entries`. Raises `ClusterError`.
+        Its group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
         """
         if self.entries is None:
             return GONE
@@ -223,8 +225,8 @@ class Operator(OperatorParts):
             self.brokers.drop(document)
         elif is_ours:
             self.brokers.remember_topic(document)
-        # A Trigger that was seen before its Broker was taken for ours, even if the Broker is
-        # another implementation's.
+        # Triggers that were seen before their Broker counted as ours, although another
+        # implementation may serve the Broker.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):
             self.wake_triggers(identity)
 

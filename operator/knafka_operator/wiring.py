@@ -259,7 +259,7 @@ class OperatorParts(Neighbours):
             run_repeatedly("making EventTypes", make_types, EVENT_TYPES_INTERVAL),
         ]
         if beside is None:
-            running += self._kinds_of_their_own()
+            running += self._create_other_kinds()
         self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
 
     def _new_delivery(self, states: States) -> DeliveryParts:
@@ -289,9 +289,9 @@ class OperatorParts(Neighbours):
             bearers=partial(bearers_of, self.settings),
         )
 
-    def _kinds_of_their_own(self) -> list[Coroutine[Any, Any, None]]:
-        """Create the reconcilers of kinds that belong to no family; returns their periodic tasks,
-        and those for all families."""
+    def _create_other_kinds(self) -> list[Coroutine[Any, Any, None]]:
+        """Create the reconcilers of KafkaSinks and KafkaSources; returns their periodic tasks, and
+        the tasks that serve all families together."""
         settings, shared = self.settings, self._shared
         end_turns = partial(shared.rolls.end_turns, self.cluster)
         running: list[Coroutine[Any, Any, None]] = []

@@ -131,10 +131,10 @@ def test_a_severity_is_told() -> None:
         pytest.param(("TopicReady", Status.FALSE, "topic_gone", "x"), "the reason", id="snake"),
         pytest.param(("TopicReady", Status.FALSE, "Gone.", "x"), "the reason", id="full-stop"),
         pytest.param(
-            ("TopicReady", Status.FALSE, "", "Gone"), "has a reason", id="false-no-reason"
+            ("TopicReady", Status.FALSE, "", "Gone"), "needs a reason", id="false-no-reason"
         ),
         pytest.param(("TopicReady", Status.FALSE, "Gone"), "a message", id="false-no-message"),
-        pytest.param(("TopicReady", Status.UNKNOWN), "has a reason", id="unknown-no-reason"),
+        pytest.param(("TopicReady", Status.UNKNOWN), "needs a reason", id="unknown-no-reason"),
         pytest.param(("TopicReady", Status.UNKNOWN, "Waiting"), "a message", id="unknown-message"),
     ],
 )

@@ -104,7 +104,7 @@ async def test_a_member_that_never_leaves_is_told_and_holds_nobody_for_ever(
         assert now() - began == pytest.approx(LEAVE_TIMEOUT, abs=1)
         (told,) = (each.message for each in caplog.records if "mail" in each.message)
         assert told == (
-            "mail was changed, and may still be delivered by what was before: "
+            "mail was changed, and may still be delivered as it was before: "
             "group group-mail has 1 members"
         )
 

@@ -188,12 +188,10 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     if observed.jobs:  # also if a condition has failed
         return _finish_job(observed.jobs[0], steps, now)
     own_holder = lease_holder(observed.document)
-    is_lease_held = (
-        observed.lease is not None and observed.lease["spec"].get("holderIdentity") == own_holder
-    )
-    release_effects = (
-        (_release_lease(observed.lease, settings),) if is_lease_held and observed.lease else ()
-    )
+    held_lease = observed.lease
+    if held_lease is not None and held_lease["spec"].get("holderIdentity") != own_holder:
+        held_lease = None
+    release_effects = () if held_lease is None else (_release_lease(held_lease, settings),)
     archive = observed.archive
     if isinstance(archive, InvalidDocument) or not steps.conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
@@ -211,7 +209,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
     if observed.lease is None:
         return steps.queued(Create(Step.TAKE_LEASE, lease))
-    if not is_lease_held:
+    if held_lease is None:
         if not observed.holder_is_gone:
             return steps.queued()
         version = observed.lease["metadata"].get("resourceVersion")
@@ -290,6 +288,7 @@ def _create_job(
 
 
 def _delete_job(job: Mapping[str, Any]) -> Delete:
+    """Return the effect that deletes a Job."""
     name = ObjectName(
         manifests.BATCH_VERSION, "Job", job["metadata"]["namespace"], object_name(job)
     )
@@ -297,6 +296,7 @@ def _delete_job(job: Mapping[str, Any]) -> Delete:
 
 
 def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
+    """Return the effect that deletes the Lease, so that another archive can take it."""
     kind = manifests.COORDINATION, "Lease", settings.namespace
     return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
 

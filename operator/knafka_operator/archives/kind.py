@@ -53,6 +53,7 @@ decision set; in any other phase it is retried with the backoff of all objects t
 
 
 def _now() -> datetime:
+    """Return the time in UTC; tests give another clock."""
     return datetime.now(UTC)
 
 

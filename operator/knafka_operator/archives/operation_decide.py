@@ -111,78 +111,91 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
         ended = observed.status.get("completionTime") or timestamp(now)
         decision = _decision_after_end(observed, ended, now)
         return replace(decision, effects=()) if observed.deleted else decision
-    conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
-    status: dict[str, Any] = {
-        "observedGeneration": observed.document["metadata"].get("generation", 0),
-        "attempts": observed.status.get("attempts", 0),
-        "job": "",
-    }
-    if isinstance(observed.operation, Replay):
-        status["replayID"] = observed.operation.metadata.uid
-
-    def make_decision(phase: str, message: str = "") -> OperationDecision:
-        """Return the decision for this phase, with the conditions set so far; records the
-        completion time if the operation has finished."""
-        status.update(phase=phase, message=message)
-        previous_conditions = observed.status.get("conditions") or ()
-        status["conditions"] = conditions.merge_into(previous_conditions, timestamp(now))
-        if phase not in FINISHED:
-            return OperationDecision(status, RECHECK_SECONDS)
-        status["completionTime"] = timestamp(now)
-        return OperationDecision(
-            status, _decision_after_end(observed, timestamp(now), now).requeue_after
-        )
-
-    def fail_as_waiting(reason: str, message: str) -> None:
-        """Set `JobSucceeded` to Unknown with this reason and message."""
-        conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
-
-    operation = observed.operation
+    steps = _OperationSteps(observed, now)
+    status, conditions, operation = steps.status, steps.conditions, observed.operation
     if isinstance(operation, InvalidDocument):  # the spec can't change, so it stays invalid
         conditions.fail(JOB_SUCCEEDED, operation)
-        return make_decision("Failed", str(operation))
-    # Finish a Job that exists, even if the archive isn't ready any more.
-    for job in sorted(observed.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
-        name, pod = object_name(job), observed.pods.get(object_name(job))
-        status["startTime"] = observed.status.get("startTime") or start_time(job) or timestamp(now)
-        conditions.set_true(ARCHIVE_READY)
-        if not (ended := job_outcome(job)):
-            status["job"] = name
-            unstarted = why_not_started(pod) if pod is not None else ""
-            message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
-            fail_as_waiting(
-                "JobNotStarted" if message else "Running", message or f"Job {name} runs"
-            )
-            return make_decision("Running", message)
-        if observed.status.get("lastJob") == name:
-            continue
-        status["lastJob"] = name
-        report = run_report(terminated_state(pod).get("message") or "")
-        if ended == "Complete":
-            conditions.set_true(JOB_SUCCEEDED)
-            status |= _counts_of_job(operation, report)
-            return make_decision("Succeeded")
-        status["attempts"] += 1
-        status["lastFailure"] = {
-            "time": timestamp(now),
-            "message": failure_message(job, pod, report),
-        }
-        break
+        return steps.decision("Failed", str(operation))
+    # First: a Job that exists is finished even if the archive isn't ready any more.
+    if (decision_by_jobs := _decide_by_jobs(operation, steps)) is not None:
+        return decision_by_jobs
     failure = status.get("lastFailure") or observed.status.get("lastFailure") or {}
     if status["attempts"] >= MAX_ATTEMPTS:
         message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"
         conditions.set_true(ARCHIVE_READY)
         conditions.fail(JOB_SUCCEEDED, NotReady("JobFailed", message))
-        return make_decision("Failed", message)
+        return steps.decision("Failed", message)
     with conditions.step(ARCHIVE_READY):
         _check_archive(operation, observed.archive)
     if not conditions.holds(ARCHIVE_READY):
-        fail_as_waiting("ArchiveNotReady", "it begins once its archive is ready")
-        return make_decision("Pending", conditions.by_type()[ARCHIVE_READY].message)
-    assert observed.archive is not None
+        steps.wait("ArchiveNotReady", "it begins once its archive is ready")
+        return steps.decision("Pending", conditions.by_type()[ARCHIVE_READY].message)
     message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
-    fail_as_waiting("Retrying" if failure else "Queued", message)
-    return make_decision(QUEUED, message)
+    steps.wait("Retrying" if failure else "Queued", message)
+    return steps.decision(QUEUED, message)
+
+
+class _OperationSteps:
+    """The decision of one operation while its steps are taken."""
+
+    def __init__(self, observed: ObservedOperation, now: datetime) -> None:
+        self.observed = observed
+        self.now = now
+        self.conditions = ConditionSet(OPERATION_CONDITIONS, SUCCEEDED)
+        self.status: dict[str, Any] = {
+            "observedGeneration": observed.document["metadata"].get("generation", 0),
+            "attempts": observed.status.get("attempts", 0),
+            "job": "",
+        }
+        if isinstance(observed.operation, Replay):
+            self.status["replayID"] = observed.operation.metadata.uid
+
+    def wait(self, reason: str, message: str) -> None:
+        """Set `JobSucceeded` to Unknown with this reason and message."""
+        self.conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
+
+    def decision(self, phase: str, message: str = "") -> OperationDecision:
+        """Return the decision for this phase, with the conditions set so far; records the
+        completion time if the operation has finished."""
+        observed, status, time = self.observed, self.status, timestamp(self.now)
+        status.update(phase=phase, message=message)
+        previous_conditions = observed.status.get("conditions") or ()
+        status["conditions"] = self.conditions.merge_into(previous_conditions, time)
+        if phase not in FINISHED:
+            return OperationDecision(status, RECHECK_SECONDS)
+        status["completionTime"] = time
+        return OperationDecision(
+            status, _decision_after_end(observed, time, self.now).requeue_after
+        )
+
+
+def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDecision | None:
+    """Return the decision of an operation with a Job that runs, or that has succeeded since the
+    last decision. None: there is no such Job; a Job that has failed since is counted as an
+    attempt."""
+    observed, status, now = steps.observed, steps.status, timestamp(steps.now)
+    for job in sorted(observed.jobs, key=lambda job: str(job["metadata"]["creationTimestamp"])):
+        name, pod = object_name(job), observed.pods.get(object_name(job))
+        status["startTime"] = observed.status.get("startTime") or start_time(job) or now
+        steps.conditions.set_true(ARCHIVE_READY)
+        if not (outcome := job_outcome(job)):
+            status["job"] = name
+            unstarted = why_not_started(pod) if pod is not None else ""
+            message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
+            steps.wait("JobNotStarted" if message else "Running", message or f"Job {name} runs")
+            return steps.decision("Running", message)
+        if has_outcome_of(name, observed.status):
+            continue
+        status["lastJob"] = name
+        report = run_report(terminated_state(pod).get("message") or "")
+        if outcome == "Complete":
+            steps.conditions.set_true(JOB_SUCCEEDED)
+            status |= _counts_of_job(operation, report)
+            return steps.decision("Succeeded")
+        status["attempts"] += 1
+        status["lastFailure"] = {"time": now, "message": failure_message(job, pod, report)}
+        return None
+    return None
 
 
 def is_finished(status: Mapping[str, Any]) -> bool:
@@ -202,7 +215,8 @@ def is_queued(document: Mapping[str, Any]) -> bool:
 
 
 def retry_at(status: Mapping[str, Any]) -> datetime | None:
-    """Return the time before which a failed operation isn't retried; None: it hasn't failed."""
+    """Return the time before which a failed operation isn't retried, by its status; None: it hasn't
+    failed."""
     attempts, last_failure = status.get("attempts", 0), status.get("lastFailure") or {}
     if not attempts or not last_failure.get("time"):
         return None
@@ -234,7 +248,8 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
 
 
 def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
-    """Return a sentence for users about what a queued operation waits for."""
+    """Return a sentence for users about what a queued operation waits for. `failure` is the message
+    of its last failed attempt, `status` the operation's status with what was just decided."""
     archive = (observed.archive or {}).get("status") or {}
     message = "its turn comes next"
     if job := archive.get("job"):
@@ -270,7 +285,7 @@ def _decision_after_end(
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
-    # Not as a time: its year may be later than any.
+    # Seconds, not the time of the deletion: its year may be beyond the last one of `datetime`.
     seconds_left = seconds - (now - parse_timestamp(ended)).total_seconds()
     operation_name = ObjectName(
         KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"]

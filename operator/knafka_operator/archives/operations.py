@@ -60,7 +60,9 @@ class JobVerdicts:
     """Names of operations' Jobs that need attention from their archive."""
 
     unrecorded: frozenset[str]
+    """Jobs whose outcome the operation's status doesn't have yet, so that they must stay."""
     unwanted: frozenset[str]
+    """Jobs whose operation was deleted."""
 
 
 @dataclass(eq=False)
@@ -137,25 +139,17 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         Raises `ClusterError`.
         """
         again = math.inf
-        operations_of_archive = (
-            uid_and_record
-            for uid_and_record in self._records.items()
-            if uid_and_record[1].archive == archive
-        )
-        for uid, record in sorted(
-            operations_of_archive, key=lambda uid_and_record: uid_and_record[1].turn
-        ):
+        candidates = [record for record in self._records.values() if record.archive == archive]
+        for record in sorted(candidates, key=lambda record: record.turn):
             document = await self.cluster.get(KNAFKA, *record.key)
+            _, _, uid = record.turn
             if document is None or document["metadata"].get("uid") != uid:
                 continue
             if not deciding.is_queued(document):
                 continue
             retry_time = deciding.retry_at(document["status"])
-            if (
-                retry_time is not None
-                and (seconds_left := (retry_time - self.now()).total_seconds()) > 0
-            ):
-                again = min(again, seconds_left)
+            if retry_time is not None and retry_time > (now := self.now()):
+                again = min(again, (retry_time - now).total_seconds())
                 continue
             operation = _parse_or_error(document)
             if not isinstance(operation, InvalidDocument):
@@ -170,19 +164,16 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             if not (uid := operation_uid(job)):
                 continue
             metadata = job["metadata"]
-            kind, _, name = (
-                (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "").partition("/")
-            )
+            operation_name = (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "")
+            kind, _, name = operation_name.partition("/")
             document = None
             if kind in OPERATIONS and name:
                 document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
-            if (
-                document is None
-                or document["metadata"].get("uid") != uid
-                or "deletionTimestamp" in document["metadata"]
-            ):
+            operation = document or {}
+            stored = operation.get("metadata") or {}
+            if stored.get("uid") != uid or "deletionTimestamp" in stored:
                 unwanted.add(object_name(job))
-            elif not deciding.has_outcome_of(object_name(job), document.get("status") or {}):
+            elif not deciding.has_outcome_of(object_name(job), operation.get("status") or {}):
                 unrecorded.add(object_name(job))
         return JobVerdicts(frozenset(unrecorded), frozenset(unwanted))
 

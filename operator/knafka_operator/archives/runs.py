@@ -50,7 +50,7 @@ def run_number_in(name: str) -> int:
 
 
 def object_name(job: Mapping[str, Any]) -> str:
-    """Return the name in an object's metadata."""
+    """Return the name of a Job."""
     return str(job["metadata"]["name"])
 
 
@@ -73,9 +73,11 @@ def run_status_patch(
     generation: int,
     now: datetime,
 ) -> Mapping[str, Any]:
-    """Return the status patch that records a finished Job.
+    """Return the patch of an archive's status that records a finished Job with this `outcome`.
 
-    `previous_status` is the archive's status, `generation` its declared generation.
+    `previous_status` is the archive's status, `generation` that of its declaration. A Job of the
+    archive itself goes to `lastRun`, counts failures and may have made a report; one of an
+    operation goes to `lastOperation`.
     """
     job_report = run_report(terminated_state(pod).get("message") or "")
     succeeded = outcome == "Complete"
@@ -84,9 +86,7 @@ def run_status_patch(
         "outcome": "Succeeded" if succeeded else "Failed",
         "started": start_time(job) or timestamp(now),
         "finished": timestamp(now),
-        **{
-            each: job_report[each] for each in ("records", "missed", "purged") if each in job_report
-        },
+        **{key: job_report[key] for key in ("records", "missed", "purged") if key in job_report},
     }
     annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
@@ -98,31 +98,27 @@ def run_status_patch(
             # Dead letters that wait now have arrived during the run.
             "waitingSince": run["started"],
             "firstRun": previous_status.get("firstRun") or run["started"],
+            "failures": 0,  # also after an operation's Job, as that compacts, too
         }
-    if operation_uid(job):  # the operation's status counts its failures
-        if succeeded:
-            patch["failures"] = 0  # an operation's Job also compacts
-        operation_run = {**run, "of": annotations.get(OPERATION_ANNOTATION, "")}
-        return {
-            **patch,
-            "lastOperation": _replacing_patch(previous_status.get("lastOperation"), operation_run),
-        }
+    if operation_uid(job):  # the operation's own status counts its failures
+        run["of"] = annotations.get(OPERATION_ANNOTATION, "")
+        patch["lastOperation"] = _replacing_patch(previous_status.get("lastOperation"), run)
+        return patch
     run["generation"] = generation
     if run_annotation := annotations.get(RUN_ANNOTATION):
         patch["requested"] = run_annotation
     if not succeeded:
         run["message"] = failure_message(job, pod, job_report)
-        last = _replacing_patch(previous_status.get("lastRun"), run)
-        return {**patch, "lastRun": last, "failures": previous_status.get("failures", 0) + 1}
-    patch["failures"] = 0
-    if isinstance(report := job_report.get("report"), Mapping):
+        patch["failures"] = previous_status.get("failures", 0) + 1
+    elif isinstance(report := job_report.get("report"), Mapping):
         simple_values = {
             key: value for key, value in report.items() if isinstance(value, int | str)
         }
         patch["report"] = _replacing_patch(
             previous_status.get("report"), {"made": run["started"], **simple_values}
         )
-    return {**patch, "lastRun": _replacing_patch(previous_status.get("lastRun"), run)}
+    patch["lastRun"] = _replacing_patch(previous_status.get("lastRun"), run)
+    return patch
 
 
 def _replacing_patch(
@@ -169,13 +165,13 @@ def failure_message(
 def why_not_started(pod: Mapping[str, Any]) -> str:
     """Return why a pod doesn't start; empty if it has started or no problem is reported."""
     status = pod.get("status") or {}
-    for each in status.get("containerStatuses") or ():
-        waiting = (each.get("state") or {}).get("waiting") or {}
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
             return " ".join(filter(None, (waiting["reason"], waiting.get("message"))))
-    for each in status.get("conditions") or ():
-        if each.get("type") == "PodScheduled" and each.get("status") == "False":
-            return " ".join(filter(None, (each.get("reason"), each.get("message"))))
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return " ".join(filter(None, (condition.get("reason"), condition.get("message"))))
     return ""
 
 

@@ -164,7 +164,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
     steps = AddressableSteps(observed, BROKER_CONDITIONS, no_receiver)
     steps.status |= NO_DEAD_LETTER_SINK
-    if observed.stopped:
+    if observed.stopped:  # the receiver is deleted, so its address is, too
         steps.status["address"] = None
         steps.annotations.pop(PROBED, None)
     configuration = _read_configuration(observed, steps)
@@ -181,7 +181,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
         connection.defaults,
         settings.maxima,
         recorded,
-        accepts_records=settings.trusts_statuses,
+        accepts_records=settings.trusts_statuses,  # only in the local mode
     )
     if topics is None:
         return steps.decision()

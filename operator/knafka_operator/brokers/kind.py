@@ -46,7 +46,8 @@ from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.kafka.topic_creation import (
     delete_broker_dead_letters,
-    find_topic_to_delete,
+    delete_shard_contract,
+    delete_topic_and_groups,
     has_records,
 )
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
@@ -143,8 +144,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
 
         Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
-        broker = parse(Broker, document)
-        metadata, annotations = broker.metadata, broker.status.annotations
+        broker, identity = parse(Broker, document), Identity.of(document)
+        annotations = broker.status.annotations
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
         record = self.states.ensure_broker(document)
@@ -152,27 +153,17 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         if (contract_name := annotations.get(RECEIVER_CONTRACT)) is not None:
             await self._withdraw_entry(broker, contract_name, await self._find_kafka(broker))
         topic = annotations.get(TOPIC_STATUS)
-        is_own_topic = self._is_own(topic, document)
-        if topic is not None and is_own_topic and EXTERNAL_TOPIC not in metadata.annotations:
-            topics = (await self._find_kafka(broker)).topics
-            recorded_id, identity = annotations.get(TOPIC_ID), Identity.of(document)
+        is_external = EXTERNAL_TOPIC in broker.metadata.annotations
+        if topic is not None and self._is_own(topic, document) and not is_external:
+            topics, recorded_id = (await self._find_kafka(broker)).topics, annotations.get(TOPIC_ID)
             claimed = await self._own.is_claimed(identity, topic)
-            if await find_topic_to_delete(topics, topic, recorded_id, claimed=claimed) is not None:
-                for group in groups:
-                    # A dispatcher that hasn't left the group would commit its old offset, which
-                    # Kafka applies to a topic recreated under the same name: events would be
-                    # skipped.
-                    await topics.delete_group(group)
-                await topics.delete_topic(topic)
+            await delete_topic_and_groups(topics, topic, recorded_id, groups, claimed=claimed)
         if topic is not None:  # else no dispatcher was ever started
             topics = (await self._find_kafka(broker)).topics
-            await delete_broker_dead_letters(topics, metadata.namespace, metadata.name)
+            await delete_broker_dead_letters(topics, *identity)
         if record.has_contract:
             topics = (await self._find_kafka(broker)).topics
-            for number in record.shards:
-                shard = names.shard_group(metadata.namespace, metadata.name, number)
-                await topics.delete_group(names.shard_members(shard, topic or ""))
-            await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
+            await delete_shard_contract(topics, *identity, record.shards, topic)
         self.drop(document)
 
     async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
@@ -216,13 +207,14 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
-        """Read what a Broker's decision needs; deletes the receiver if it may not use its topic."""
+        """Read what a Broker's decision needs; first delete the receiver of a Broker that may not
+        use its topic. Raises `ClusterError`."""
         # Before anything that can fail: a broken Broker mustn't keep a topic that it may not use.
-        refused, stop = await self._find_topic_refusals(document, record)
-        if stop is not None:
-            await self._stop_receiver(stop, document, record)
+        refused, stop_reason = await self._find_topic_refusals(document, record)
+        if stop_reason is not None:
+            await self._stop_receiver(stop_reason, document, record)
         observed = await self._observe_without_topic(document, record)
-        observed = replace(observed, refused=refused, stopped=stop is not None)
+        observed = replace(observed, refused=refused, stopped=stop_reason is not None)
         if refused is None:
             observed = replace(observed, topic=await self._observe_topic(observed, record))
         if isinstance(observed.topic, ObservedTopic):
@@ -331,7 +323,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
 
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
         """Return the configuration and client of a Broker's Kafka: its ConfigMap, with the
-        installation's for what that leaves out. Raises `EXPECTED`."""
+        installation's for what that leaves out. Raises the errors in `EXPECTED`."""
         installation_config = await self._read_config_map(*self._installation)
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self._read_config_map(*reference)
@@ -391,12 +383,10 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             if not desired_topic.external:
                 self.states.claim_topic(record, desired_topic.name)
             existing_topic = await record.kafka.topics.describe_topic(desired_topic.name)
+            # Whether an empty id in the status proves nothing (`ObservedTopic.disputed`).
             disputed = not self.settings.trusts_statuses
-            if (
-                disputed
-                and existing_topic is not None
-                and status_annotations(observed.document).get(TOPIC_ID) == ""
-            ):
+            has_empty_id = status_annotations(observed.document).get(TOPIC_ID) == ""
+            if disputed and existing_topic is not None and has_empty_id:
                 identity = Identity.of(observed.document)
                 disputed = await has_records(record.kafka.topics, desired_topic.name) or (
                     await self._own.is_claimed(identity, desired_topic.name)
@@ -411,8 +401,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return ObservedTopic(desired_topic, existing_topic, partitions_of_other_brokers, disputed)
 
     async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
-        """Add the Broker's entry in its receiver's contract (decision 0024), and whether every
-        replica has read it. Raises `ClusterError`."""
+        """Add the Broker's entry in its receiver's contract (docs/decisions/0024), and whether
+        every replica has read it. Raises `ClusterError`."""
         assert isinstance(observed.broker, Broker)
         assert isinstance(observed.connection, BrokerConnection)
         contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
@@ -459,7 +449,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
 
 
 def _receiver_identity(broker: Resource) -> Identity:
-    """Namespace and name of the Knative Service of a Broker's receiver."""
+    """Return namespace and name of the Knative Service of a Broker's receiver."""
     return Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))
 
 

@@ -31,6 +31,7 @@ from knafka_operator.decisions.field_errors import (
     namespace_of,
     refuse_problems,
     schema_problems,
+    split_requirement,
     topic_maxima_problems,
     with_reference_namespace,
 )
@@ -153,26 +154,24 @@ def _subscription_problems(
         if problem.message == "missing field(s)":
             yield replace(problem, details=_MISSING.get(problem.path, ""))
         elif problem.path == "spec.channel.namespace":
-            message, _, requirement = problem.message.partition(": want ")
-            yield replace(
-                problem,
-                message=message,
-                details=f"want {requirement}" if requirement else problem.details,
-            )
+            message, requirement = split_requirement(problem.message)
+            yield replace(problem, message=message, details=requirement or problem.details)
         else:
             yield problem
     yield from delivery_annotation_problems(annotations_of(document), autoscaling, maxima)
 
 
 def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield a problem if an immutable field of a KafkaChannel has changed; invalid values may be
-    corrected."""
-    old_fields, new_fields = (_immutable_channel_fields(each) for each in (old, new))
-    may_change = {each.path for each in schema_problems(KafkaChannel, {**old, "status": None})}
+    """Yield a problem if an immutable field of a KafkaChannel has changed; a field whose old value
+    is invalid may be corrected."""
+    old_fields, new_fields = (_immutable_channel_fields(document) for document in (old, new))
+    may_change = {
+        problem.path for problem in schema_problems(KafkaChannel, {**old, "status": None})
+    }
     # As upstream: channels from before the field existed may get a retention. The same retention
     # may also be written in another form.
     old_retention, new_retention = (
-        _retention_seconds(each[_RETENTION_PATH]) for each in (old_fields, new_fields)
+        _retention_seconds(fields[_RETENTION_PATH]) for fields in (old_fields, new_fields)
     )
     if not mapping_at(old, "spec").get("retentionDuration") or old_retention == new_retention:
         may_change.add(_RETENTION_PATH)

@@ -322,8 +322,8 @@ def _set_address(
     settings: Settings,
     steps: AddressableSteps,
 ) -> None:
-    """Decide `ProbeSucceeded`: route the channel's own host to its receiver (KN-CHN-11), probe it,
-    and set the addresses."""
+    """Decide `ProbeSucceeded`: route the channel's own host, if there is a gateway, to its receiver
+    (KN-CHN-11), probe the receiver, and set the addresses."""
     broker, receiver, gateway = entry.configuration.broker, entry.receiver.name, observed.gateway
     with steps.conditions.step(PROBE_SUCCEEDED):
         answered_addresses = steps.annotations.get(PROBED), observed.probed
@@ -332,20 +332,20 @@ def _set_address(
             route_host = channels_direct_host(receiver, settings)
         elif gateway is not None:
             route_host = gateway.host
-        path = f"http://{route_host}{entry.ingress.path}"
-        url = path if gateway is None else f"http://{entry.hosts[-1]}"
-        probed = path if is_direct_way else url
-        if is_direct_way and probed not in answered_addresses:
-            steps.needed.run_first(ProbeDirect(probed, probed))
+        receiver_url = f"http://{route_host}{entry.ingress.path}"
+        url = receiver_url if gateway is None else f"http://{entry.hosts[-1]}"
+        url_to_probe = receiver_url if is_direct_way else url
+        if is_direct_way and url_to_probe not in answered_addresses:
+            steps.needed.run_first(ProbeDirect(url_to_probe, url_to_probe))
         if gateway is not None and observed.routed != route_host:
             manifests = (
                 routes.route_manifest(broker, receiver, gateway, settings),
                 routes.external_name_service(broker, route_host),
             )
             steps.needed.run_first(Apply(Step.APPLY_ROUTE, manifests, ROUTE_REFUSAL))
-        if probed not in answered_addresses:
-            steps.needed.run_first(Probe(probed, probed))
-        steps.annotations[PROBED] = probed
+        if url_to_probe not in answered_addresses:
+            steps.needed.run_first(Probe(url_to_probe, url_to_probe))
+        steps.annotations[PROBED] = url_to_probe
         configuration = entry.configuration
         steps.set_addresses(
             url, entry.ingress, observed.https, configuration.rules, configuration.channel
@@ -358,7 +358,7 @@ def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _receivers_with(name: str, annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the receivers in the status, and the one that serves the channel now."""
+    """Return the names of the receivers in a channel's `status.annotations`, and `name`."""
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 
@@ -415,18 +415,18 @@ def conditions_beside_rival(
 
     `timestamp` is the time (RFC 3339).
     """
-    conditions = [each for each in status.get("conditions") or () if isinstance(each, Mapping)]
-    types = {each.get("type") for each in conditions}
+    stored = status.get("conditions") or ()
+    conditions = [condition for condition in stored if isinstance(condition, Mapping)]
+    types = {condition.get("type") for condition in conditions}
     own_types = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
     if READY not in types or not types - own_types:
         return None
-    message = _rival_message(rival)
-    own_condition = Condition(
-        SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", message, Severity.INFO
-    )
-    their_conditions = [dict(each) for each in conditions if each.get("type") != SERVED_BY_KNAFKA]
+    why = "OtherImplementation", _rival_message(rival)
+    own_condition = Condition(SERVED_BY_KNAFKA, Status.FALSE, *why, Severity.INFO)
+    others = (condition for condition in conditions if condition.get("type") != SERVED_BY_KNAFKA)
     merged = merge_conditions(conditions, [own_condition], timestamp)
-    return their_conditions + [each for each in merged if each["type"] == SERVED_BY_KNAFKA]
+    own = (condition for condition in merged if condition["type"] == SERVED_BY_KNAFKA)
+    return [*map(dict, others), *own]
 
 
 def _subscriptions_handled_condition(handling: Handling) -> Condition | None:

@@ -8,6 +8,10 @@ The writer of an entry has resolved all addresses, and reads the entry's state i
 `status.subscribers`. The Subscription for an entry isn't stored: an object with its UID belongs to
 the other controller.
 
+An entry that Knafka delivers is promised a consumer group: from then on no event may be missed. The
+promise is what a Subscription's own `status.annotations` would hold: names of group, dead-letter
+topic and dispatcher, and where delivery began.
+
 Not here: the name of that Subscription, and when it is delivered (`channels.entry_cluster`).
 """
 
@@ -96,8 +100,9 @@ def entry_name(channel: Identity, uid: str) -> str:
 def as_subscription(
     channel: Document, uid: str, name: str, entry: Document | None, stored: Document | None
 ) -> Document:
-    """Return an entry as a Subscription of this name; `entry` None: one that is being deleted. The
-    annotations (order, isolation, pause) come from `stored`, the object with its UID.
+    """Return an entry as a Subscription of this name. `entry` None: the entry is gone, and the
+    Subscription is being deleted. `stored` is the stored Subscription with this UID, whose
+    annotations (order, isolation, pause) apply; None: there is none.
     """
     identity = Identity.of(channel)
     annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
@@ -134,7 +139,7 @@ def _service_account(entry: Document) -> object:
 
 
 def _is_large(annotation: str) -> bool:
-    """Whether `kubectl` writes this annotation, which may be as large as the object."""
+    """Whether this annotation is one of `kubectl`'s, which may be as large as the whole object."""
     return annotation.startswith("kubectl.kubernetes.io/")
 
 
@@ -175,8 +180,8 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
 
 
 def with_promise(subscription: Document, channel: Document) -> Document:
-    """Return a stored Subscription that Knafka handles, with the annotations that it was promised
-    as an entry."""
+    """Return a stored Subscription with the annotations that its entry was promised while another
+    controller reconciled Subscriptions; its own annotations take precedence."""
     promised = find_promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
     if promised is None:
         return subscription
@@ -203,14 +208,14 @@ def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | N
 def _find_promise_as_subscription(
     channel: Document, uid: str, stored: Document | None
 ) -> dict[str, str] | None:
-    """Return the status annotations that an entry was promised as a Subscription, when Knafka still
-    handled Subscriptions; None: it was promised nothing."""
+    """Return the status annotations that `stored`, the stored Subscription of an entry, was
+    promised while Knafka reconciled Subscriptions itself; None: it was promised nothing."""
     annotations = ((stored or {}).get("status") or {}).get("annotations") or {}
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
     return {
-        key: each
-        for key, each in annotations.items()
+        key: value
+        for key, value in annotations.items()
         if key in {*_PROMISED_ANNOTATIONS, GROUP_STATUS}
     }
 

@@ -132,19 +132,16 @@ class ClusterWithEntries:
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, exists: bool) -> set[Identity]:
-        """Assign an entry its Subscription name, or with `exists` False remove that; returns the
-        names whose Subscription changes."""
+        """Choose the Subscription name of an entry anew, and update what is known by it; `exists`
+        False: the entry is gone, and its name is dropped. Returns the names whose Subscription
+        changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
-        previous_name, current_name = (
-            names.pop(uid, None),
-            self._choose_name(channel, uid) if exists else None,
-        )
+        previous_name = names.pop(uid, None)
+        current_name = self._choose_name(channel, uid) if exists else None
         changed = {name for name in (previous_name, current_name) if name is not None}
-        place = (
-            None
-            if current_name is None
-            else EntryPlace(channel, uid, uid in self._read[channel].valid)
-        )
+        place = None
+        if current_name is not None:
+            place = EntryPlace(channel, uid, uid in self._read[channel].valid)
         if previous_name is not None:
             if previous_name == current_name and self._places[previous_name] == place:
                 changed = set()
@@ -165,22 +162,23 @@ class ClusterWithEntries:
         return changed
 
     def _choose_name(self, channel: Identity, uid: str) -> Identity | None:
-        """Return the name of the Subscription for an entry: the stored one's, or one made of its
-        UID. None for an entry that Knafka wrote for a Subscription that is gone."""
+        """Return the name of the Subscription that shows an entry: that of the stored Subscription
+        with its UID, else a name made of the UID. None for an entry that Knafka itself wrote for a
+        Subscription that is gone by now."""
         stored = self._subscriptions.get((channel.namespace, uid))
         if stored is not None and CHANNELS.broker_of(stored) == channel:
             return Identity.of(stored)
         document, handler = self._channels[channel], self.handling.handler
         taken_over = handler is Handler.EVENTING and entries.is_promised(document, uid)
         if uid in entries.own_uids(document) and not taken_over:
-            return None  # we wrote it, and its Subscription is gone
+            return None
         return Identity(channel.namespace, entries.entry_name(channel, uid))
 
     # Lookups.
 
     def known(self, identity: Identity) -> Document | None:
-        """Return the Subscription of this name from its latest watch event; None: nothing is
-        delivered by it."""
+        """Return the Subscription to show for this name, by the latest watch events; None: there is
+        none, or another controller handles it."""
         place = self._places.get(identity)
         channel = None if place is None else self._channels.get(place.channel)
         return self._choose_subscription(identity, self._find_stored(identity, place), channel)
@@ -195,8 +193,8 @@ class ClusterWithEntries:
                 if subscription is not None and Identity.of(subscription) == identity
                 else None
             )
-        same_name = (each for each in self._subscriptions.values() if Identity.of(each) == identity)
-        return next(same_name, None)
+        stored = self._subscriptions.values()
+        return next((document for document in stored if Identity.of(document) == identity), None)
 
     def _choose_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None

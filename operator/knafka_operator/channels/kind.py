@@ -42,7 +42,8 @@ from knafka_operator.kafka import desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.topic_creation import (
     delete_broker_dead_letters,
-    find_topic_to_delete,
+    delete_shard_contract,
+    delete_topic_and_groups,
     has_records,
 )
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
@@ -144,7 +145,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         if not deciding.receivers_of(status_annotations(document)):
             return
         knafka_annotations = [
-            each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)
+            key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]
         identity, channel = Identity.of(document), parse(Broker, _without_spec(document))
         record = self.states.ensure_broker(document)
@@ -199,28 +200,18 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         await self._delete_route(channel)
         await self.shards.delete(channel)
         if topic is not None and self._is_own(topic, document):
-            own_topic = topic
             kafka = await self.connections.find_kafka(document, record.kafka)
             # Two channels have the same topic name only if the installation's name template allows
             # it.
-            claimed = self.states.topics.get(own_topic, record.uid) != record.uid
-            if (
-                await find_topic_to_delete(kafka.topics, own_topic, recorded_id, claimed=claimed)
-                is not None
-            ):
-                for group in groups:
-                    await kafka.topics.delete_group(group)
-                await kafka.topics.delete_topic(own_topic)
+            claimed = self.states.topics.get(topic, record.uid) != record.uid
+            await delete_topic_and_groups(kafka.topics, topic, recorded_id, groups, claimed=claimed)
         broker_name = identity.namespace, CHANNELS.own_name(identity.name)
         if topic is not None:  # else no dispatcher was ever started
             kafka = await self.connections.find_kafka(document, record.kafka)
             await delete_broker_dead_letters(kafka.topics, *broker_name)
         if record.has_contract:
             kafka = await self.connections.find_kafka(document, record.kafka)
-            for number in record.shards:
-                shard = names.shard_group(*broker_name, number)
-                await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
-            await kafka.topics.delete_topic(names.contract_topic(*broker_name))
+            await delete_shard_contract(kafka.topics, *broker_name, record.shards, topic)
         self.drop(document)
 
     async def remember_kafka(self, document: Document) -> None:
@@ -289,7 +280,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     # Observe.
 
     async def _observe_channel(self, document: Document, record: BrokerRecord) -> ObservedChannel:
-        """Read all of a channel's input but `handling`. Raises `ClusterError`."""
+        """Read everything for a channel's decision but `handling`; also set `record.kafka`. Raises
+        `ClusterError`."""
         try:
             channel = parse(KafkaChannel, without_subscribers(document))
         except InvalidDocument as error:
@@ -372,6 +364,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             )
             annotations = (document.get("status") or {}).get("annotations") or {}
             id_unrecorded = existing_topic is not None and annotations.get(TOPIC_ID) == ""
+            # A topic without records may be taken over; see `ObservedTopic.disputed`.
             disputed = not id_unrecorded or await has_records(topics, desired_topic.name)
         except EXPECTED as error:
             return error
@@ -410,7 +403,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         """Remove a channel's entry from a receiver; returns when every replica has read the
         removal.
 
-        Raises `EXPECTED`.
+        Raises the errors in `EXPECTED`.
         """
         service = self._service(receiver)
         receiver_record = self.receivers.records.get(service)
@@ -424,10 +417,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             kafka_and_topic = receiver_record.contract.kafka, receiver_record.contract.topic
         if kafka_and_topic is None:
             return  # the receiver doesn't exist
-        receiver_left, path = (
-            await self.receivers.ensure_receiver(service, *kafka_and_topic),
-            f"/{Identity.of(document)}",
-        )
+        receiver_left = await self.receivers.ensure_receiver(service, *kafka_and_topic)
+        path = f"/{Identity.of(document)}"
         if path in receiver_left.contract.records:
             await receiver_left.write(path, None)
         await self.receivers.wait_until_read(receiver_left, path)
@@ -441,7 +432,8 @@ def _without_spec(document: Document) -> Document:
 
 
 def _receiver_name(connection: ChannelConnection) -> str:
-    """Return the name of the receiver's Knative Service for channels with this connection."""
+    """Return the name of the Knative Service of the receiver that serves channels with this
+    connection."""
     return receiver_services.channels_receiver_name(connection.secret and connection.secret[0])
 
 

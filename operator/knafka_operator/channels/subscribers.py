@@ -47,7 +47,7 @@ class Subscribers:
     def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` of a channel, sorted by UID."""
         reported_by_uid = {
-            each.reported["uid"]: each.reported for each in self._collect_entries(channel)
+            entry.reported["uid"]: entry.reported for entry in self._collect_entries(channel)
         }
         read = entries.read_entries(channel)
         for uid, problem in read.problems.items():
@@ -60,9 +60,9 @@ class Subscribers:
         if self.handling.handler is not Handler.OWN:
             return
         desired_entries = {
-            str(each.reported["uid"]): each.declared
-            for each in self._collect_entries(channel)
-            if each.declared is not None
+            str(entry.reported["uid"]): entry.declared
+            for entry in self._collect_entries(channel)
+            if entry.declared is not None
         }
         for attempts_left in reversed(range(WRITE_ATTEMPTS)):
             try:
@@ -78,14 +78,15 @@ class Subscribers:
                 channel = stored
 
     async def _declare(self, channel: Document, desired_entries: Mapping[str, Document]) -> None:
-        """Write the desired entries to the channel's `spec.subscribers`, and record which UIDs
-        Knafka wrote. Raises `ClusterError`."""
+        """Write the desired entries, by UID, to the channel's `spec.subscribers`, and record the
+        UIDs of Knafka's entries in its status. Raises `ClusterError`, `Conflict` if another writer
+        has changed the list meanwhile."""
         listed = entries.listed_subscribers(channel)
         recorded_uids = entries.own_uids(channel)
         handled_uids = {
             record.uid
-            for each in self.states.triggers_of(Identity.of(channel))
-            if (record := self.states.triggers.get(each)) is not None
+            for trigger in self.states.triggers_of(Identity.of(channel))
+            if (record := self.states.triggers.get(trigger)) is not None
             and record.document is not None
             and not is_entry(record.document)
         }
@@ -122,8 +123,8 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
-        """Return the entries of a channel's Subscriptions, sorted by UID. A Subscription that
-        wasn't reconciled yet keeps the channel's entry.
+        """Return the entries of a channel's Subscriptions, sorted by UID: as their last
+        reconciliation reported them, or, before their first one, as they are in the channel.
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))

@@ -52,9 +52,9 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     for trigger_type, type_ in _SUBSCRIPTION_CONDITIONS.items():
         translated.set(replace(trigger_conditions[trigger_type], type=type_))
     unresolved = [
-        trigger_conditions[each]
-        for each in _REFERENCES
-        if trigger_conditions[each].status is not Status.TRUE
+        trigger_conditions[condition_type]
+        for condition_type in _REFERENCES
+        if trigger_conditions[condition_type].status is not Status.TRUE
     ]
     reference = next(iter(unresolved), trigger_conditions[SUBSCRIBER_RESOLVED])
     translated.set(replace(reference, type=REFERENCES_RESOLVED))

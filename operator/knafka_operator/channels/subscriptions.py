@@ -64,23 +64,24 @@ class Subscriptions(Triggers):
         await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return the stored Subscription that Knafka must release; None if Knative Eventing doesn't
-        handle Subscriptions, or if the document is no channel entry."""
+        """Return the stored Subscription from which Knafka must remove its finalizer, as Knative
+        Eventing handles Subscriptions by now; None if Knafka does, or if `document` is the stored
+        Subscription itself."""
         if self.entries.handling.handler is not Handler.EVENTING:
-            return None  # Knafka handles the Subscription, and doesn't only deliver it
+            return None
         if document is not None and not is_entry(document):
             return None
         return await self.entries.read_stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
-        """Return whether the Subscription is only an entry of a channel, and so has no finalizers.
-        If the entry is ours, also remove what the channel's status promises for it."""
+        """Return whether `document` is a channel's entry, and so has no finalizers. If Knafka
+        serves the channel, also remove the promise to the entry from the channel's status."""
         if not is_entry(document):
             return False
         if self.is_ours(document):
             await self.entries.forget(document)
-        # Otherwise another implementation serves the channel, and `knafka adopt` may have just
-        # written the promise.
+        # If another implementation serves the channel, `knafka adopt` may have just written the
+        # promise.
         return True
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:

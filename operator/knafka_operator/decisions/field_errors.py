@@ -98,14 +98,13 @@ def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
     of Knative's webhooks."""
     location, value = error["loc"], error["input"]
     path = path_of(root, location)
-    message, _, requirement = describe_error(path, error)[1].partition(": want ")
-    details = f"want {requirement}" if requirement else ""
+    message, details = split_requirement(describe_error(path, error)[1])
     if error["type"] == "missing":
         yield Problem("missing field(s)", "", path)
     elif fields := error.get("ctx", {}).get("fields"):
         for field in fields:
             yield Problem(error["msg"], "", path_of(path, (field,)))
-    elif location and location[-1] == "[key]":
+    elif location and location[-1] == "[key]":  # pydantic's mark of a mapping's invalid key
         path = f"{path_of(root, location[:-2])}[{value}]"
         yield Problem(f"invalid key name {as_json(value)}", details, path)
     elif location and location[-1] == "cesql" and isinstance(value, str):
@@ -119,9 +118,9 @@ def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
     try:
         check()
     except InvalidDocument as error:
-        message, _, requirement = error.problem.partition(": want ")
+        message, details = split_requirement(error.problem)
         key = error.path.removeprefix(annotation_path(""))
-        yield Problem(message, f"want {requirement}" if requirement else "", annotation_key(key))
+        yield Problem(message, details, annotation_key(key))
 
 
 def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
@@ -137,8 +136,15 @@ def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Proble
             try:
                 check(declared, f"spec.{name}")
             except InvalidDocument as error:
-                message, _, requirement = error.problem.partition(": want ")
-                yield Problem(message, f"want {requirement}", error.path)
+                message, details = split_requirement(error.problem)
+                yield Problem(message, details, error.path)
+
+
+def split_requirement(text: str) -> tuple[str, str]:
+    """Split a message such as `invalid value: x: want a number` into the problem and the
+    requirement, `want a number`, which is empty if the message has none."""
+    message, _, requirement = text.partition(": want ")
+    return message, f"want {requirement}" if requirement else ""
 
 
 def annotation_key(key: str) -> str:
@@ -169,7 +175,7 @@ def namespace_of(document: Document) -> str:
 
 
 def default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
-    """Fill in the namespace of the dead letter sink in `spec`."""
+    """Set the namespace of the dead letter sink's reference in `spec`, unless it has one."""
     delivery = mapping_at(spec, "delivery")
     if isinstance(sink := delivery.get("deadLetterSink"), Mapping):
         spec["delivery"] = {**delivery, "deadLetterSink": with_reference_namespace(sink, namespace)}

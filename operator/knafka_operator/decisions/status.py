@@ -148,12 +148,12 @@ def value_or_raise(value: T | KnafkaError) -> T:
 class ConditionSet:
     """The conditions of one object while it is reconciled."""
 
-    def __init__(self, types: Sequence[str], of: str = READY) -> None:
-        """`types` in order: causes before consequences; `of` is the type of their summary."""
-        self._of = of
-        self._found = {
-            each: Condition(each, Status.UNKNOWN, "Waiting", "waits for the operator")
-            for each in types
+    def __init__(self, types: Sequence[str], summary_type: str = READY) -> None:
+        """`types` in order: causes before consequences."""
+        self._summary_type = summary_type
+        self._conditions = {
+            type_: Condition(type_, Status.UNKNOWN, "Waiting", "waits for the operator")
+            for type_ in types
         }
         self._pending = set(types)
         """Types that no step has decided yet."""
@@ -190,25 +190,27 @@ class ConditionSet:
 
     def set(self, condition: Condition) -> None:
         """Set a condition, even one that isn't among the initial types."""
-        self._found[condition.type] = condition
+        self._conditions[condition.type] = condition
         self._pending.discard(condition.type)
 
     def holds(self, *types: str) -> bool:
         """Whether all of these conditions are True."""
-        return all(self._found[each].status is Status.TRUE for each in types)
+        return all(self._conditions[type_].status is Status.TRUE for type_ in types)
 
     def by_type(self) -> Mapping[str, Condition]:
         """Return the conditions by type. The message of an undecided one names the condition that
         it waits for."""
         decided = [
-            condition for condition in self._found.values() if condition.type not in self._pending
+            condition
+            for condition in self._conditions.values()
+            if condition.type not in self._pending
         ]
         if (cause := first_cause(decided)) is None:
-            return self._found
+            return self._conditions
         message = f"waits for {cause.type}"
         return {
             type_: replace(condition, message=message) if type_ in self._pending else condition
-            for type_, condition in self._found.items()
+            for type_, condition in self._conditions.items()
         }
 
     def merge_into(
@@ -216,7 +218,9 @@ class ConditionSet:
     ) -> list[dict[str, Any]]:
         """Return the new `status.conditions`: these and their summary, with the transition times of
         the stored list `stored`. `timestamp` is the time (RFC 3339)."""
-        return merge_conditions(stored, list(self.by_type().values()), timestamp, self._of)
+        return merge_conditions(
+            stored, list(self.by_type().values()), timestamp, self._summary_type
+        )
 
 
 def no_dead_letter_sink_condition() -> Condition:
@@ -229,14 +233,13 @@ def conditions_after_bug(stored: object, error: Exception, timestamp: str) -> li
     those of the stored list `stored`, which may have any shape, with `Ready` False.
     """
     stored_conditions = (
-        [each for each in stored if isinstance(each, Mapping)] if _is_list(stored) else []
+        [condition for condition in stored if isinstance(condition, Mapping)]
+        if _is_list(stored)
+        else []
     )
     stored_ready = ready_condition(stored_conditions)
-    since = (
-        stored_ready.get("lastTransitionTime")
-        if stored_ready.get("status") == Status.FALSE
-        else None
-    )
+    was_false = stored_ready.get("status") == Status.FALSE
+    since = stored_ready.get("lastTransitionTime") if was_false else None
     ready = {
         "type": READY,
         "status": str(Status.FALSE),
@@ -244,25 +247,32 @@ def conditions_after_bug(stored: object, error: Exception, timestamp: str) -> li
         "message": _bug_message(error),
         "lastTransitionTime": since or timestamp,
     }
-    other_conditions = [dict(each) for each in stored_conditions if each.get("type") != READY]
-    return sorted([*other_conditions, ready], key=lambda each: str(each.get("type")))
+    other_conditions = [
+        dict(condition) for condition in stored_conditions if condition.get("type") != READY
+    ]
+    return sorted([*other_conditions, ready], key=lambda condition: str(condition.get("type")))
 
 
 def ready_condition(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the `Ready` condition of a list; empty if there is none."""
-    return next((each for each in conditions if each.get("type") == READY), {})
+    return next((condition for condition in conditions if condition.get("type") == READY), {})
 
 
 def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
     """Whether this condition is True in a stored status."""
     conditions = status.get("conditions") or ()
-    return any(each.get("type") == type_ and each.get("status") == "True" for each in conditions)
+    return any(
+        condition.get("type") == type_ and condition.get("status") == "True"
+        for condition in conditions
+    )
 
 
 def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
     """Return the reason of this condition in a stored status; None: the status doesn't have it."""
     conditions = status.get("conditions") or ()
-    reasons = (each.get("reason", "") for each in conditions if each.get("type") == type_)
+    reasons = (
+        condition.get("reason", "") for condition in conditions if condition.get("type") == type_
+    )
     return next(reasons, None)
 
 
@@ -290,27 +300,31 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
     `Unschedulable` comes before its consequences, such as an exceeded deadline.
     """
     conditions = (revision.get("status") or {}).get("conditions") or ()
-    reasons = [
-        each
-        for each in conditions
-        if each.get("type") in _REVISION_CONDITIONS
-        and each.get("status") != "True"
-        and (each.get("reason") or "Deploying") not in _STARTING_REASONS
+    unmet = [
+        condition
+        for condition in conditions
+        if condition.get("type") in _REVISION_CONDITIONS
+        and condition.get("status") != "True"
+        and (condition.get("reason") or "Deploying") not in _STARTING_REASONS
     ]
-    reasons.sort(
-        key=lambda each: (each["reason"] != "Unschedulable", each.get("status") != "False")
+    unmet.sort(
+        key=lambda condition: (
+            condition["reason"] != "Unschedulable",
+            condition.get("status") != "False",
+        )
     )
-    return f"{reasons[0]['reason']}: {reasons[0].get('message', '')}" if reasons else ""
+    return f"{unmet[0]['reason']}: {unmet[0].get('message', '')}" if unmet else ""
 
 
 def merge_patch(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch that turns the status `stored` into `desired`; keys missing from
-    `desired` stay."""
+    """Return the merge patch that writes the fields of `desired` into the status `stored`, with
+    only the differences. Fields missing from `desired` stay; in a field that is a mapping, keys
+    missing from `desired` are removed."""
     patch: dict[str, Any] = {}
     for key, value in desired.items():
         previous = stored.get(key)
         if isinstance(value, Mapping) and isinstance(previous, Mapping):
-            removed = {each: None for each in previous if each not in value}
+            removed = {inner_key: None for inner_key in previous if inner_key not in value}
             inner = {**removed, **{k: v for k, v in value.items() if previous.get(k) != v}}
             if inner:
                 patch[key] = inner

@@ -63,27 +63,27 @@ class _DeadLetterTopic:
     """The topic's start offsets; None: the topic doesn't exist, as far as is known."""
     ends: Positions = field(default_factory=dict)
     waiting: WaitingDeadLetters | None = None
-    found: topics.JudgedTopic | None = None
-    judged: object = None
-    """The inputs by which `found` was judged; None: the topic is to be described."""
+    judgement: topics.JudgedTopic | None = None
+    judged_inputs: object = None
+    """The `inputs` of `judgement`; None: the topic is to be described."""
     written: float = -math.inf
     """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
     announced: bool = False
     """Whether an Event was posted since the topic was last empty."""
 
     def is_judged_by(self, settings: TopicSettings) -> bool:
-        """Whether the topic needs no judgement: it has one by these settings, or can't have one
-        yet."""
+        """Whether the topic needs no new judgement: it was judged by these settings, or can't be
+        judged yet."""
         if self.waiting is None or self.starts is None:
             return True
         if self.waiting.records and self.waiting.oldest is None:
             return True  # its oldest record may exceed the new retention
-        return self.judged == self.inputs(settings)
+        return self.judged_inputs == self.inputs(settings)
 
     def inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
         """Return what the topic's judgement depends on: the declared retention, and the oldest
         record if that prevents the change, so that it is judged again when that record is gone."""
-        blocked = self.found is not None and self.found.would_expire
+        blocked = self.judgement is not None and self.judgement.would_expire
         oldest = self.waiting.oldest if blocked and self.waiting is not None else None
         return settings.config[topics.RETENTION_MS], oldest
 
@@ -117,8 +117,9 @@ class DeadLetterMonitor:
         ) is not None:
             conditions.set(condition)
         topic = self._topics.get(identity)
-        if topic is not None and topic.found is not None and topic.found.owned is not None:
-            annotations.update(topic.found.owned.annotations())
+        judgement = None if topic is None else topic.judgement
+        if judgement is not None and judgement.owned is not None:
+            annotations.update(judgement.owned.annotations())
 
     def _condition(self, identity: Identity) -> Condition | None:
         """Return a Trigger's condition `DeadLetters`; None: its topic was never found."""
@@ -131,7 +132,9 @@ class DeadLetterMonitor:
         self._turn = (self._turn + 1) % MISSING_TOPIC_ROUNDS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
         watched_triggers = [
-            (identity, each) for identity, each in self.states.triggers.items() if each.watched
+            (identity, record)
+            for identity, record in self.states.triggers.items()
+            if record.watched
         ]
         for identity in self._topics.keys() - {identity for identity, _ in watched_triggers}:
             del self._topics[identity]
@@ -141,24 +144,23 @@ class DeadLetterMonitor:
             if (watched := record.watched) is not None and self._is_check_due(identity, watched):
                 due.setdefault(watched.kafka, []).append((identity, record, watched))
         # Concurrently: a Kafka that doesn't answer delays no other one.
-        await asyncio.gather(*(self._check_kafka(kafka, each) for kafka, each in due.items()))
+        await asyncio.gather(
+            *(self._check_kafka(kafka, due_triggers) for kafka, due_triggers in due.items())
+        )
 
     def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
-        """Return whether to check a Trigger's dead-letter topic in this round, and note its
-        reported count. A topic that doesn't exist is checked only every `MISSING_TOPIC_ROUNDS`
-        rounds."""
+        """Return whether to check a Trigger's dead-letter topic in this round, and record how many
+        dead letters its dispatchers have reported. A topic that isn't known to exist is checked if
+        that number has changed, and every `MISSING_TOPIC_ROUNDS` rounds."""
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
         scaler_status = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
-        previously_reported, topic.reported = (
-            topic.reported,
-            scaler_status.counts.dead_lettered if scaler_status else 0,
-        )
+        previously_reported = topic.reported
+        topic.reported = scaler_status.counts.dead_lettered if scaler_status else 0
         has_more = topic.reported != previously_reported
-        return (
-            topic.starts is not None or has_more or hash(name) % MISSING_TOPIC_ROUNDS == self._turn
-        )
+        is_its_turn = hash(name) % MISSING_TOPIC_ROUNDS == self._turn
+        return topic.starts is not None or has_more or is_its_turn
 
     async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
@@ -166,13 +168,13 @@ class DeadLetterMonitor:
         """Check the due topics of one Kafka, and enqueue Triggers whose status is outdated; logs an
         unreachable Kafka."""
         topic_by_name = {
-            each.egress.dead_letter_topic: self._topics[identity] for identity, _, each in due
+            watched.egress.dead_letter_topic: self._topics[identity] for identity, _, watched in due
         }
         try:
             async with asyncio.timeout(TOPIC_CHECK_TIMEOUT):
                 ranges = await kafka.topics.ranges_of_all(topic_by_name)
                 await self._update_waiting(
-                    kafka, [(topic_by_name[name], each) for name, each in ranges.items()]
+                    kafka, [(topic_by_name[name], range_) for name, range_ in ranges.items()]
                 )
                 for identity, record, _ in due:
                     if self._topics[identity].name not in ranges:
@@ -193,7 +195,7 @@ class DeadLetterMonitor:
         for topic, range_ in topics_with_ranges:
             previous = topic.waiting
             if any(end < topic.ends.get(number, 0) for number, end in range_.ends.items()):
-                previous = topic.found = topic.judged = None  # it was made anew
+                previous = topic.judgement = topic.judged_inputs = None  # it was recreated
             oldest = previous.oldest if previous and range_.starts == topic.starts else None
             topic.starts, topic.ends = range_.starts, range_.ends
             topic.waiting = WaitingDeadLetters(
@@ -203,7 +205,7 @@ class DeadLetterMonitor:
             if range_.records and oldest is None:
                 undated.append(topic)
         if undated:
-            dates = await kafka.topics.first_timestamps([each.name for each in undated])
+            dates = await kafka.topics.first_timestamps([topic.name for topic in undated])
             for topic in undated:
                 assert topic.waiting is not None
                 topic.waiting = replace(topic.waiting, oldest=dates.get(topic.name))
@@ -216,13 +218,13 @@ class DeadLetterMonitor:
         existed = topic.starts is not None or (stored is not None and stored.status is Status.FALSE)
         if existed and await topic.kafka.topics.describe_topic(topic.name) is None:
             topic.waiting = WaitingDeadLetters(topic.name, 0)
-            topic.starts = topic.found = topic.judged = None
+            topic.starts = topic.judgement = topic.judged_inputs = None
 
     @staticmethod
     def _apply_retention(topic: _DeadLetterTopic) -> None:
         """Copy the judged retention into the counted dead letters, for their condition."""
-        if topic.waiting is not None and topic.found is not None:
-            retention, would_expire = topic.found.retention, topic.found.would_expire
+        if topic.waiting is not None and topic.judgement is not None:
+            retention, would_expire = topic.judgement.retention, topic.judgement.would_expire
             topic.waiting = replace(topic.waiting, retention=retention, would_expire=would_expire)
 
     async def _judge_topics(
@@ -254,31 +256,28 @@ class DeadLetterMonitor:
         """Judge a topic, and alter its retention if Knafka owns it. `claim` is the one in the
         Trigger's status."""
         assert topic.waiting is not None
-        owned = (topic.found.owned if topic.found is not None else None) or claim
+        owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
         age = topic.waiting.oldest_age(self.clock())
-        judged = topics.judge_topic(settings, description, owned, age)
-        if judged.alter:
+        judgement = topics.judge_topic(settings, description, owned, age)
+        if judgement.alter:
             retention = settings.config[topics.RETENTION_MS]
             try:
-                await kafka.topics.set_topic_config(topic.name, judged.alter)
+                await kafka.topics.set_topic_config(topic.name, judgement.alter)
                 log.info("%s: its retention.ms is %s from now on", topic.name, retention)
             except LogError as error:
                 if error.retriable:
                     raise
                 log.warning("%s does not get the retention.ms %s: %s", topic.name, retention, error)
-                judged = topics.unaltered_topic(description)
-        topic.found = judged
-        topic.judged = topic.inputs(settings)
+                judgement = topics.unaltered_topic(description)
+        topic.judgement = judgement
+        topic.judged_inputs = topic.inputs(settings)
         self._apply_retention(topic)
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
-        """Enqueue a Trigger whose status is outdated, and call `on_first_dead_letters` for its
-        first dead letters."""
-        topic, document, current = (
-            self._topics.get(identity),
-            record.document,
-            self._condition(identity),
-        )
+        """Enqueue a Trigger whose status is outdated, at most once in `MESSAGE_INTERVAL` seconds if
+        only the number has changed; call `on_first_dead_letters` for its first dead letters."""
+        topic, document = self._topics.get(identity), record.document
+        current = self._condition(identity)
         if topic is None or document is None or current is None or is_entry(document):
             return
         assert topic.waiting is not None
@@ -290,15 +289,16 @@ class DeadLetterMonitor:
             if previous is None or previous.status is not Status.FALSE:
                 self.on_first_dead_letters(document, deciding.waiting_sentence(topic.waiting))
         loop_time = asyncio.get_running_loop().time()
-        is_new = (
+        is_other_condition = (
             previous is None
             or previous.reason != current.reason
             or previous.status is not current.status
         )
-        owned = topic.found.owned if topic.found is not None else None
+        owned = topic.judgement.owned if topic.judgement is not None else None
         desired_annotations = owned.annotations() if owned is not None else {}
-        is_news = is_new or not desired_annotations.items() <= _status_annotations(record).items()
-        if is_news or (previous != current and loop_time - topic.written >= MESSAGE_INTERVAL):
+        lacks_annotations = not desired_annotations.items() <= _status_annotations(record).items()
+        is_message_due = previous != current and loop_time - topic.written >= MESSAGE_INTERVAL
+        if is_other_condition or lacks_annotations or is_message_due:
             topic.written = loop_time
             self.enqueue((self.states.family.trigger, *identity))
 

@@ -99,7 +99,7 @@ def desired_move(
 def _move_reason(
     destination: Isolation, history: History, threshold: int, limits: ActivityLimits
 ) -> str:
-    """Return the words for users about why a Trigger moves to `destination`."""
+    """Return why a Trigger moves to `destination`, in words for users."""
     if destination is Isolation.SHARED:
         return f"quiet for {limits.quiet_for:g} s"
     waiting, limit = history.samples[-1].lag or 0, limits.busy_lag * threshold
@@ -112,12 +112,12 @@ def choose_moves(moves: Iterable[Move], recent_moves: Collection[Move]) -> list[
     """Return the moves to make now, busiest first, at most `MAX_MOVES` per Broker and direction;
     `recent_moves`, those made in the last `MOVES_PERIOD` seconds, count too."""
     moves_so_far: dict[tuple[Identity, Isolation], int] = {}
-    for each in recent_moves:
-        moves_so_far[each.broker, each.to] = moves_so_far.get((each.broker, each.to), 0) + 1
+    for move in recent_moves:
+        moves_so_far[move.broker, move.to] = moves_so_far.get((move.broker, move.to), 0) + 1
     chosen = []
-    for each in sorted(moves, key=lambda move: -move.load):
-        count = moves_so_far.get((each.broker, each.to), 0)
+    for move in sorted(moves, key=lambda move: -move.load):
+        count = moves_so_far.get((move.broker, move.to), 0)
         if count < MAX_MOVES:
-            moves_so_far[each.broker, each.to] = count + 1
-            chosen.append(each)
+            moves_so_far[move.broker, move.to] = count + 1
+            chosen.append(move)
     return chosen

@@ -24,7 +24,7 @@ from knafka_operator.dispatchers.move_decisions import MOVES_PERIOD, History, Mo
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.records.state import States, TriggerRecord
+from knafka_operator.records.state import States, TriggerRecord, Watched
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +71,11 @@ class Moves:
     def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
         """Sample a Trigger's activity, and return the move that it calls for. None: it stays, or it
         isn't delivered as an `auto` Trigger now."""
-        needed, watched = record.needed, record.watched
-        if (
-            needed is None
-            or record.broker is None
-            or watched is None
-            or watched.isolation is not needed  # paused, or on its way
-            or watched.autoscaling.min_scale
-            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(identity)))
-            is None
-        ):
+        needed, watched = record.needed, _movable_delivery(record)
+        scaled = None
+        if watched is not None:
+            scaled = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
+        if needed is None or record.broker is None or watched is None or scaled is None:
             self._histories.pop(identity, None)
             return None
         history = self._histories.get(identity)
@@ -96,7 +91,7 @@ class Moves:
         """Record the Trigger's new isolation, report the move, and enqueue the Trigger."""
         record = self.states.triggers.get(move.trigger)
         if record is None:
-            return  # it went meanwhile
+            return  # the Trigger was deleted meanwhile
         record.needed = move.to
         where = "a dispatcher of its own" if move.to is Isolation.OWN else "a shared dispatcher"
         message = f"It moves to {where}: {move.why}"
@@ -104,3 +99,13 @@ class Moves:
         if record.document is not None:
             self.on_move(record.document, message)
         self.enqueue((self.states.family.trigger, *move.trigger))
+
+
+def _movable_delivery(record: TriggerRecord) -> Watched | None:
+    """Return the delivery of an `auto` Trigger that may move to another dispatcher; None: there is
+    none, or it is paused, already moving, or has a min-scale, for which it needs its own
+    dispatcher."""
+    watched = record.watched
+    if watched is None or watched.isolation is not record.needed:
+        return None
+    return None if watched.autoscaling.min_scale else watched

@@ -45,6 +45,7 @@ class Replays:
         self._cluster = cluster
         self._states = states
         self._followed: dict[Identity, Watched] = {}
+        """The delivery of each Trigger whose replayer runs, as the replayer was last applied."""
         self._busy: set[object] = set()
         """KafkaClusters being asked, and Triggers whose replays are being started or stopped."""
 
@@ -72,22 +73,17 @@ class Replays:
         this Kafka."""
         topics = await _list_replay_topics(kafka)
         for identity in triggers:
-            desired_delivery, followed_delivery = (
-                self._current_delivery(identity),
-                self._followed.get(identity),
-            )
+            followed_delivery = self._followed.get(identity)
+            if topics is None and followed_delivery is None:
+                continue  # whether there is a replay topic isn't known
+            desired_delivery = self._current_delivery(identity)
             if desired_delivery is not None and desired_delivery.kafka is not kafka:
                 continue  # the Trigger moved to another Kafka meanwhile
             if desired_delivery is not None and topics is not None:
-                desired_delivery = (
-                    desired_delivery
-                    if topics and _replay_topic(desired_delivery) in topics
-                    else None
-                )
-            # If Kafka doesn't answer, running replayers stay.
-            if desired_delivery != followed_delivery and (
-                topics is not None or followed_delivery is not None
-            ):
+                if _replay_topic(desired_delivery) not in topics:
+                    desired_delivery = None
+            # If Kafka doesn't answer, a running replayer stays, with the Trigger's changes.
+            if desired_delivery != followed_delivery:
                 self._start_once(identity, self._set_followed, identity, desired_delivery)
 
     def _current_delivery(self, identity: Identity) -> Watched | None:
@@ -109,9 +105,8 @@ class Replays:
         try:
             await work()
         except (NotReady, InvalidDocument) as error:
-            log.info(
-                "replays of %s wait: %s", subject, error
-            )  # the Trigger's status reports the same
+            # Not a warning: the Trigger's status reports the same.
+            log.info("replays of %s wait: %s", subject, error)
         except KnafkaError as error:
             log.warning("replays of %s: %s", subject, error)
         except Exception:

@@ -95,15 +95,15 @@ class Resuming:
     ) -> list[tuple[Document, Watched]]:
         """Return the Triggers that one of `found_services` delivers, each with its delivery."""
         service_by_owner = {
-            uid: each for each in found_services for uid in services.owner_uids(each)
+            uid: service for service in found_services for uid in services.owner_uids(service)
         }
         lookups = [
-            self._find_delivered_or_none(each, service_by_owner[each["metadata"]["uid"]])
-            for each in triggers
-            if each["metadata"]["uid"] in service_by_owner
-            and "deletionTimestamp" not in each["metadata"]
+            self._find_delivered_or_none(trigger, service_by_owner[trigger["metadata"]["uid"]])
+            for trigger in triggers
+            if trigger["metadata"]["uid"] in service_by_owner
+            and "deletionTimestamp" not in trigger["metadata"]
         ]
-        return [each for each in await asyncio.gather(*lookups) if each is not None]
+        return [delivery for delivery in await asyncio.gather(*lookups) if delivery is not None]
 
     async def find_delivered_with_shards(
         self,
@@ -143,33 +143,33 @@ class Resuming:
         of its shared dispatchers; other Triggers as `find_delivered_by_services` does."""
         uid = broker["metadata"]["uid"]
         shard_lookups = [
-            self._read_serving_shard(each) for each in shards if uid in services.owner_uids(each)
+            self._read_serving_shard(service)
+            for service in shards
+            if uid in services.owner_uids(service)
         ]
-        serving = {each.shard.group: each for each in await asyncio.gather(*shard_lookups) if each}
+        serving = {
+            serving_shard.shard.group: serving_shard
+            for serving_shard in await asyncio.gather(*shard_lookups)
+            if serving_shard
+        }
         shared: dict[str, Watched] = {}
         for group, (egress, shard) in (await self._read_contract(broker, serving)).items():
+            # Reconciling replaces the number of partitions, which isn't known here.
             place = ShardPlacement(shard.number, shard.shard)
             shared[group] = Watched(
                 shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
             )
-        deliveries = []
-        for each in triggers:
-            watched = shared.get(group_in_status(each, self._naming) or "")
-            if watched is not None and "deletionTimestamp" not in each["metadata"]:
-                annotations = each["metadata"].get("annotations") or {}
-                deliveries.append(
-                    (
-                        each,
-                        replace(watched, autoscaling=_read_autoscaling(annotations, self._maxima)),
-                    )
-                )
-        unshared_triggers = [
-            each for each in triggers if (group_in_status(each, self._naming) or "") not in shared
-        ]
-        return [
-            *deliveries,
-            *await self.find_delivered_by_services(unshared_triggers, own_services),
-        ]
+        deliveries, unshared_triggers = [], []
+        for trigger in triggers:
+            watched = shared.get(group_in_status(trigger, self._naming) or "")
+            if watched is None:
+                unshared_triggers.append(trigger)
+            elif "deletionTimestamp" not in trigger["metadata"]:
+                annotations = trigger["metadata"].get("annotations") or {}
+                autoscaling = _read_autoscaling(annotations, self._maxima)
+                deliveries.append((trigger, replace(watched, autoscaling=autoscaling)))
+        own_deliveries = await self.find_delivered_by_services(unshared_triggers, own_services)
+        return [*deliveries, *own_deliveries]
 
     async def _read_contract(
         self, broker: Document, serving: Mapping[str, ServingShard]
@@ -240,8 +240,7 @@ class Resuming:
             return None
         serving, metadata = await _read_dispatcher(template), trigger["metadata"]
         if group_in_status(trigger, self._naming) != serving.egress.group:
-            # The status names no group yet, another one, or one that can't be this Trigger's own.
-            return None
+            return None  # the status names no group yet, or another one
         kafka = await self._connect_kafka(
             serving.egress.kafka, serving.secret, metadata["namespace"]
         )

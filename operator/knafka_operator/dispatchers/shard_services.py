@@ -189,8 +189,9 @@ class Shards:
         shard.manifest = manifest
 
     async def maintain(self, broker: Broker) -> None:
-        """Apply a Broker's shards again, and delete those that have long been empty; raises
-        `ClusterError`."""
+        """Apply a Broker's shards again, delete those without Triggers for `EMPTY_SHARD_SECONDS`,
+        and enqueue all Triggers if others have changed the contract. If Kafka fails, the rest is
+        left to the next call. Raises `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if not record.has_contract or record.state is None:
@@ -266,7 +267,8 @@ class Shards:
                     await contract.withdraw(group)
 
     async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
-        """Find the shards' Services that an earlier operator has applied, once."""
+        """Add the shards whose Services an earlier operator has applied to the record; lists them
+        only at the first call. Raises `ClusterError`."""
         if record.shards_listed:
             return
         labels = {services.ROLE_LABEL: services.SHARD_ROLE}
@@ -280,4 +282,5 @@ class Shards:
 
 
 def _now() -> float:
+    """Return the event loop's time, in seconds."""
     return asyncio.get_running_loop().time()

@@ -38,8 +38,9 @@ async def resume_deliveries(
     dispatcher_services: Sequence[Document],
     resume: Callable[[Document, Watched], Awaitable[Any]],
 ) -> None:
-    """Call `resume` with each Trigger of these Brokers that is delivered, and its delivery; each
-    Broker with shared dispatchers by itself. Raises `ClusterError`."""
+    """Call `resume` with each Trigger of these Brokers that is delivered, and with its delivery.
+    Brokers with shared dispatchers are resumed concurrently, as each reads a contract from Kafka.
+    Raises `ClusterError`."""
     triggers_by_broker: dict[Identity, list[Document]] = {identity: [] for identity in brokers}
     for trigger in triggers:
         if (broker := broker_of(trigger)) in triggers_by_broker:
@@ -49,9 +50,9 @@ async def resume_deliveries(
     }
     unshared_triggers = [
         trigger
-        for identity, some in triggers_by_broker.items()
+        for identity, broker_triggers in triggers_by_broker.items()
         if identity not in brokers_with_shards
-        for trigger in some
+        for trigger in broker_triggers
     ]
     for trigger, watched in await resuming.find_delivered_by_services(
         unshared_triggers, dispatcher_services
@@ -64,10 +65,10 @@ async def resume_deliveries(
     async def resume_broker(identity: Identity, broker: Document) -> None:
         """Resume the delivery of one Broker's Triggers that shared dispatchers serve, and of its
         others."""
-        some = await resuming.find_delivered_with_shards(
+        delivered = await resuming.find_delivered_with_shards(
             broker, triggers_by_broker[identity], dispatcher_services, shards
         )
-        for trigger, watched in some:
+        for trigger, watched in delivered:
             await resume(trigger, watched)
 
     await asyncio.gather(*starmap(resume_broker, brokers_with_shards.items()))

@@ -95,9 +95,10 @@ class Effects:
         kafka: KafkaCluster | None,
         delivery: DeliveryEffects,
     ) -> Any:
-        """Run one effect; returns its result. Raises `EXPECTED` and `ClusterError`.
+        """Run one effect of the object in `observed`; returns the effect's result, if it has one.
 
-        `kafka` is where the object's topics and group are.
+        `kafka` is the Kafka with the object's topics and group; `delivery` is the object's own
+        kind. Raises the errors in `decisions.status.EXPECTED`, and `ClusterError`.
         """
         document, cluster = observed.document, self.cluster
         match effect:
@@ -108,12 +109,12 @@ class Effects:
                 if patch:
                     await cluster.write_status(document, patch)
             case Apply(_, manifests, refusal):
-                return [await self._apply(each, refusal, document) for each in manifests]
+                return [await self._apply(manifest, refusal, document) for manifest in manifests]
             case Create():
                 await self._create(effect)
             case Delete(_, objects, owned):
-                for each in objects:
-                    await self._delete(each, resource_of(document) if owned else None)
+                for object_name in objects:
+                    await self._delete(object_name, resource_of(document) if owned else None)
             case ApplyService(_, manifest):
                 await self.trust_bundles.ensure_copy(manifest)
                 owner = resource_of(document)
@@ -201,7 +202,8 @@ class Effects:
             raise NotReady(refusal.rejected, str(error)) from error
 
     async def _create(self, effect: Create) -> None:
-        """Create an object unless it exists. Raises `NotReady` if an existing one isn't ours."""
+        """Create an object unless it exists. Raises `NotReady` if the API server refuses it, or if
+        an existing one was made for another owner."""
         manifest, refusal = effect.manifest, effect.refusal
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         try:

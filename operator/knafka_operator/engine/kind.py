@@ -118,18 +118,20 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return the stored object to remove our finalizer from, if it isn't `document`; None:
-        there is none."""
+        """Return a stored object to remove our finalizer from, although `document` is handled
+        instead of it; None: there is none. A Subscription is such an object while only its entry in
+        a channel is handled."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
-        """Drop what Knafka promised to a channel's entry, if `document` stands for one; returns
-        False, and does nothing, for a stored object."""
+        """Handle a `document` that stands for a channel's entry, and so has no stored finalizers:
+        drop what the channel's status records for the entry, and return True. Return False for a
+        stored object."""
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
-        """Return the finalizers whose controller is gone, and a warning about those whose
-        controller may be gone."""
+        """Return an object's finalizers of other controllers: those whose controller is gone, and a
+        warning (empty: none) about one whose controller may be gone."""
         return (), ""
 
     # After a reconciliation.
@@ -229,8 +231,8 @@ class Reconciler(Generic[S, D, R]):
         return None
 
     async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
-        """Return `observed` with what an effect has changed read again; unchanged by default.
-        Raises as `Effects.run`."""
+        """Read again what an effect has changed, and return `observed` with it; by default nothing
+        is read. Raises as `Effects.run`."""
         return observed
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
@@ -251,12 +253,13 @@ class Reconciler(Generic[S, D, R]):
 
     def status_of(self, observed: S, decision: D, record: R) -> Mapping[str, Any]:
         """Return the status of the last decision, with its conditions."""
+        # A kind whose decision has no attribute `conditions` overrides this method.
         conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
         return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
-    def conditions(self, observed: S, found: ConditionSet) -> list[dict[str, Any]]:
+    def conditions(self, observed: S, decided: ConditionSet) -> list[dict[str, Any]]:
         """Return the list `status.conditions`, with transition times and summary."""
-        return found.merge_into(
+        return decided.merge_into(
             self.stored_status(observed).get("conditions") or (), self.timestamp()
         )
 
@@ -269,7 +272,9 @@ class Reconciler(Generic[S, D, R]):
         """Run work that follows the writing of the status; nothing by default."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Observe, then decide and run effects until there are none; see `Kind.reconcile`."""
+        """Observe, then decide and run effects in turn until a decision has none, and write the
+        status; see `Kind.reconcile`. After `MAX_DECISIONS` the rest is left to the next
+        reconciliation."""
         record = self.ensure_record(document)
         observed = await self.observe(document, record)
         if observed is None:
@@ -318,12 +323,15 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return None
 
     def ensure_record(self, document: Document) -> BrokerRecord:
+        """Return the Broker's record, a new one if there is none."""
         return self.states.ensure_broker(document)
 
     def kafka_of(self, observed: S, record: BrokerRecord) -> KafkaCluster | None:
+        """Return the Kafka with the Broker's topic; None: it isn't known."""
         return record.kafka
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """Pass the change to the operator, which enqueues the objects that depend on it."""
         self.neighbours.on_change(document, gone=gone)
         return ()
 
@@ -346,6 +354,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
             self.on_deleted(document)
 
     async def forget(self, document: Document) -> None:
+        """Drop what the operator knows about a deleted Broker."""
         self.neighbours.forget(document)
 
 

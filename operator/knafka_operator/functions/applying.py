@@ -162,6 +162,7 @@ def _is_rolled_out(service: Mapping[str, Any]) -> bool:
 
 
 def _now() -> float:
+    """Return the event loop's time, in seconds."""
     return asyncio.get_running_loop().time()
 
 
@@ -172,55 +173,63 @@ async def apply_service(
     rolls: Rolls | None = None,
     key: Key | None = None,
 ) -> str:
-    """Apply a function's Knative Service; returns its Revision if that is Ready.
+    """Apply a function's Knative Service; returns the name of its newest Revision. Raises
+    `NotReady` while that isn't Ready, or if a Service of that name has another owner.
 
-    A Service that waits for its turn to roll only gets its owner's edits; without `rolls` it needs
-    no turn. `key` is reconciled at its turn, by default its owner. `owner` None: the Service
-    belongs to all KafkaChannels. Raises `NotReady`, also if a Service of that name has another
-    owner.
+    `owner` None: the Service belongs to all KafkaChannels. `rolls` limits how many functions roll
+    at a time; without it the Service is applied at once. A Service that must wait for its turn only
+    gets its owner's edits, and `key` (by default its owner's) is reconciled at that turn.
     """
     manifest = deciding.with_template_digest(manifest)
-    metadata = manifest["metadata"]
-    existing = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
-    uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
-    if existing is not None and uid not in services.owner_uids(existing):
-        required_owner = "all KafkaChannels" if owner is None else f"this {owner.kind}"
-        raise NotReady(
-            "ServiceNotOurs",
-            f"Knative Service {metadata['namespace']}/{metadata['name']} exists and was not made "
-            f"for {required_owner}: delete or rename it",
-        )
     service, stored = Identity.of(manifest), None
+    existing = await cluster.get(SERVING, "Service", *service)
+    if existing is not None:
+        _check_owner(existing, service, owner)
     if (
         rolls is not None
         and existing is not None
-        and not deciding.is_up_to_date(existing, manifest)
+        and not deciding.is_up_to_date(existing, manifest)  # it would roll
     ):
         if key is None:
             assert owner is not None
             key = owner.kind, owner.metadata.namespace, owner.metadata.name
         if not await rolls.request_turn(cluster, service, key):
+            # Until its turn the function keeps its image, and gets only its owner's edits.
             if deciding.is_edited(existing, manifest):
                 manifest = deciding.with_running_image(existing, manifest)
             else:
                 stored = existing
     if stored is None:
         stored = await _apply_manifest(cluster, manifest, rolls)
-    reported = stored.get("status") or {}
-    revision = reported.get("latestReadyRevisionName")
-    if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
-        has_failed = (
-            status.ready_condition(reported.get("conditions") or ()).get("status") == "False"
-        )
-        reason = await _explain_newest_revision(cluster, stored) or status.why_not_ready(stored)
-        raise NotReady(
-            "FunctionNotReady",
-            f"Knative Service {metadata['name']}: {reason}",
-            transient=not has_failed,
-        )
+    await _check_rolled_out(cluster, stored)
     if rolls is not None and not rolls.is_waiting(service):
         rolls.end_turn(service)
-    return str(revision)
+    return str(stored["status"].get("latestReadyRevisionName"))
+
+
+def _check_owner(existing: Mapping[str, Any], service: Identity, owner: Resource | None) -> None:
+    """Check that an existing Service belongs to `owner`, or to all KafkaChannels if that is None.
+    Raises `NotReady`."""
+    uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
+    if uid not in services.owner_uids(existing):
+        required_owner = "all KafkaChannels" if owner is None else f"this {owner.kind}"
+        raise NotReady(
+            "ServiceNotOurs",
+            f"Knative Service {service} exists and was not made for {required_owner}: delete or "
+            "rename it",
+        )
+
+
+async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> None:
+    """Check that a stored Service is Ready with its newest Revision. Raises `NotReady` with the
+    reason, transient unless the Service's `Ready` condition is False."""
+    if _is_rolled_out(service):
+        return
+    conditions = (service.get("status") or {}).get("conditions") or ()
+    has_failed = status.ready_condition(conditions).get("status") == "False"
+    reason = await _explain_newest_revision(cluster, service) or status.why_not_ready(service)
+    message = f"Knative Service {service['metadata']['name']}: {reason}"
+    raise NotReady("FunctionNotReady", message, transient=not has_failed)
 
 
 async def _apply_manifest(

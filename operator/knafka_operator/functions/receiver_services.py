@@ -201,8 +201,8 @@ def channels_receiver_service(
     event_types: bool = False,
 ) -> Manifest:
     """Return the manifest of the Knative Service of the receiver that KafkaChannels share (CHN-23);
-    it is never deleted. `oidc` and `event_types` as in `receiver_service`. The installation's
-    setting says whether senders bypass Knative's proxy."""
+    it is never deleted. `secret`, `oidc` and `event_types` as in `receiver_service`. The
+    installation's setting says whether senders bypass Knative's proxy."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER_LABEL: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     direct = settings.direct

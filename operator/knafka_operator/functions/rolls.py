@@ -103,7 +103,9 @@ def may_roll(
     roll and none of its namespace is stuck."""
     if service in rolling or service in stuck:
         return True
-    return len(rolling) < at_most and not any(each.namespace == service.namespace for each in stuck)
+    return len(rolling) < at_most and not any(
+        stuck_service.namespace == service.namespace for stuck_service in stuck
+    )
 
 
 def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
@@ -117,11 +119,10 @@ def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most
     )
     subject = f"Knative Service {service.name} runs as Knafka was installed before"
     if stuck_neighbours:
-        reason, why = (
-            "RollStuck",
-            f"it waits for {', '.join(stuck_neighbours)}, which has the new image or "
-            "settings and is not "
-            f"Ready after {ROLL_TIMEOUT:g} s: see its Revision",
+        reason = "RollStuck"
+        why = (
+            f"it waits for {', '.join(stuck_neighbours)}, which has the new image or settings and "
+            f"is not Ready after {ROLL_TIMEOUT:g} s: see its Revision"
         )
     else:
         reason, why = "RollWaits", f"{at_most} functions at a time are rolled (KNAFKA_MAX_ROLLS)"

@@ -40,8 +40,9 @@ from knafka_operator.model.resources import CORE, RBAC, Broker, Resource, Trigge
 CHANNEL_DISPATCHERS: Final = "knafka-channel-dispatchers"
 """The service account of channels' dispatchers, from operator/deploy/channels/rbac.yaml."""
 
-_LONGEST: Final = 63
-_DIGEST: Final = 32
+_MAX_ACCOUNT_NAME: Final = 63
+_DIGEST_LENGTH: Final = 32
+"""Characters, as upstream; a longer name is cut, and ends in a digest."""
 _RBAC_GROUP: Final = RBAC.partition("/")[0]
 
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
@@ -56,17 +57,17 @@ def account_name(trigger: Resource) -> str:
     account stays in use."""
     group = trigger.api_version.partition("/")[0]
     parent, suffix = trigger.metadata.name, f"oidc-{group}-{trigger.kind}"
-    if len(parent + suffix) > _LONGEST:
+    if len(parent + suffix) > _MAX_ACCOUNT_NAME:
         digest = hashlib.md5((parent + suffix).encode(), usedforsecurity=False).hexdigest()
-        return f"{parent[: _LONGEST - _DIGEST]}{digest}".lower()
+        return f"{parent[: _MAX_ACCOUNT_NAME - _DIGEST_LENGTH]}{digest}".lower()
     return f"{parent}{suffix}".lower()
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """Return the service account that a Trigger sends as. Raises `NotReady`. Another controller
-    creates the account of a channel's entry. The entry must name the account of the stored
-    Subscription with its UID: otherwise anyone who may write a channel could have any account's
-    tokens sent to an address of their own.
+    """Return the service account that a Trigger sends as; `document` is the stored Trigger. Raises
+    `NotReady` for a channel's entry that doesn't name the account of the stored Subscription with
+    its UID: otherwise anyone who may write a channel could have any account's tokens sent to an
+    address of their own.
     """
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
@@ -105,8 +106,10 @@ def account_effects(
     *,
     shared: bool,
 ) -> tuple[Effect, ...]:
-    """Return the effects that create a Trigger's account, and its dispatchers' accounts and rights;
-    `shared`: a shard delivers the Trigger."""
+    """Return the effects that create the account that a Trigger sends as, and the accounts and
+    rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`: a
+    shard delivers it. The account of a channel's entry is created by the entry's own controller.
+    """
     family = family_of(trigger.kind)
     effects: list[Effect] = []
     if shared and not family.centralized:
@@ -161,12 +164,13 @@ def _account_manifest(metadata: Manifest) -> Manifest:
 def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
-    """Return Role and RoleBinding to request tokens of the Egress's account. They cover its own
-    dispatcher and shards, as the Trigger may move between these."""
+    """Return the Role to request tokens of the Egress's account, and its RoleBinding to the
+    accounts of the Trigger's own dispatcher and of shards, as the Trigger may move between these.
+    """
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
     runs_as = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))
-    if family is SOURCES:  # which no shard delivers
+    if family is SOURCES:  # no shard delivers a KafkaSource
         runs_as = dict.fromkeys((dispatcher_account(egress),))
     rule = {
         "apiGroups": [""],

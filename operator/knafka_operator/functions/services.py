@@ -177,7 +177,7 @@ def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
 def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
     """Return the UIDs of a Service's owners, from owner references and `OWNER_LABEL`."""
     metadata = service.get("metadata") or {}
-    uids = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
+    uids = [owner.get("uid", "") for owner in metadata.get("ownerReferences") or ()]
     label = (metadata.get("labels") or {}).get(OWNER_LABEL)
     return uids if label is None else [*uids, label]
 

@@ -45,20 +45,22 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     Invalid certificates are left out, and so are those that exceed `MAX_BUNDLE_BYTES`.
     """
     merged, problems, size = dict[str, None](), dict[str, str](), 0
-    for document in sorted(config_maps, key=lambda each: str(each["metadata"]["name"])):
+    for document in sorted(config_maps, key=lambda config_map: str(config_map["metadata"]["name"])):
         name = str(document["metadata"]["name"])
         data = document.get("data") or {}  # items of a list have no kind, so they aren't parsed
         found_certificates = [
-            each for key in sorted(data) for each in _CERTIFICATE.findall(data[key])
+            certificate for key in sorted(data) for certificate in _CERTIFICATE.findall(data[key])
         ]
-        usable = [each for each in found_certificates if each in merged or are_certificates(each)]
-        if not usable or len(usable) < len(found_certificates):
-            problems[name] = (
-                f"{len(found_certificates) - len(usable)} of its certificates can't "
-                "be read: want PEM"
-                if found_certificates
-                else "it holds no certificate: want PEM in its data"
-            )
+        usable = [
+            certificate
+            for certificate in found_certificates
+            if certificate in merged or are_certificates(certificate)
+        ]
+        unusable_count = len(found_certificates) - len(usable)
+        if not found_certificates:
+            problems[name] = "it holds no certificate: want PEM in its data"
+        elif unusable_count:
+            problems[name] = f"{unusable_count} of its certificates can't be read: want PEM"
         for certificate in usable:
             if certificate in merged:
                 continue
@@ -69,7 +71,7 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
                 break
             merged[certificate] = None
             size += len(certificate) + 1
-    return Bundle("".join(f"{each}\n" for each in merged), problems)
+    return Bundle("".join(f"{certificate}\n" for certificate in merged), problems)
 
 
 def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:

@@ -144,11 +144,12 @@ class Naming:
         """Return all templates except upstream's defaults, by which objects may have got their
         names."""
         known = (template for templates in self._known.values() for template in templates)
-        return list(dict.fromkeys(each for each in known if each not in DEFAULTS.values()))
+        defaults = DEFAULTS.values()
+        return list(dict.fromkeys(template for template in known if template not in defaults))
 
     def remember(self, kind: NameKind, template: str) -> None:
-        """Accept names from this template (in the form that `normalize_template` returns), in
-        force or not, as an object's own."""
+        """Accept the names that this template gives as objects' own names from now on. The template
+        has the form that `normalize_template` returns."""
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 

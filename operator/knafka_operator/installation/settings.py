@@ -336,13 +336,13 @@ def _trust_bundles_namespace(text: str) -> str:
 def _parse_server_patterns(text: str) -> tuple[str, ...]:
     """Parse the comma-separated patterns of Kafka servers that objects may name. Raises
     `InvalidDocument` if there is none or one is malformed."""
-    patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())
-    for each in patterns:
+    patterns = tuple(pattern.strip().lower() for pattern in text.split(",") if pattern.strip())
+    for pattern in patterns:
         # The pattern for any server, `*`, has no port.
-        if each != "*" and re.fullmatch(r"[a-z0-9*._\[\]:-]+:(?:[0-9]+|\*)", each) is None:
+        if pattern != "*" and re.fullmatch(r"[a-z0-9*._\[\]:-]+:(?:[0-9]+|\*)", pattern) is None:
             requirement = "want host:port, with * for any characters, such as *.kafka.svc:9092"
             raise InvalidDocument(
-                "KNAFKA_ALLOWED_SERVERS", f"invalid value: {each:.80}: {requirement}"
+                "KNAFKA_ALLOWED_SERVERS", f"invalid value: {pattern:.80}: {requirement}"
             )
     if not patterns:
         requirement = "want patterns of servers, or * for any"

@@ -137,7 +137,8 @@ class KafkaCluster:
                 self.scaler.wake(topic, grown=_added_records(previous_ends or {}, current_ends))
 
     def _due_topics(self) -> frozenset[str]:
-        """Return the topics to check now."""
+        """Return the topics to check now: those that don't rest, and one in `RESTING_TURNS` of the
+        others. Also forget topics that are no longer watched."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
         resting = set(self.resting(self)) - self.scaler.topics_with_drains()

@@ -185,8 +185,8 @@ class ContractTopic(Generic[T]):
             self.records[key] = entry
 
     async def _write_together(self, writes: list[_Write[T]]) -> None:
-        """Write these entries to the topic and then to `records`, and set the results of their
-        futures."""
+        """Write these entries to the topic and then to `records`, and complete their futures: with
+        a `LogError` if the write failed. Raises any other error."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._append_durably(writes)
@@ -225,10 +225,8 @@ class ContractTopic(Generic[T]):
 
             value = None if write.entry is None else _json(write.entry)
             writer.append(self.topic, write.key.encode(), value, [], on_report)
-        failures = [
-            write for write in await asyncio.gather(*durables, return_exceptions=True) if write
-        ]
-        if failures:
+        results = await asyncio.gather(*durables, return_exceptions=True)
+        if failures := [error for error in results if error is not None]:
             raise failures[0]
 
 
@@ -302,7 +300,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
 
 
 def _as_log_error(error: BaseException) -> LogError:
-    """Return an error as a `LogError`, for the callers of `write`."""
+    """Return `error` if it is a `LogError`, else one that describes it."""
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 

@@ -152,38 +152,30 @@ class JudgedTopic:
 def judge_topic(
     desired: TopicSettings, existing: TopicDescription, claim: Ownership | None, oldest_age: float
 ) -> JudgedTopic:
-    """Decide whether Knafka may alter an existing topic, and which settings. `claim` is the claim
-    in the Trigger's status, `oldest_age` the age of the topic's oldest record in seconds."""
-    current_retention, desired_retention = (
-        existing.config.get(RETENTION_MS, ""),
-        desired.config[RETENTION_MS],
-    )
+    """Decide whether Knafka may alter the retention of an existing topic.
+
+    It may if the topic has the retention that Knafka gave it by `claim`, the claim in the Trigger's
+    status; a topic without a claim must look as a dispatcher creates it, with unlimited retention.
+    A topic that already has the desired retention becomes Knafka's. `oldest_age` is the age of the
+    topic's oldest record in seconds.
+    """
+    current_retention = existing.config.get(RETENTION_MS, "")
+    desired_retention = desired.config[RETENTION_MS]
     if claim is not None and claim.id == existing.id:
         may_alter = current_retention in (claim.retention, desired_retention)
     else:
-        claim, may_alter = (
-            None,
-            current_retention in (UNLIMITED_RETENTION, desired_retention)
-            and _is_made_by_dispatcher(existing),
-        )
+        is_expected = current_retention in (UNLIMITED_RETENTION, desired_retention)
+        may_alter = is_expected and _is_made_by_dispatcher(existing)
     if not may_alter:
         return unaltered_topic(existing)
-    if current_retention == desired_retention:
-        return JudgedTopic(
-            _retention_seconds(current_retention), Ownership(existing.id, desired_retention), {}
-        )
     retention_seconds = _retention_seconds(desired_retention)
-    if (
-        current_retention == UNLIMITED_RETENTION
-        and retention_seconds is not None
-        and oldest_age > retention_seconds
-    ):
+    owned = Ownership(existing.id, desired_retention)
+    if current_retention == desired_retention:
+        return JudgedTopic(retention_seconds, owned, {})
+    would_expire = retention_seconds is not None and oldest_age > retention_seconds
+    if current_retention == UNLIMITED_RETENTION and would_expire:
         return JudgedTopic(None, None, {}, would_expire=True)
-    return JudgedTopic(
-        retention_seconds,
-        Ownership(existing.id, desired_retention),
-        {RETENTION_MS: desired_retention},
-    )
+    return JudgedTopic(retention_seconds, owned, {RETENTION_MS: desired_retention})
 
 
 def unaltered_topic(existing: TopicDescription) -> JudgedTopic:
@@ -192,10 +184,10 @@ def unaltered_topic(existing: TopicDescription) -> JudgedTopic:
 
 
 def _is_made_by_dispatcher(existing: TopicDescription) -> bool:
-    """Return whether a topic has the settings with which dispatchers create dead-letter topics; its
+    """Whether a topic has the settings with which dispatchers create dead-letter topics; its
     retention may differ."""
     dispatcher_settings = {
-        key: each for key, each in DEAD_LETTER_TOPIC_CONFIG.items() if key != RETENTION_MS
+        key: value for key, value in DEAD_LETTER_TOPIC_CONFIG.items() if key != RETENTION_MS
     }
     return (
         MAX_MESSAGE_BYTES in existing.config

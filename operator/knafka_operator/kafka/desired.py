@@ -113,13 +113,15 @@ class NamesOfOthers:
     """Names that applications use."""
 
     def __contains__(self, name: object) -> bool:
+        """Whether another object or an application has this name."""
         if not isinstance(name, str):
             return False
         return name in self.applications or self.uids.get(name, self.uid) != self.uid
 
 
 def config_reference(broker: Broker) -> tuple[str, str] | None:
-    """Return namespace and name of the Broker's ConfigMap; None if it declares none."""
+    """Return namespace and name of the Broker's ConfigMap; None if it declares none. Raises
+    `InvalidDocument` if it names an object of another kind."""
     reference = broker.spec.config
     if reference is None:
         return None

@@ -61,7 +61,7 @@ class TriggerDestinations:
         sinks = self.subscriber, self.dead_letter_sink, self.reply
         return any(sink is not None and sink.audience for sink in sinks)
 
-    def without_audiences_unless_sent(self) -> TriggerDestinations:
+    def without_unused_audiences(self) -> TriggerDestinations:
         """Return the destinations as dispatchers use them: without a sender, none has an
         audience."""
         if self.sender is not None:
@@ -86,7 +86,7 @@ def trigger_egress(
     dispatcher. `taken` are the groups of other Triggers. Raises `InvalidDocument` for an invalid
     annotation, and `NameTaken`.
     """
-    sender, destinations = destinations.sender, destinations.without_audiences_unless_sent()
+    sender, destinations = destinations.sender, destinations.without_unused_audiences()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
     broker_name = namespace, family.own_name(broker.metadata.name)
@@ -102,14 +102,10 @@ def trigger_egress(
             dead_letter_topics.effective_retention(defaults.dead_letter_retention, *declared),
         )
 
-    trigger_annotations, broker_annotations = (
-        trigger.metadata.annotations,
-        broker.metadata.annotations,
-    )
-    trigger_settings, broker_settings = (
-        dead_letter_settings(trigger_annotations, broker_annotations),
-        dead_letter_settings(broker_annotations),
-    )
+    trigger_annotations = trigger.metadata.annotations
+    broker_annotations = broker.metadata.annotations
+    trigger_settings = dead_letter_settings(trigger_annotations, broker_annotations)
+    broker_settings = dead_letter_settings(broker_annotations)
     egress = Egress(
         namespace=namespace,
         broker=broker.metadata.name,
@@ -132,14 +128,15 @@ def trigger_egress(
         filters=trigger.spec.filters,
         order=_order(trigger),
         max_in_flight=_max_in_flight(trigger),
-        rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
-        at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
+        rate_limit=kafka_settings.rate_limit(trigger_annotations),
+        at_most_once=kafka_settings.at_most_once(trigger_annotations),
     ).model_copy(update=dict(family.egress_fields(trigger)))
     # Without a destination that requires a token, no service account is needed.
     return egress.model_copy(update={"service_account": sender}) if egress.needs_tokens else egress
 
 
 def _without_audience(sink: Sink) -> Sink:
+    """Return a sink to which no token is sent."""
     return sink.model_copy(update={"audience": None})
 
 
@@ -199,19 +196,19 @@ def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None
 
 
 def _delivery_options(spec: DeliverySpec) -> Delivery:
+    """Return the options of a declared delivery spec without its dead letter sink."""
     return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
 
 
 def declared_order(trigger: Trigger) -> str:
-    """Return a Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions,
-    else `key`."""
+    """Return a Trigger's `delivery.order` annotation, or the default: `ordered` for Subscriptions
+    (KN-CHN-11), else `key`."""
     default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
     return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
 
 
 def _order(trigger: Trigger) -> Order:
     """Return the declared delivery order. Raises `InvalidDocument` for an unknown one."""
-    # KN-CHN-11: upstream's default for channels.
     declared = declared_order(trigger)
     if declared not in ORDERS_BY_ANNOTATION:
         raise InvalidDocument(

@@ -59,7 +59,8 @@ def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Ka
 
 
 def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the topic settings that a KafkaChannel's annotations declare."""
+    """Return the topic settings that a KafkaChannel's annotations declare. Raises `InvalidDocument`
+    for one that a channel may not declare."""
     config = {
         key.removeprefix(TOPIC_PREFIX): value.strip()
         for key, value in annotations.items()
@@ -139,7 +140,8 @@ def at_most_once(annotations: Mapping[str, str]) -> bool:
 
 
 def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
-    """Return the rate limit of a Trigger's delivery attempts (BUS-S13); None: it declares none."""
+    """Return the rate limit that a Trigger's annotations declare for its delivery attempts
+    (BUS-S13); None: they declare none. Raises `InvalidDocument`."""
     declared = annotations.get(RATE_LIMIT)
     if declared is None:
         return None
@@ -176,8 +178,8 @@ def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
 
 
 def start_position(annotations: Mapping[str, str]) -> Start:
-    """Return the position at which a new Trigger's group begins: `latest`, `earliest`, or
-    milliseconds since 1970."""
+    """Return the position at which a new Trigger's group begins, by the Trigger's annotations:
+    `latest`, `earliest`, or milliseconds since 1970. Raises `InvalidDocument`."""
     declared = annotations.get(START, LATEST_POSITION)
     if declared == "earliest":
         return "earliest"

@@ -149,7 +149,11 @@ def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
 def shard_numbers(
     namespace: str, broker: str, records: Mapping[str, SharedEgress]
 ) -> dict[str, int]:
-    """Return the shard number of each group with a record."""
+    """Return the shard number of each group with a record.
+
+    A record has only its shard's name, which ends in a digest: so the names of the shards 0, 1, 2
+    and so on are built until all names in the records are found.
+    """
     shard_groups = {shared_egress.shard for shared_egress in records.values()}
     numbers: dict[str, int] = {}
     for number in range(MAX_SHARDS):

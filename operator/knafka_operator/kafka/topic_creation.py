@@ -1,5 +1,5 @@
-"""Topic creation: creates an object's topic if it doesn't exist, and finds the topic to delete with
-an object.
+"""Topic creation: creates an object's topic if it doesn't exist, and deletes what an object had in
+Kafka.
 
 Not here: who owns an existing topic (`kafka.topics`), and its desired state (`kafka.desired`).
 """
@@ -7,6 +7,7 @@ Not here: who owns an existing topic (`kafka.topics`), and its desired state (`k
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterable
 
 from knafka.core import names
 from knafka.core.errors import LogError
@@ -77,6 +78,33 @@ async def find_topic_to_delete(
     if description is not None:
         log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
     return None
+
+
+async def delete_topic_and_groups(
+    topics: LogAdmin, name: str, known_id: str | None, groups: Collection[str], *, claimed: bool
+) -> None:
+    """Delete the topic `name` and the consumer groups that read it, if it was created for the
+    object that is being deleted (`find_topic_to_delete`). Raises `LogError`, also while one of the
+    groups has members."""
+    if await find_topic_to_delete(topics, name, known_id, claimed=claimed) is None:
+        return
+    for group in groups:
+        # A dispatcher that hasn't left the group would commit its old offset, which Kafka applies
+        # to a topic recreated under the same name: events would be skipped.
+        await topics.delete_group(group)
+    await topics.delete_topic(name)
+
+
+async def delete_shard_contract(
+    topics: LogAdmin, namespace: str, broker: str, shards: Iterable[int], topic: str | None
+) -> None:
+    """Delete the contract topic of a Broker's shards, and the groups by which the members of the
+    shards with these numbers read `topic`, the Broker's (None: it had none yet). `broker` is its
+    family's name for it. Raises `LogError`."""
+    for number in shards:
+        shard = names.shard_group(namespace, broker, number)
+        await topics.delete_group(names.shard_members(shard, topic or ""))
+    await topics.delete_topic(names.contract_topic(namespace, broker))
 
 
 async def delete_broker_dead_letters(topics: LogAdmin, namespace: str, broker: str) -> None:

@@ -94,7 +94,8 @@ class ObservedTopic:
     other_partitions: int = 0
     """Partitions of the namespace's other topics."""
     disputed: bool = True
-    """Whether an empty id in the status proves nothing; see `topic_effects`."""
+    """Whether an empty id in the status doesn't prove that the topic is the Broker's own, as the
+    topic has records or another object's status names it."""
 
     def effects(
         self,
@@ -128,10 +129,10 @@ def _check_new_topic(topic: Topic, maxima: Maxima, other_partitions: int) -> Non
     if topic.partitions + other_partitions > maxima.namespace_partitions:
         raise TopicRefused(
             "NamespacePartitions",
-            f"topic {topic.name} is not made: its {topic.partitions} partitions and "
-            f"the {other_partitions} of"
-            f" its namespace's other topics are more than the {maxima.namespace_partitions} that a"
-            " namespace may have (KNAFKA_MAX_NAMESPACE_PARTITIONS): declare less, or delete others",
+            f"topic {topic.name} is not made: its {topic.partitions} partitions and the "
+            f"{other_partitions} of its namespace's other topics are more than the "
+            f"{maxima.namespace_partitions} that a namespace may have "
+            "(KNAFKA_MAX_NAMESPACE_PARTITIONS): declare less, or delete others",
         )
 
 
@@ -151,8 +152,9 @@ def _known_id(
 def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
-    """Whether a topic was created for an object, and so may be deleted with it, by the rules of
-    `topic_effects`. `used`: it has records; `claimed`: another object's status names it."""
+    """Whether a topic was created for an object, and so may be deleted with it: if `known_id`, the
+    id in the object's status, is the topic's, or is empty and the topic isn't `used` (it has no
+    records). Never if it is `claimed`: another object's status names it, too."""
     if existing is None or known_id is None or claimed:
         return False
     return known_id == existing.id or (not known_id and not used)

@@ -92,7 +92,7 @@ class _WatchedObjects:
         return gone is not None and (_uid(gone) == _uid(document) or _is_older(document, gone))
 
     def remove(self, document: Document) -> None:
-        """Remove a deleted object, unless an answer has shown the one created after it."""
+        """Remove a deleted object, unless a new one of its name is known already."""
         identity = _identity(document)
         known = self.documents.get(identity)
         if known is not None and not self.selection.metadata_only and _uid(known) != _uid(document):
@@ -104,8 +104,8 @@ class _WatchedObjects:
             del self.gone[next(iter(self.gone))]
 
     def keep(self, document: Document) -> bool:
-        """Store an object, unless a newer version is known. Returns True if its version is new: the
-        watch's later report of it will notify no reader."""
+        """Store an object, unless a newer version is known. Returns True if this version is new and
+        its readers must be notified now, as the watch's later report of it will notify nobody."""
         identity = _identity(document)
         previous = self.documents.get(identity)
         if previous is not None and _is_older(document, previous):
@@ -295,11 +295,11 @@ class CachedCluster:
         return await self._api.list(api_version, kind, labels, namespace)
 
     async def create(self, manifest: Document) -> bool:
+        """Create an object as `Cluster.create` does."""
         return await self._api.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
-        """Apply a manifest as `Cluster.apply` does; make no request if the stored object has
-        everything."""
+        """Apply a manifest as `Cluster.apply` does, with a request only if something differs."""
         metadata = manifest["metadata"]
         if "data" not in manifest:  # a Secret gets no digest, as that would be one of a password
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
@@ -392,8 +392,8 @@ def _uid(document: Document) -> str:
 
 
 def _is_older(document: Document, other_version: Document) -> bool:
-    """Whether a document is older than another one of its name, by resourceVersion, which increases
-    for all objects of a kind (KEP-5504): also for one that was deleted and created again."""
+    """Whether a document is older than another one of its name, by resourceVersion. That increases
+    over all objects of a kind (KEP-5504), so also if the object was deleted and created again."""
     try:
         return int(_version(document)) < int(_version(other_version))
     except ValueError:

@@ -196,11 +196,13 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
+        """Begin to watch."""
         self._arm()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop watching, and cancel the timer."""
         self._over.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()

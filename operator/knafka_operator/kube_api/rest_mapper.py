@@ -98,8 +98,9 @@ class RestMapper:
     def forget(self, group: str) -> None:
         """Forget the kinds of an API group, as they have changed."""
         with self._lock:
-            for api_version in [each for each in self._listed if each.startswith(f"{group}/")]:
-                del self._listed[api_version]
+            for api_version in list(self._listed):
+                if api_version.startswith(f"{group}/"):
+                    del self._listed[api_version]
 
     def _list(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
         """Ask the API server for the resources of a group and version (None: the core group), by

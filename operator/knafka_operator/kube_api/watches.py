@@ -137,7 +137,8 @@ class Watch:
                 self._closed.wait(MAX_PAUSE)
 
     def _must_list(self, error: Exception) -> bool:
-        """Whether all objects must be listed again after this error."""
+        """Whether all objects must be listed again after this error: if the version has expired,
+        if the response was malformed, or after the second failure in a row."""
         status = getattr(error, "status", None)
         return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
 
@@ -165,20 +166,22 @@ class Watch:
         after: str | None = None
         while True:
             page = self._api.list_page(self.selection, after)
-            items = [self._with_kind(each) for each in page.get("items") or ()]
-            listed.update((_identity(each), each) for each in items)
-            self._report((), [self._known[each] for each in self._recreated_objects(items)])
+            items = [self._with_kind(item) for item in page.get("items") or ()]
+            listed.update((_identity(item), item) for item in items)
+            self._report((), [self._known[identity] for identity in self._recreated_objects(items)])
             self._report(items, ())
             after = page["metadata"].get("continue")
             if not after:
                 break
-        self._report((), [self._known[each] for each in self._known.keys() - listed.keys()])
-        self._known = {identity: _reduce_to_identity(each) for identity, each in listed.items()}
+        self._report((), [self._known[identity] for identity in self._known.keys() - listed.keys()])
+        self._known = {
+            identity: _reduce_to_identity(document) for identity, document in listed.items()
+        }
         return str(page["metadata"]["resourceVersion"])
 
     def _recreated_objects(self, items: Sequence[Document]) -> list[Identity]:
         """Return the known objects that were deleted and created again under their names."""
-        uids = {_identity(each): each["metadata"].get("uid") for each in items}
+        uids = {_identity(item): item["metadata"].get("uid") for item in items}
         return [
             identity
             for identity in uids.keys() & self._known.keys()
@@ -256,14 +259,15 @@ class _WatchError(ValueError):
 
 def _yield_lines(answer: Any) -> Any:
     """Yield the non-empty lines of a response as they arrive."""
-    rest = b""
+    incomplete_line = b""
     for chunk in answer.stream(amt=None, decode_content=True):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
         yield from (line for line in lines if line.strip())
 
 
 def _reduce_to_identity(document: Document) -> Document:
-    """Return type, identity and labels of an object, which are reported once it is gone."""
+    """Return an object's apiVersion, kind, namespace, name, UID and labels, which are reported when
+    it is gone."""
     metadata = document["metadata"]
     metadata_kept = {
         key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata

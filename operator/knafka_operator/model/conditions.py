@@ -68,23 +68,25 @@ class Condition:
         if self.reason and _CAMEL_CASE(self.reason) is None:
             raise ValueError(f"{self.type}: the reason {self.reason!r} is not one CamelCase word")
         if self.status is not Status.TRUE and not (self.reason and self.message):
-            raise ValueError(f"{self.type}: what is {self.status} has a reason and a message")
+            raise ValueError(
+                f"{self.type}: a condition that is {self.status} needs a reason and a message"
+            )
 
 
-def summary_condition(conditions: Sequence[Condition], of: str = READY) -> Condition:
-    """Return the summary of type `of` (KN-CON-02): like the first condition that is False, else
-    like the first that is Unknown, else True.
+def summary_condition(conditions: Sequence[Condition], summary_type: str = READY) -> Condition:
+    """Return the summary of all conditions (KN-CON-02): like the first that is False, else like the
+    first that is Unknown, else True.
 
     Only conditions of error severity count. The caller orders them: causes before consequences.
     """
     if (cause := first_cause(conditions)) is None:
-        return Condition(of, Status.TRUE)
-    return Condition(of, cause.status, cause.reason, cause.message)
+        return Condition(summary_type, Status.TRUE)
+    return Condition(summary_type, cause.status, cause.reason, cause.message)
 
 
 def first_cause(conditions: Sequence[Condition]) -> Condition | None:
-    """Return the condition that `summary_condition` repeats; None: all of error severity are
-    True."""
+    """Return the first condition that is False, else the first that is Unknown, which
+    `summary_condition` repeats; None: all are True. Only conditions of error severity count."""
     for status in (Status.FALSE, Status.UNKNOWN):
         for condition in conditions:
             if condition.severity is Severity.ERROR and condition.status is status:
@@ -96,7 +98,7 @@ def merge_conditions(
     previous: Sequence[Mapping[str, Any]],
     decided: Sequence[Condition],
     timestamp: str,
-    of: str = READY,
+    summary_type: str = READY,
 ) -> list[dict[str, str]]:
     """Build `status.conditions` from the `decided` conditions and their summary, sorted by type.
 
@@ -107,11 +109,13 @@ def merge_conditions(
     if _RFC3339(timestamp) is None:
         raise ValueError(f"{timestamp!r} is no RFC 3339 time")
     conditions = sorted(
-        [*decided, summary_condition(decided, of)], key=lambda condition: condition.type
+        [*decided, summary_condition(decided, summary_type)], key=lambda condition: condition.type
     )
     types = [condition.type for condition in conditions]
     if len(set(types)) < len(types):
-        raise ValueError(f"a condition is given once, and {of} not at all: {', '.join(types)}")
+        raise ValueError(
+            f"each type must be given once, and {summary_type} not at all: {', '.join(types)}"
+        )
     transition_times = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
         for condition in previous

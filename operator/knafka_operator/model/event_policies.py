@@ -53,7 +53,7 @@ class PolicySelector(Observed):
         """Whether the selector matches an object with these labels; an empty selector matches
         all."""
         equal = all(labels.get(name) == value for name, value in self.match_labels.items())
-        return equal and all(each.holds(labels) for each in self.match_expressions)
+        return equal and all(requirement.holds(labels) for requirement in self.match_expressions)
 
 
 class PolicyTarget(Observed):

@@ -105,8 +105,8 @@ class Family:
         return names.child(self.function_name_prefix(owner), "")
 
     def trigger_id(self, trigger: Identity) -> str:
-        """Return the id by which the scaler knows a Trigger: `NAMESPACE/NAME`, after its kind
-        unless that is Trigger."""
+        """Return the id by which the scaler knows an object: `NAMESPACE/NAME` of a Trigger,
+        `KIND NAMESPACE/NAME` of a Subscription or KafkaSource."""
         return str(trigger) if self.trigger == "Trigger" else f"{self.trigger} {trigger}"
 
 
@@ -160,7 +160,7 @@ def _as_broker(document: Document) -> Broker:
 
 
 def subscription_as_trigger(subscription: Subscription) -> Trigger:
-    """Return a Subscription as a Trigger; its kind stays."""
+    """Return a Subscription as a Trigger, whose `kind` is still Subscription."""
     subscription_spec = subscription.spec
     spec = TriggerSpec(
         broker=subscription_spec.channel.name,
@@ -210,7 +210,7 @@ def _source_as_broker(document: Document) -> Broker:
 
 
 def _as_source(trigger: Trigger) -> SourceTrigger:
-    """Return a Trigger of the family `SOURCES` with its actual type."""
+    """Return a Trigger of the family `SOURCES` with its actual type, for the type checker."""
     assert isinstance(trigger, SourceTrigger)
     return trigger
 

@@ -19,6 +19,7 @@ class Identity(NamedTuple):
         return cls(metadata["namespace"], metadata["name"])
 
     def __str__(self) -> str:
+        """Return `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 

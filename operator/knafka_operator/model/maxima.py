@@ -34,11 +34,10 @@ class Maxima:
     def from_environment(cls, environment: Mapping[str, str]) -> Maxima:
         """Read the maxima from the variables `KNAFKA_MAX_…`. Raises `InvalidDocument` with the
         variable's name."""
-
         declared = {
-            each.name: whole_number(environment[variable], variable, 1, LARGEST_INT32)
-            for each in fields(cls)
-            if (variable := f"KNAFKA_MAX_{each.name.upper()}") in environment
+            maximum.name: whole_number(environment[variable], variable, 1, LARGEST_INT32)
+            for maximum in fields(cls)
+            if (variable := f"KNAFKA_MAX_{maximum.name.upper()}") in environment
         }
         return cls(**declared)
 

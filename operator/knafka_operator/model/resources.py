@@ -101,6 +101,7 @@ class Declared(Model):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, document: object) -> object:
+        """Leave out the fields whose value is null."""
         if isinstance(document, Mapping):
             return {name: value for name, value in document.items() if value is not None}
         return document
@@ -365,8 +366,8 @@ def finalizers_of(document: Mapping[str, Any]) -> list[str]:
 
 
 def is_claimed_by_peer(document: Mapping[str, Any], finalizer: str = PEERS_FINALIZER) -> bool:
-    """Whether an object has the `finalizer` of eventing-kafka-broker, by default that of Brokers,
-    and not Knafka's, so that the former serves it."""
+    """Whether eventing-kafka-broker serves an object: the object has that implementation's
+    `finalizer` (by default the one for Brokers), and not Knafka's."""
     finalizers = finalizers_of(document)
     return finalizer in finalizers and FINALIZER not in finalizers
 

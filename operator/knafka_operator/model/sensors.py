@@ -166,14 +166,16 @@ class SensorSpec(Conditions, Declared):
             _mappings_in(document, "triggers"),
         )
         filters = [
-            each for dependency in dependencies for each in _mappings_in(dependency, "filters")
+            declared_filter
+            for dependency in dependencies
+            for declared_filter in _mappings_in(dependency, "filters")
         ]
         if (excess := beyond_limits(filters)) is not None:
             raise problem(f"of all dependencies: {excess}", "dependencies")
         expressions = [
             filters,
-            [each.get("filter") for each in dependencies],
-            [(each.get("conditions"), each.get("correlation")) for each in triggers],
+            [dependency.get("filter") for dependency in dependencies],
+            [(trigger.get("conditions"), trigger.get("correlation")) for trigger in triggers],
         ]
         if characters_of(expressions, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
             raise problem(too_long("filters, conditions and correlations"), "triggers")
@@ -186,7 +188,7 @@ class SensorSpec(Conditions, Declared):
         if self.channel is not None and "broker" in self.model_fields_set:
             raise problem("expected exactly one, got both", "broker", "channel")
         replying_triggers = [
-            number for number, each in enumerate(self.triggers) if each.reply is not None
+            number for number, trigger in enumerate(self.triggers) if trigger.reply is not None
         ]
         if self.channel is None and replying_triggers:
             message = "must not set the field(s): on a Broker replies go to the Broker"
@@ -221,6 +223,7 @@ class Bus(NamedTuple):
     identity: Identity
 
     def __str__(self) -> str:
+        """Return kind and name, for messages."""
         return f'{self.family.broker} "{self.identity.name}"'
 
 

@@ -39,7 +39,7 @@ def contract_for_secret(
     namespace, name = (settings.namespace, None) if secret is None else secret
     # Two clusters with one Kafka mustn't serve or remove each other's entries.
     parts = (kinds, name, settings.installation[:8])
-    topic = names.contract_topic(namespace, "-".join(each for each in parts if each))
+    topic = names.contract_topic(namespace, "-".join(part for part in parts if part))
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
 
@@ -50,10 +50,8 @@ def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bo
     that were shortened.
     """
     installation = settings.installation[:8]
-    prefix, ending = (
-        f"{names.CONTRACTS}{namespace}-Brokers-",
-        f"-{installation}" * bool(installation),
-    )
+    prefix = f"{names.CONTRACTS}{namespace}-Brokers-"
+    ending = f"-{installation}" if installation else ""
     secret = topic.removeprefix(prefix).rpartition("-")[0].removesuffix(ending)
     if not topic.startswith(prefix) or not secret:
         return False
@@ -72,7 +70,7 @@ def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
 
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """Return the desired topic of a receiver's contract; it has one partition, which orders its
-    records."""
+    records. If no replication is declared, the topic may be created with fewer replicas."""
     replication = min(defaults.replication, defaults.max_replication)
     if defaults.declares_replication:
         return _contract_topic(receiver, replication, None)

@@ -115,7 +115,7 @@ class ReceiverRecord:
         return ingress, ingress is not None and accepted
 
     def reset_if_reread(self) -> None:
-        """Forget all positions if the topic was read again, as it may have been recreated."""
+        """Forget the replicas' positions if the topic was read again, as it may be a new one."""
         if self.times_read != self.contract.times_read:
             self.times_read = self.contract.times_read
             self.read = 0
@@ -207,11 +207,11 @@ class Receivers:
         """
         async with record.lock:
             await record.contract.ensure_created(topic)
-            must_apply = await self._is_service_lost(record) or (
-                record.revision is None and _now() - record.applied_at >= APPLY_RETRY_INTERVAL
-            )
-            must_apply = must_apply or self.states.rolls.is_waiting(record.service)
-            if record.manifest != manifest or must_apply:
+            is_lost = await self._is_service_lost(record)
+            since_apply = _now() - record.applied_at
+            is_retry_due = record.revision is None and since_apply >= APPLY_RETRY_INTERVAL
+            is_waiting = self.states.rolls.is_waiting(record.service)
+            if record.manifest != manifest or is_lost or is_retry_due or is_waiting:
                 record.manifest, record.applied_at, record.problem = manifest, _now(), None
                 record.revision = None
                 try:
@@ -263,9 +263,9 @@ class Receivers:
             )
             raise NotReady(
                 "ReceiverBehind",
-                f"{len(behind)} replicas of {record.service.name} have not read "
-                f"offset {desired_position} of "
-                f"topic {record.contract.topic} yet: {', '.join(behind):.200}",
+                f"{len(behind)} replicas of {record.service.name} have not read offset "
+                f"{desired_position} of topic {record.contract.topic} yet: "
+                f"{', '.join(behind):.200}",
                 transient=True,
             ) from None
 
@@ -382,7 +382,7 @@ async def _request_position(
 
 
 def url_host(address: str) -> str:
-    """Return an IP address as a URL's host: IPv6 in brackets."""
+    """Return an IP address in the form of a URL's host: IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address
 
 

@@ -54,15 +54,18 @@ class TopicOwnership:
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
-        """Claim the topic in a Broker's status, even if another Broker has claimed it, if Kafka's
-        id proves that it is this Broker's. Raises `LogError`."""
-        topic, known = topic_in_status(document), status_annotations(document).get(TOPIC_ID)
-        own = self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
-        if topic is None or not own or not known or topic not in taken:
+        """Claim the topic in a Broker's status, even if another Broker has claimed it (`taken`), if
+        Kafka's id proves that it is this Broker's. Raises `LogError`."""
+        topic = topic_in_status(document)
+        if topic is None or topic not in taken:
+            return
+        named = NamedObject.of(document)
+        recorded_id = status_annotations(document).get(TOPIC_ID)
+        if not recorded_id or not self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, named):
             return
         assert record.kafka is not None
-        found = await record.kafka.topics.describe_topic(topic)
-        if found is not None and found.id == known:
+        existing = await record.kafka.topics.describe_topic(topic)
+        if existing is not None and existing.id == recorded_id:
             self.states.claim_topic(record, topic)
 
     async def is_claimed(self, identity: Identity, topic: str) -> bool:
@@ -85,8 +88,8 @@ class GroupOwnership:
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Claim the group in a Trigger's status, even if another Trigger has claimed it, if the
-        group has offsets on this Trigger's Broker's topic."""
+        """Claim the group in a Trigger's status, even if another Trigger has claimed it (`taken`),
+        if the group has offsets on the topic of this Trigger's Broker."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -162,8 +165,9 @@ class SensorOwnership:
     async def is_group_foreign(
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
-        """Whether a consumer group of the Sensor's usual name exists that isn't proved to be its
-        own. Kafka is asked until ownership is proved once. Raises `LogError`."""
+        """Whether a consumer group of the Sensor's usual name exists that isn't proved to be the
+        Sensor's; `annotations` are those of its status. Once it is proved, Kafka isn't asked again.
+        Raises `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
@@ -199,19 +203,14 @@ class SensorOwnership:
             for name, id_ in TOPICS.values()
             if (topic := annotations.get(name)) and not annotations.get(id_) and topics.get(topic)
         ]
-        return frozenset(
-            [topic_name for topic_name in topics_without_id if self.is_claimed(record, topic_name)]
-            + [
-                topic_name
-                for topic_name in topics_without_id
-                if await has_records(kafka.topics, topic_name)
-            ]
-        )
+        claimed = {topic for topic in topics_without_id if self.is_claimed(record, topic)}
+        used = {topic for topic in topics_without_id if await has_records(kafka.topics, topic)}
+        return frozenset(claimed | used)
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
         """Whether another Sensor's status validly names this topic or group."""
-        others = (each for each in self.states.sensors.values() if each.uid != record.uid)
-        return any(name in kept_names(each.document) for each in others)
+        others = (other for other in self.states.sensors.values() if other.uid != record.uid)
+        return any(name in kept_names(other.document) for other in others)
 
 
 def _usual_group(record: SensorRecord) -> str:

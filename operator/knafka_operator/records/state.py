@@ -209,7 +209,8 @@ class States:
         metadata = pod["metadata"]
         label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER_LABEL, "")
         pods = self.receivers.setdefault(label, set())
-        (pods.discard if gone else pods.add)(metadata.get("uid", ""))
+        update = pods.discard if gone else pods.add
+        update(metadata.get("uid", ""))
         if not pods:
             del self.receivers[label]
         broker = self.brokers_by_label.get(label)
@@ -366,11 +367,11 @@ class States:
     def kafkas(self) -> set[KafkaCluster]:
         """Return the KafkaClusters that any record uses."""
         brokers, triggers = self.brokers.values(), self.triggers.values()
-        states = (each.state for each in brokers)
-        watched = (each.watched for each in triggers)
+        states = (broker.state for broker in brokers)
+        watched = (trigger.watched for trigger in triggers)
         kafka_users = (*states, *brokers, *watched, *triggers, *self.sensors.values())
-        kafka_clusters = {each.kafka for each in kafka_users if each is not None}
-        return {each for each in kafka_clusters if each is not None}
+        kafka_clusters = {user.kafka for user in kafka_users if user is not None}
+        return {kafka for kafka in kafka_clusters if kafka is not None}
 
     def _release_groups(self, record: TriggerRecord) -> None:
         """Release the Trigger's claims to consumer groups."""
@@ -407,8 +408,7 @@ def has_contract(broker: Document) -> bool:
 
 
 def topic_in_status(broker: Document) -> str | None:
-    """Return the topic in a Broker's status, which may belong to another owner; None: there is
-    none."""
+    """Return the topic in a Broker's status, which may be another owner's; None: there is none."""
     topic = ((broker.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
 

@@ -75,9 +75,11 @@ class _Store:
         self._api = api
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
+        """In this context, track which objects are read."""
         return self._cluster.tracking(key)
 
     def forget(self, key: Key) -> None:
+        """Stop tracking what an object has read."""
         self._cluster.forget(key)
 
     async def set_finalizers(
@@ -175,7 +177,8 @@ class ClusterController(Controller):
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """See `watches.Listener`."""
+        """Store changed and deleted objects in the cache, and pass them to what handles their
+        selection (`watches.Listener`)."""
         self._cluster.on_objects(selection, changed, gone)
         if (kind := self._own.get(selection)) is not None:
             for document in changed:
@@ -207,7 +210,8 @@ class ClusterController(Controller):
             self._operator.on_policies(changed, gone)
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """See `watches.Listener`."""
+        """Record whether all objects of a selection are known and followed (`watches.Listener`),
+        and have read again what a gap in the watch may have missed."""
         self._cluster.set_synced(selection, synced)
         if selection is DEFINITIONS:
             self._definitions.set_synced(synced)
@@ -223,7 +227,10 @@ class ClusterController(Controller):
             self._operator.trust_bundles.reread_soon()
         elif selection is SECRETS and synced and self._keys is not None:
             self._keys.reread_soon()
-        (self._synced.add if synced else self._synced.discard)(selection)
+        if synced:
+            self._synced.add(selection)
+        else:
+            self._synced.discard(selection)
         if self._synced.issuperset(self._required_selections):
             self._all_synced.set()
 
@@ -300,4 +307,5 @@ class ClusterController(Controller):
 
 
 def _is_receiver(pod: Document) -> bool:
+    """Whether a pod is a receiver's, by its labels."""
     return (pod["metadata"].get("labels") or {}).get(services.ROLE_LABEL) == services.RECEIVER_ROLE

@@ -27,17 +27,17 @@ class Definitions:
             operator.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update which definitions exist. Once all are known, also make the API client forget the
-        kinds of their groups, and retry failed objects."""
-        changed_names = {each["metadata"]["name"] for each in changed}
-        deleted_names = {each["metadata"]["name"] for each in gone}
+        """Update which definitions exist. Once all are known, a change also makes the API client
+        look up the kinds of its group again, and failed objects be retried."""
+        changed_names = {definition["metadata"]["name"] for definition in changed}
+        deleted_names = {definition["metadata"]["name"] for definition in gone}
         self._existing_names = (self._existing_names | changed_names) - deleted_names
         if not self._synced:
             return
         for name in changed_names | deleted_names:
             self._kinds.forget(name.partition(".")[2])
-        for each in self._operators:
-            each.queue.retry_failed()
+        for operator in self._operators:
+            operator.queue.retry_failed()
         self._report_eventing()
 
     def set_synced(self, synced: bool) -> None:

@@ -43,34 +43,70 @@ together."""
 def operator_metrics(operator: Operator) -> Iterator[Metric]:
     """Yield the operator's metrics: readiness of Brokers, channels and sinks; lag, replicas and
     outcomes of Triggers; dead letters, scaling, Sensors and shards."""
+    yield from _readiness_metrics(operator)
+    watched = [
+        (triggers.states.family.trigger_id(identity), delivery, triggers.scaling_status(identity))
+        for triggers in operator.delivering_kinds
+        for identity, delivery in triggers.watched.items()
+    ]
+    scaled = [
+        (egress_labels(delivery.egress), status)
+        for _, delivery, status in watched
+        if status is not None
+    ]
+    yield from _trigger_metrics(scaled)
+    yield from _dead_letter_metrics(operator, scaled)
+    yield from _scaling_metrics(scaled, watched)
+    if operator.sensors is not None:
+        yield from _sensor_metrics(operator.sensors)
+    # A dict, not a set, for a stable order.
+    kafka_clusters = dict.fromkeys(delivery.kafka for _, delivery, _ in watched)
+    yield from _shard_metrics(
+        [shard for kafka in kafka_clusters for shard in kafka.scaler.shards()]
+    )
+    yield consumed(
+        (delivery.egress.group, topic, settled)
+        for trigger_id, delivery, _ in watched
+        for topic, settled in Numbering(delivery.egress.topics)
+        .by_topic(delivery.kafka.scaler.settled(trigger_id))
+        .items()
+    )
+    ends = {
+        topic: delivery.kafka.ends.get(topic, {})
+        for _, delivery, _ in watched
+        for topic in delivery.egress.topics
+    }
+    yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
+
+
+def _readiness_metrics(operator: Operator) -> Iterator[Metric]:
+    """Yield the metrics about which Brokers, channels and sinks are Ready."""
     for name, kind, family in (
         ("knafka_broker_ready", "Broker", BROKERS),
         ("knafka_channel_ready", "KafkaChannel", CHANNELS),
     ):
         label = kind.removeprefix("Kafka").lower()
         ready = [
-            ({"namespace": identity.namespace, label: identity.name}, int(each.ready == "True"))
+            ({"namespace": identity.namespace, label: identity.name}, int(state.ready == "True"))
             for family_operator in operator.all_operators
             if family_operator.family is family
-            for identity, each in family_operator.brokers.states_with_topic.items()
+            for identity, state in family_operator.brokers.states_with_topic.items()
         ]
         if ready or family is BROKERS:
             yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
     if operator.sinks is not None:
         ready = [
-            ({"namespace": identity.namespace, "sink": identity.name}, int(each.is_ready))
-            for identity, each in operator.sinks.records.items()
-            if each.is_ready is not None
+            ({"namespace": identity.namespace, "sink": identity.name}, int(record.is_ready))
+            for identity, record in operator.sinks.records.items()
+            if record.is_ready is not None
         ]
         yield Metric("knafka_sink_ready", "Whether the KafkaSink is Ready", ready, "gauge")
-    watched = [
-        (triggers.states.family.trigger_id(identity), each, triggers.scaling_status(identity))
-        for triggers in operator.delivering_kinds
-        for identity, each in triggers.watched.items()
-    ]
-    scaled = [
-        (egress_labels(each.egress), status) for _, each, status in watched if status is not None
-    ]
+
+
+def _trigger_metrics(
+    scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
+) -> Iterator[Metric]:
+    """Yield the metrics about lag, drains and events of scaled Triggers."""
     yield Metric(
         "knafka_trigger_lag",
         "Records that the Trigger's group has not committed",
@@ -92,28 +128,6 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
             for name, count in outcomes(status.counts)
         ],
     )
-    yield from _dead_letter_metrics(operator, scaled)
-    yield from _scaling_metrics(scaled, watched)
-    if operator.sensors is not None:
-        yield from _sensor_metrics(operator.sensors)
-    # A dict, not a set, for a stable order.
-    kafka_clusters = dict.fromkeys(each.kafka for _, each, _ in watched)
-    yield from _shard_metrics(
-        [shard for kafka in kafka_clusters for shard in kafka.scaler.shards()]
-    )
-    yield consumed(
-        (each.egress.group, topic, settled)
-        for trigger_id, each, _ in watched
-        for topic, settled in Numbering(each.egress.topics)
-        .by_topic(each.kafka.scaler.settled(trigger_id))
-        .items()
-    )
-    ends = {
-        topic: each.kafka.ends.get(topic, {})
-        for _, each, _ in watched
-        for topic in each.egress.topics
-    }
-    yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
 def _dead_letter_metrics(
@@ -123,27 +137,31 @@ def _dead_letter_metrics(
     reports."""
     now = time.time()
     waiting = [
-        (egress_labels(each.egress), waiting_dead_letters)
+        (egress_labels(delivery.egress), waiting_dead_letters)
         for triggers in operator.delivering_kinds
-        for identity, each in triggers.watched.items()
+        for identity, delivery in triggers.watched.items()
         if (waiting_dead_letters := triggers.dead_letters.waiting(identity)) is not None
     ]
     yield Metric(
         "knafka_dead_letters",
         "Dead letters in the Trigger's dead-letter topic",
-        [(labels, each.records) for labels, each in waiting],
+        [(labels, dead_letters.records) for labels, dead_letters in waiting],
         "gauge",
     )
     yield Metric(
         "knafka_dead_letters_oldest_age_seconds",
         "Age of the oldest of them; 0: there is none",
-        [(labels, each.oldest_age(now)) for labels, each in waiting],
+        [(labels, dead_letters.oldest_age(now)) for labels, dead_letters in waiting],
         "gauge",
     )
     yield Metric(
         "knafka_dead_letters_retention_seconds",
         "Seconds after which Kafka may delete them; absent: never, or that isn't known",
-        [(labels, each.retention) for labels, each in waiting if each.retention is not None],
+        [
+            (labels, dead_letters.retention)
+            for labels, dead_letters in waiting
+            if dead_letters.retention is not None
+        ],
         "gauge",
     )
     yield Metric(
@@ -201,14 +219,14 @@ def _scaling_metrics(
         "gauge",
     )
     counts = [
-        (egress_labels(each.egress), scaling_counts)
-        for trigger_id, each, _ in watched
-        if (scaling_counts := each.kafka.scaler.counts(trigger_id)) is not None
+        (egress_labels(delivery.egress), scaling_counts)
+        for trigger_id, delivery, _ in watched
+        if (scaling_counts := delivery.kafka.scaler.counts(trigger_id)) is not None
     ]
     yield Metric(
         "knafka_trigger_lag_known",
         "Whether the last question for the lag was answered: without it the decision before holds",
-        [(labels, int(each.lag_known)) for labels, each in counts],
+        [(labels, int(scaling_counts.lag_known)) for labels, scaling_counts in counts],
         "gauge",
     )
     yield Metric(
@@ -216,8 +234,8 @@ def _scaling_metrics(
         "Decisions about how many drains a Trigger needs, by what they went by",
         [
             ({**labels, "reason": cause}, count)
-            for labels, each in counts
-            for cause, count in sorted(each.decisions.items())
+            for labels, scaling_counts in counts
+            for cause, count in sorted(scaling_counts.decisions.items())
         ],
     )
     yield Metric(
@@ -225,8 +243,8 @@ def _scaling_metrics(
         "Times that drains were opened where none was held, by the decision",
         [
             ({**labels, "reason": cause}, count)
-            for labels, each in counts
-            for cause, count in sorted(each.wakes.items())
+            for labels, scaling_counts in counts
+            for cause, count in sorted(scaling_counts.wakes.items())
         ],
     )
 
@@ -305,9 +323,11 @@ class MetricsServer:
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
         async def answer_liveness(_: web.Request) -> web.Response:
+            """Answer that the process can answer."""
             return web.Response(text="ok")
 
         async def answer_readiness(_: web.Request) -> web.Response:
+            """Answer whether this replica is ready."""
             return web.Response(text="ok") if is_ready() else web.Response(status=503)
 
         app = web.Application()
@@ -327,5 +347,6 @@ class MetricsServer:
 
 
 def _leader_metric(leads: bool) -> Metric:
+    """Return the metric that tells whether this replica leads."""
     help_text = "Whether this replica is the one that acts"
     return Metric("knafka_operator_leader", help_text, [({}, int(leads))], "gauge")

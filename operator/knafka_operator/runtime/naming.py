@@ -21,7 +21,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.installation.naming import DEFAULTS, MAX_KNOWN, NameKind, normalize_template
+from knafka_operator.installation.naming import (
+    DEFAULTS,
+    MAX_KNOWN,
+    NameKind,
+    Naming,
+    normalize_template,
+)
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, ClusterError, Document
 from knafka_operator.model.identity import Identity
@@ -100,16 +106,11 @@ class FollowedNaming:
         for kind in NameKind:
             try:
                 template = declared_template(kind, data)
-                if template == naming.in_force(kind):
-                    continue
-                if template not in naming.known(kind) and len(naming.known(kind)) >= MAX_KNOWN:
-                    raise InvalidDocument(
-                        f"data.{kind.value}",
-                        f"{MAX_KNOWN} templates were in force already, which are remembered: keep "
-                        "one of them",
-                    )
+                _check_known_limit(kind, template, naming)
             except InvalidDocument as error:
                 problems[kind] = f"ConfigMap {identity}: {error}: {naming.in_force(kind)} stays"
+                continue
+            if template == naming.in_force(kind):
                 continue
             await self._remember(kind, template)
             naming.put_in_force(kind, template)
@@ -163,6 +164,16 @@ def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
     raises `InvalidDocument`."""
     text = data.get(kind.newer_key, data.get(kind.value))
     return DEFAULTS[kind] if text is None else normalize_template(kind, str(text))
+
+
+def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
+    """Refuse a new template if `MAX_KNOWN` are recorded already. Raises `InvalidDocument`."""
+    known = naming.known(kind)
+    if template not in known and len(known) >= MAX_KNOWN:
+        raise InvalidDocument(
+            f"data.{kind.value}",
+            f"{MAX_KNOWN} templates were in force already, which are remembered: keep one of them",
+        )
 
 
 def parse_recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:

@@ -143,10 +143,10 @@ async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asy
     preparing = asyncio.create_task(
         run_repeatedly("being ready", operator.prepare, PREPARE_INTERVAL, 0.0)
     )
-    waiting = [asyncio.create_task(each.wait()) for each in (acquired, stop)]
+    waiting = [asyncio.create_task(event.wait()) for event in (acquired, stop)]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for each in (preparing, *waiting):
-        each.cancel()
+    for task in (preparing, *waiting):
+        task.cancel()
     await asyncio.wait((preparing, *waiting))
     return acquired.is_set()
 

@@ -17,7 +17,7 @@ from knafka_operator.model.sensors import KNAFKA, SENSOR
 BROKERS: Final = WatchSelection(EVENTING, "Broker")
 TRIGGERS: Final = WatchSelection(EVENTING, "Trigger")
 SENSORS: Final = WatchSelection(KNAFKA, SENSOR)
-OPERATIONS: Final = tuple(WatchSelection(KNAFKA, each) for each in operations.OPERATIONS)
+OPERATIONS: Final = tuple(WatchSelection(KNAFKA, kind) for kind in operations.OPERATIONS)
 JOBS: Final = WatchSelection(BATCH_VERSION, "Job", labels=ARCHIVE_LABEL)
 """Jobs of DeadLetterArchives and operations."""
 FUNCTIONS: Final = WatchSelection(SERVING, "Service", labels=services.ROLE_LABEL)
@@ -37,8 +37,8 @@ SECRETS: Final = WatchSelection(
     CORE,
     "Secret",
     fields=",".join(
-        f"type!={each}"
-        for each in (
+        f"type!={secret_type}"
+        for secret_type in (
             "helm.sh/release.v1",
             "kubernetes.io/service-account-token",
             "kubernetes.io/dockerconfigjson",

@@ -158,7 +158,8 @@ class FollowedTracing:
         return desired, config_maps[OBSERVABILITY] or config_maps[TRACING]
 
     async def _read_running_variables(self) -> Mapping[str, str]:
-        """Return the tracing variables of the first Service found; empty if there is none."""
+        """Return the tracing variables with which functions run: those of any one function's
+        Service; empty if there is none. Raises `ClusterError`."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
             for service in await self._cluster.list(
                 SERVING, "Service", {services.ROLE_LABEL: role}

@@ -29,15 +29,18 @@ class LinePace:
         """`lines` and `size`: lines and bytes a second that each open answer adds to the allowed
         rate."""
         self.open = 0
+        """Number of responses that are being read."""
         self._lines = lines
         self._size = size
-        self._paid_until = 0.0
+        self._on_pace_at = 0.0
+        """When all lines so far could have arrived at the allowed rate, by the clock of `pause`."""
 
     def pause(self, size: int, now: float) -> float:
-        """Account for a line of `size` bytes; returns the seconds to wait before the next one."""
-        cost = max(1 / self._lines, size / self._size) / max(1, self.open)
-        self._paid_until = max(now, self._paid_until) + cost
-        return max(0.0, self._paid_until - BURST_SECONDS - now)
+        """Count a line of `size` bytes, read at `now` (seconds by a monotonic clock); returns the
+        seconds to wait before the next one. Lines may arrive `BURST_SECONDS` ahead of the rate."""
+        allowed_seconds = max(1 / self._lines, size / self._size) / max(1, self.open)
+        self._on_pace_at = max(now, self._on_pace_at) + allowed_seconds
+        return max(0.0, self._on_pace_at - BURST_SECONDS - now)
 
 
 async def read_lines_paced(

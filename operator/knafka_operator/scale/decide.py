@@ -108,10 +108,11 @@ class ShardStatus:
 def decide_scale(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, *, shared: bool = False
 ) -> Scale:
-    """Decide how many drains a Trigger needs now; `held` are open already. The number is ceil(lag /
-    lag-threshold), within min-scale, max-scale and the number of partitions; 0 while it is paused,
-    and at most 1 in a shared dispatcher. If it is below `held`, drains that end aren't opened
-    again.
+    """Decide how many drains a Trigger needs now, where `held` are open already.
+
+    The number is ceil(lag / lag-threshold), within min-scale, max-scale and the number of
+    partitions; 0 while the Trigger is paused, and at most 1 in a shared dispatcher (`shared`). A
+    number below `held` ends no drain: those that end by themselves aren't opened again.
     """
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
@@ -146,14 +147,15 @@ def decide_scale(
 
 
 def keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """Return a scale of one drain instead of none, so that Kafka keeps the group's offsets."""
+    """Return a scale of one drain instead of none (`scale`), so that Kafka keeps the group's
+    offsets."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 
 
 def filtered_out(lag: int, seconds: float) -> Scale:
-    """Return a scale of no drains although events wait, as none has passed the filter lately; they
-    are read in `seconds`."""
+    """Return a scale of no drains for `lag` waiting events, as none has passed the filter lately;
+    they are read in `seconds`."""
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     reason = f"{waiting}; its filter has passed none lately, these are read in {seconds:.0f} s"
     return Scale(0, reason, Cause.FILTERED_OUT)
@@ -170,7 +172,8 @@ def scale_for_expected_event(*, shared: bool) -> Scale:
 
 
 def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
-    """Return the scale of a Trigger on a shared dispatcher, which has at most one replica."""
+    """Return the scale of a Trigger in a shared dispatcher: `needed`, raised to min-scale, but at
+    most one drain."""
     replicas = min(max(needed.replicas, autoscaling.min_scale), 1, partitions)
     reason, cause = needed.reason, needed.cause
     if replicas > needed.replicas:

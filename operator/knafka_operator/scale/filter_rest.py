@@ -39,14 +39,16 @@ class FilterRest:
         self._passed_at = -math.inf
         """When an event last passed the filter, or the drains began."""
         self._until = -math.inf
+        """When the rest is over."""
         self._over_at = -math.inf
+        """When the last drain request ended."""
         self._rests = 0
         """Number of rests in a row without an event that passed."""
         self._initial_lag = 0
         """Lag when the drains began."""
-        self._looked = -math.inf
+        self._checked_at = -math.inf
         self._filtered = 0
-        """Number of filtered events at the last check, whose time is `_looked`."""
+        """Number of events that the drains had filtered out at `_checked_at`, the last check."""
 
     def is_resting(self, now: float) -> bool:
         """Whether waiting events open no drain now."""
@@ -60,7 +62,7 @@ class FilterRest:
         """Record that the first drain has begun, or continues with another request, at this lag."""
         if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
-        self._looked = now
+        self._checked_at = now
         self._initial_lag, self._filtered = lag, 0
 
     def on_request_end(self, now: float) -> None:
@@ -82,21 +84,19 @@ class FilterRest:
     def begin_if_filtered(
         self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
     ) -> bool:
-        """Begin a rest if the open drains have caught up and passed nothing; returns whether it has
-        begun. `lag` is the number of waiting events."""
+        """Begin a rest if the open drains have caught up and passed nothing for `cooldown-period`;
+        returns whether it has begun. `lag` is the number of waiting events."""
         filtered = sum(drain_progress.filtered for drain_progress in drains)
         newly_filtered = filtered - self._filtered
-        rate = newly_filtered / max(now - self._looked, 1.0)
-        self._looked, self._filtered = now, filtered
-        awake_for = 0.0 if self._rests else autoscaling.cooldown_period
-        if (
-            autoscaling.min_scale
-            or not autoscaling.may_rest
-            or newly_filtered <= 0
-            or filtered < self._initial_lag
-            or now - self._passed_at < awake_for
-            or lag > max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
-        ):
+        rate = newly_filtered / max(now - self._checked_at, 1.0)
+        self._checked_at, self._filtered = now, filtered
+        may_rest = autoscaling.may_rest and not autoscaling.min_scale
+        has_filtered = newly_filtered > 0 and filtered >= self._initial_lag
+        # After a rest, the drains rest again as soon as they have caught up.
+        seconds_awake = 0.0 if self._rests else autoscaling.cooldown_period
+        has_passed_nothing = now - self._passed_at >= seconds_awake
+        has_caught_up = lag <= max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
+        if not (may_rest and has_filtered and has_passed_nothing and has_caught_up):
             return False
         self._until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
         self._rests = min(self._rests + 1, 16)

@@ -51,7 +51,7 @@ MAX_HOLD_BACKOFF: Final = 10.0
 Hold: TypeAlias = asyncio.Task[None]
 """A task that holds one drain after another, with a pause after each failure."""
 Line = TypeVar("Line", DrainProgress, ShardProgress)
-Told = TypeVar("Told", DrainProgress, ShardProgress, contravariant=True)
+Reported = TypeVar("Reported", DrainProgress, ShardProgress, contravariant=True)
 Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
 """Sends one request; yields the dispatcher's progress. Setting the event ends the drain."""
 
@@ -97,7 +97,7 @@ class Slots:
         self._slots.pop(request, None)
 
 
-class Unit(Protocol[Told]):
+class Unit(Protocol[Reported]):
     """A Trigger, a shard or a Sensor, for which requests are held."""
 
     @property
@@ -119,7 +119,7 @@ class Unit(Protocol[Told]):
         """Handle the begin of a request."""
         ...
 
-    def on_line(self, hold: Hold, line: Told) -> None:
+    def on_line(self, hold: Hold, line: Reported) -> None:
         """Handle a line of progress."""
         ...
 
@@ -127,7 +127,7 @@ class Unit(Protocol[Told]):
         """Handle the end or cancellation of a request."""
         ...
 
-    def on_end(self, ended: Ended, last: Told | None, error: str | None) -> None:
+    def on_end(self, ended: Ended, last: Reported | None, error: str | None) -> None:
         """Handle the outcome of a request, with its last line and an error message for users. Not
         called if the drain was stopped without our request."""
         ...
@@ -139,18 +139,18 @@ class Holds(Generic[Line]):
     def __init__(
         self,
         unit: Unit[Line],
-        asking: Callable[[], Ask[Line]],
+        new_ask: Callable[[], Ask[Line]],
         budget: float,
         on_over: Callable[[], None],
         slots: Slots | None = None,
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        """`asking` returns the function that sends the requests of a new hold. `budget` is in
-        seconds of one drain. `on_over` is called when a hold has ended. `slots` assigns a slot to
-        each drain."""
+        """`new_ask` returns the function that sends the requests of a new hold. `budget` is the
+        seconds of one drain, `request_budgets` those of its first request and of each further one.
+        `on_over` is called when a hold has ended. `slots` assigns a slot to each drain."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
-        self._asking: Callable[[], Ask[Line]] = asking
+        self._new_ask: Callable[[], Ask[Line]] = new_ask
         self._budget = budget
         self._on_over = on_over
         self._slots = slots
@@ -176,11 +176,12 @@ class Holds(Generic[Line]):
         return self._ending | self._open.keys()
 
     def open(self, cause: Cause, others: Collection[int] = ()) -> None:
-        """Open one more hold; `others` are slots of drains without a request."""
+        """Open one more hold for the reason `cause`; `others` are slots of drains without a
+        request."""
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
-        hold = asyncio.create_task(self._hold(stop, self._asking()))
+        hold = asyncio.create_task(self._hold(stop, self._new_ask()))
         self._open[hold] = stop
         if self._slots is not None:
             self._slots.assign(hold, others)
@@ -195,7 +196,8 @@ class Holds(Generic[Line]):
         return set(stopped)
 
     async def _hold(self, stop: asyncio.Event, ask: Ask[Line]) -> None:
-        """Hold one drain after another, as long as the unit needs that many."""
+        """Hold one drain after another, with pauses, until `stop` is set or more are held than the
+        unit needs."""
         hold = _current_task()
         loop = asyncio.get_running_loop()
         failures = 0
@@ -204,13 +206,7 @@ class Holds(Generic[Line]):
                 began = loop.time()
                 ended = await self._drain(hold, stop, ask)
                 if not stop.is_set():
-                    lasted = loop.time() - began
-                    if ended in (Ended.IDLE, Ended.BUDGET):
-                        failures = 0
-                        pause = max(0.0, MIN_BACKOFF - lasted)
-                    else:
-                        failures = failures + 1 if lasted < MAX_HOLD_BACKOFF else 1
-                        pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_HOLD_BACKOFF)
+                    failures, pause = _pause_after(ended, loop.time() - began, failures)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(pause):
                             await stop.wait()
@@ -275,8 +271,8 @@ class Holds(Generic[Line]):
         *,
         may_fail: bool = False,
     ) -> Ended:
-        """Hold one request until it ends; raises only if cancelled. With `may_fail` a failure isn't
-        reported."""
+        """Hold one request for at most `budget` seconds; returns how its drain ended (`BUDGET`: it
+        may go on). Raises only if cancelled. With `may_fail` a failure isn't reported."""
         needless = len(self._open) > self._unit.floor
         request = DrainRequest(
             # A drain that min-scale requires doesn't end when idle, since another would have to
@@ -327,6 +323,7 @@ class EndingHolds:
         self._holds: dict[str, set[Hold]] = {}
 
     def __contains__(self, id_: str) -> bool:
+        """Whether holds of this id are still ending."""
         return id_ in self._holds
 
     @property
@@ -383,6 +380,15 @@ def error_text(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientError):
         return describe_request_error(error)
     return str(error) or type(error).__name__
+
+
+def _pause_after(ended: Ended, lasted: float, failures: int) -> tuple[int, float]:
+    """Return the new number of `failures` in a row, and the seconds until the next drain, after one
+    that lasted `lasted` seconds. A failure after a longer run counts as the first."""
+    if ended in (Ended.IDLE, Ended.BUDGET):
+        return 0, max(0.0, MIN_BACKOFF - lasted)
+    failures = failures + 1 if lasted < MAX_HOLD_BACKOFF else 1
+    return failures, min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_HOLD_BACKOFF)
 
 
 def _current_task() -> Hold:

@@ -48,7 +48,9 @@ class LagCheck:
     def __init__(self, kafka: GroupSource, ending: EndingHolds) -> None:
         self.kafka, self.ending = kafka, ending
         self.checked_at = -math.inf
+        """When the last check began."""
         self.due = math.inf
+        """When the next check begins."""
         self.over = False
         """Whether the checks have ended (`end`)."""
         self._changed = asyncio.Event()
@@ -101,8 +103,8 @@ class LagChecks:
             while True:
                 self._added.clear()
                 new_checks, self._waiting = self._waiting, []
-                for each in new_checks:
-                    tasks.create_task(each.run())
+                for check in new_checks:
+                    tasks.create_task(check.run())
                 await self._added.wait()
 
 
@@ -120,11 +122,17 @@ class TopicLagCheck(LagCheck):
             return  # the last Trigger was removed since the check was due
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the topic meanwhile may be missing in the answer.
-        self.due = self.checked_at + min(each.autoscaling.polling_interval for each in triggers)
-        if asked := [(each, each.egress) for each in triggers if each.needs_lag_request]:
-            await self._ask(asked)
+        self.due = self.checked_at + min(
+            trigger.autoscaling.polling_interval for trigger in triggers
+        )
+        if asked := [
+            (trigger, trigger.egress) for trigger in triggers if trigger.needs_lag_request
+        ]:
+            await self._check_lags(asked)
 
-    async def _ask(self, triggers_with_egress: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
+    async def _check_lags(
+        self, triggers_with_egress: Sequence[tuple[ScaledTrigger, Egress]]
+    ) -> None:
         """Read the lags of these Triggers' groups and scale each Trigger that hasn't changed
         meanwhile; an error is recorded in each."""
         began = asyncio.get_running_loop().time()
@@ -145,16 +153,16 @@ class TopicLagCheck(LagCheck):
         `LogError`."""
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
-        lags_by_topic = [await self.kafka.lags(groups, each) for each in self.names]
+        lags_by_topic = [await self.kafka.lags(groups, topic) for topic in self.names]
         return {
-            group: merge_lags(self.names, [each[group] for each in lags_by_topic])
+            group: merge_lags(self.names, [lags[group] for lags in lags_by_topic])
             for group in groups
-            if all(group in each for each in lags_by_topic)
+            if all(group in lags for lags in lags_by_topic)
         }
 
     def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
-        """Record a Trigger's lag, decide its scale, and open drains up to it; None: its group
-        doesn't exist."""
+        """Record a Trigger's lag (None: its group doesn't exist), decide its scale, and open drains
+        up to it."""
         if lag is None:
             trigger.note_lag_error(f"no group {trigger.egress.group}")
             return
@@ -190,8 +198,8 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
 
 
 def _scale_filtered_out(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """Scale a Trigger whose filter has lately passed no event to zero, and stop its drains; returns
-    `scale` for any other."""
+    """Return a scale of zero for a Trigger whose filter has lately passed no event, and stop its
+    drains when its rest begins; return `scale` for any other Trigger."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
     if trigger.own and rest.begin_if_filtered(lag, trigger.open.values(), trigger.autoscaling, now):
         trigger.own.stop()
@@ -217,8 +225,8 @@ class SensorLagCheck(LagCheck):
         self._now = now
 
     def on_over(self) -> None:
-        """Check again with fresh commits of the group, as a drain has ended: `@due` may have
-        changed without a new record."""
+        """Check again with fresh commits of the group, as a drain has ended: the time of the next
+        firing, in their metadata, may have changed without a new record."""
         self.kafka.forget_group(self.scaled.sensor.group)
         self.check_soon()
 
@@ -255,8 +263,8 @@ class SensorLagCheck(LagCheck):
         scaled.due = min(
             (
                 at
-                for each in trigger.metadata.values()
-                if (at := records.parse_due(each)) is not None
+                for metadata in trigger.metadata.values()
+                if (at := records.parse_due(metadata)) is not None
             ),
             default=None,
         )
@@ -274,10 +282,11 @@ class SensorLagCheck(LagCheck):
         if wait > 0:
             self.due = min(self.due, now + wait)
         if len(holds) < scale.replicas and not self._is_ending():
-            others = {sensor.slot_of(each) for each in await self.kafka.members(sensor.group)}
+            # Slots of all running drains: another operator may hold some of them.
+            others = {sensor.slot_of(member) for member in await self.kafka.members(sensor.group)}
             if self._is_unchanged(sensor) and not self._is_ending():
                 while len(holds) < scaled.scale.replicas:
-                    holds.open(scale.cause, {each for each in others if each is not None})
+                    holds.open(scale.cause, {slot for slot in others if slot is not None})
 
     def _is_ending(self) -> bool:
         """Whether stopped drains of the Sensor haven't ended yet, so that none may be opened."""

@@ -190,10 +190,10 @@ class ScaledTrigger(ScaledGroup):
             return True
         # The Trigger was scaled to zero for too little lag, and is drained with the shard's other
         # Triggers.
-        goes_on = self.lag > 0 and self.scale.replicas == 0
+        drains_with_others = self.lag > 0 and self.scale.replicas == 0
         now = asyncio.get_running_loop().time()
         return (
-            goes_on
+            drains_with_others
             or now >= self.lag_request_due_at
             or (self.lag > 0 and self._has_committed_since(now))
         )
@@ -235,8 +235,8 @@ class ScaledTrigger(ScaledGroup):
         self.decisions[Cause.LAG_UNKNOWN] += 1
 
     def note_growth(self, records: int) -> None:
-        """Record that the topic has grown by `records` while no drain was open, and scale by
-        that."""
+        """Record that the topic of a Trigger in a shard has grown by `records` while the shard had
+        no drain, and scale by that without reading the lag."""
         if self.lag is None:
             self.set_scale(scale_for_expected_event(shared=True))
         else:
@@ -291,7 +291,9 @@ class ScaledSensor(ScaledGroup):
         self.open[hold] = line
         if (now := line.holding) is not None:
             for number in now.partitions:
-                held_events = [each for each in now.triggers if each.partition == number]
+                held_events = [
+                    held_event for held_event in now.triggers if held_event.partition == number
+                ]
                 self.holding[number] = held_events
         if line.slot is not None:
             self.slots.note_slot(hold, line.slot)
@@ -321,8 +323,9 @@ def has_settled(counts: Counts | DrainProgress) -> bool:
 def sum_progress(
     ended: Iterable[DrainProgress], open_drains: Collection[DrainProgress]
 ) -> DrainProgress:
-    """Sum the counts of all drains. Momentary values, such as `unsettled` and `partitions`, come
-    from the open drains."""
+    """Return the progress of all drains of a Trigger together. Counts are summed over the `ended`
+    and the open drains; momentary values, such as `unsettled` and `partitions`, over the open ones.
+    """
     all_drains = [*ended, *open_drains]
     counts: dict[str, Any] = {
         name: sum(getattr(drain_progress, name) for drain_progress in all_drains)

@@ -35,6 +35,7 @@ class SettledGroups(NamedTuple):
     topic: str
     offsets: Positions
     since: float
+    """Seconds since the drain that has committed them began."""
 
 
 class ScaledShard:
@@ -174,7 +175,8 @@ class ScaledShard:
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
-        """Record an error, or what the idle request has committed."""
+        """Record a request's error; after one that ended without an error, also record that its
+        groups were joined and, if it was idle, what they have committed."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:
@@ -200,7 +202,7 @@ class ScaledShard:
 
     def _groups_of(self, last: ShardProgress, settled: Settled, began: float) -> SettledGroups:
         """Return the groups that have committed `settled.offsets` according to the request's last
-        line."""
+        line; `began` is when the drain began."""
         uncommitted_groups = set(settled.without)
         groups = [
             group

@@ -103,11 +103,11 @@ class Scaler:
         self._budget = budget
         self._now = now
         self._triggers: dict[str, ScaledTrigger] = {}
-        self._topics: dict[str, TopicLagCheck] = {}
+        self._topic_checks: dict[str, TopicLagCheck] = {}
         """Checks of topics, by `topics_key`."""
-        self._several: dict[str, TopicLagCheck] = {}
+        self._multi_topic_checks: dict[str, TopicLagCheck] = {}
         """Those checks that cover several topics."""
-        self._sensors: dict[str, SensorLagCheck] = {}
+        self._sensor_checks: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Shards with Triggers, or with a request that hasn't ended, by group."""
         self._ending = EndingHolds(self._on_drains_ended)
@@ -118,12 +118,14 @@ class Scaler:
     async def run(self) -> None:
         """Scale until cancelled; the drains then go on by themselves."""
         try:
-            await self._lag_checks.run([*self._topics.values(), *self._sensors.values()])
+            await self._lag_checks.run(
+                [*self._topic_checks.values(), *self._sensor_checks.values()]
+            )
         finally:
             holds = self._ending.all
             for trigger in self._triggers.values():
                 holds |= trigger.own.all
-            for sensor in self._sensors.values():
+            for sensor in self._sensor_checks.values():
                 holds |= sensor.scaled.holds.all
             for shard in self._shards.values():
                 holds |= shard.holds.all
@@ -143,33 +145,29 @@ class Scaler:
         its last Trigger. Returns once the ended drains are over.
         """
         trigger = self._triggers.get(trigger_id)
-        previous_own_egress = (
-            self._forgotten.pop(trigger_id, None) if trigger is None else trigger.own_egress
-        )
         if trigger is None:
-            trigger = self._triggers[trigger_id] = self._new_trigger(
-                trigger_id, egress, autoscaling
-            )
-        previous_egress, previous_shard = trigger.egress, trigger.shard
-        next_shard = None if autoscaling.paused else shard
-        if previous_shard is not None:
-            stays_in_shard = (
-                next_shard is not None and next_shard.group == previous_shard.shard.group
-            )
-            if not stays_in_shard or previous_egress.group != egress.group:
-                self._leave(trigger, stays=stays_in_shard)
-        if shard is not None or autoscaling.paused or previous_egress != egress:
+            previous_own_egress = self._forgotten.pop(trigger_id, None)
+            trigger = self._new_trigger(trigger_id, egress, autoscaling)
+            self._triggers[trigger_id] = trigger
+        else:
+            previous_own_egress = trigger.own_egress
+        previous_egress, is_changed = trigger.egress, trigger.egress != egress
+        if trigger.shard is not None:
+            stays = shard is not None and shard.group == trigger.shard.shard.group
+            stays = stays and not autoscaling.paused
+            if not stays or previous_egress.group != egress.group:
+                self._leave(trigger, stays=stays)
+        if shard is not None or autoscaling.paused or is_changed:
             self._ending.end(trigger_id, trigger.own)
         if previous_own_egress is not None and (previous_own_egress != egress or shard is not None):
             self._await_empty(trigger_id, previous_own_egress.group, egress.group, autoscaling)
-        if previous_egress != egress:
+        if is_changed:
             self._remove_from_check(trigger)
             trigger.egress = egress
             trigger.rest.reset()
-            if shard is None or (previous_egress.topics, previous_egress.group) != (
-                egress.topics,
-                egress.group,
-            ):
+            has_same_topics = previous_egress.topics == egress.topics
+            # In a shard, the lag on the same topics stays known.
+            if shard is None or not has_same_topics or previous_egress.group != egress.group:
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
         trigger.lag_request_due_at = -math.inf
@@ -185,9 +183,11 @@ class Scaler:
 
         A changed contract and a pause end its drains. Returns once these have ended.
         """
-        check = self._sensors.get(sensor_id)
+        check = self._sensor_checks.get(sensor_id)
         if check is None:
-            check = self._sensors[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
+            check = self._sensor_checks[sensor_id] = self._new_sensor(
+                sensor_id, sensor, autoscaling
+            )
             self._lag_checks.add(check)
         scaled = check.scaled
         if autoscaling.paused or scaled.sensor != sensor:
@@ -213,9 +213,9 @@ class Scaler:
                 self._forgotten[id_] = trigger.own_egress
                 if len(self._forgotten) > MAX_FORGOTTEN:
                     del self._forgotten[next(iter(self._forgotten))]
-        if sensor := self._sensors.pop(id_, None):
-            sensor.end()
-            self._ending.end(id_, sensor.scaled.holds)
+        if sensor_check := self._sensor_checks.pop(id_, None):
+            sensor_check.end()
+            self._ending.end(id_, sensor_check.scaled.holds)
         await self._ending.wait(id_)
 
     async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
@@ -240,12 +240,13 @@ class Scaler:
         `grown` is the number of new records, 0 if not known. With it, a shard without a request
         drains without asking Kafka for each group's lag.
         """
-        topic_check = self._topics.get(topic)
+        topic_check = self._topic_checks.get(topic)
         for topics_check in self._checks_of(topic):
-            triggers = topics_check.triggers.values()
-            if topics_check is not topic_check and any(
-                trigger.needs_lag_request for trigger in triggers
-            ):
+            # A check of several topics, for KafkaSources, is made for each growth of one of them.
+            needs_request = (
+                trigger.needs_lag_request for trigger in topics_check.triggers.values()
+            )
+            if topics_check is not topic_check and any(needs_request):
                 topics_check.check_soon()
         idle_triggers = [
             trigger
@@ -253,15 +254,11 @@ class Scaler:
             if not (trigger.holds or trigger.autoscaling.paused or trigger.is_resting)
         ]
         if grown:
-            for shard in {
-                self._shards[trigger.shard.shard.group]
-                for trigger in idle_triggers
-                if trigger.shard
-            }:
-                shard.wake(topic, grown)
+            for group in {trigger.shard.shard.group for trigger in idle_triggers if trigger.shard}:
+                self._shards[group].wake(topic, grown)
         if any(trigger.needs_lag_request for trigger in idle_triggers):
             self._check_soon(topic)
-        for sensor_check in self._sensors.values():
+        for sensor_check in self._sensor_checks.values():
             sensor = sensor_check.scaled
             if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
                 sensor_check.check_soon()
@@ -271,7 +268,7 @@ class Scaler:
         only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
         same time as the receiver, not after it.
         """
-        topic_check = self._topics.get(topic)
+        topic_check = self._topic_checks.get(topic)
         idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in topic_check.triggers.values() if topic_check else ():
             holds = trigger.holds
@@ -288,20 +285,20 @@ class Scaler:
 
     def status(self, id_: str) -> ScalingStatus | None:
         """Return the status of a Trigger or Sensor; None: it isn't scaled."""
-        if (sensor := self._sensors.get(id_)) is not None:
-            return sensor.scaled.status()
+        if (sensor_check := self._sensor_checks.get(id_)) is not None:
+            return sensor_check.scaled.status()
         trigger = self._triggers.get(id_)
         return None if trigger is None else trigger.status()
 
     def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
         """Return how often drains of a Sensor were opened while it had none, by cause."""
-        check = self._sensors.get(sensor_id)
+        check = self._sensor_checks.get(sensor_id)
         return {} if check is None else check.scaled.holds.wakes
 
     def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
         """Return the events that a Sensor's triggers hold, as reported by drains; None: not
         reported yet."""
-        check = self._sensors.get(sensor_id)
+        check = self._sensor_checks.get(sensor_id)
         if check is None or not check.scaled.holding:
             return None
         return [
@@ -326,13 +323,13 @@ class Scaler:
 
     def reads(self, topic: str) -> bool:
         """Whether a scaled Trigger or Sensor reads this topic."""
-        sensors = (check.scaled for check in self._sensors.values())
+        sensors = (check.scaled for check in self._sensor_checks.values())
         return bool(self._checks_of(topic)) or any(topic in check.topics for check in sensors)
 
     def _checks_of(self, topic: str) -> Sequence[TopicLagCheck]:
         """Return the checks that cover this topic."""
-        checks = [self._several[key] for key in self._several if topic in self._several[key].names]
-        return [*checks, self._topics[topic]] if topic in self._topics else checks
+        checks = [check for check in self._multi_topic_checks.values() if topic in check.names]
+        return [*checks, self._topic_checks[topic]] if topic in self._topic_checks else checks
 
     def topics_with_drains(self) -> set[str]:
         """Return the topics whose Triggers have drains; replies may be written to these."""
@@ -343,12 +340,12 @@ class Scaler:
         """Return the status of all Triggers, by id."""
         return {trigger.id: trigger.status() for trigger in self._triggers.values()}
 
-    def _await_empty(self, id_: str, before: str, group: str, autoscaling: Autoscaling) -> None:
+    def _await_empty(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
         """Delay new drains until the consumer group is empty, as drains without a request of ours,
         such as one held by another operator, may continue with the old contract. No delay if the
-        group has changed too, or with min-scale, whose old pods the reconciliation has awaited.
+        group has changed too, or with min-scale, whose old pods the reconciliation awaits.
         """
-        if before == group and not autoscaling.min_scale:
+        if previous == group and not autoscaling.min_scale:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
@@ -366,12 +363,13 @@ class Scaler:
                 obstacle = f"group {group} has {len(members)} members"
             await asyncio.sleep(MEMBERS_CHECK_INTERVAL)
         log.warning(
-            "%s was changed, and may still be delivered by what was before: %s", id_, obstacle
+            "%s was changed, and may still be delivered as it was before: %s", id_, obstacle
         )
 
-    def _check_soon(self, name: str) -> None:
-        if topic := self._topics.get(name):
-            topic.check_soon()
+    def _check_soon(self, key: str) -> None:
+        """Make the lag check of these topics (`topics_key`) due, if there is one."""
+        if check := self._topic_checks.get(key):
+            check.check_soon()
 
     def _new_trigger(
         self, trigger_id: str, egress: Egress, autoscaling: Autoscaling
@@ -421,25 +419,25 @@ class Scaler:
 
     def _add_to_check(self, trigger: ScaledTrigger) -> None:
         """Add a Trigger to the lag check of its topics; starts a check for new topics."""
-        name = topics_key(trigger.egress)
-        topic = self._topics.get(name)
-        if topic is None:
+        key = topics_key(trigger.egress)
+        check = self._topic_checks.get(key)
+        if check is None:
             names = trigger.egress.topics
-            topic = self._topics[name] = TopicLagCheck(names, self._kafka, self._ending)
+            check = self._topic_checks[key] = TopicLagCheck(names, self._kafka, self._ending)
             if len(names) > 1:
-                self._several[name] = topic
-            self._lag_checks.add(topic)
-        topic.triggers[trigger.id] = trigger
+                self._multi_topic_checks[key] = check
+            self._lag_checks.add(check)
+        check.triggers[trigger.id] = trigger
 
     def _remove_from_check(self, trigger: ScaledTrigger) -> None:
         """Remove a Trigger from the lag check of its topics; ends a check without Triggers."""
-        name = topics_key(trigger.egress)
-        topic = self._topics[name]
-        del topic.triggers[trigger.id]
-        if not topic.triggers:
-            del self._topics[name]
-            self._several.pop(name, None)
-            topic.end()
+        key = topics_key(trigger.egress)
+        check = self._topic_checks[key]
+        del check.triggers[trigger.id]
+        if not check.triggers:
+            del self._topic_checks[key]
+            self._multi_topic_checks.pop(key, None)
+            check.end()
 
     def _join(self, trigger: ScaledTrigger) -> None:
         """Add a Trigger to its shard, once its own drains have ended and unless it is paused."""
@@ -476,12 +474,11 @@ class Scaler:
             self._check_soon(topic)
 
     def _on_drains_ended(self, id_: str) -> None:
-        """Let the successor of a replaced Trigger or Sensor open drains, as its predecessor's have
-        ended."""
+        """Let a changed Trigger or Sensor open drains, as its previous ones have ended."""
         if successor := self._triggers.get(id_):
             self._join(successor)
             self._check_soon(topics_key(successor.egress))
-        if sensor_check := self._sensors.get(id_):
+        if sensor_check := self._sensor_checks.get(id_):
             sensor_check.check_soon()
 
 

@@ -28,9 +28,9 @@ from knafka_operator.senders.encryption import TLS_SECRET, Https, tls_host
 def https_of_secret(
     broker: Broker, name: str, secret: Mapping[str, str] | None, settings: Settings, now: datetime
 ) -> Https:
-    """Return the https address of a Broker's receiver that ends TLS with a Secret; `secret` has its
-    decoded values, None: it doesn't exist. Raises `NotReady` if clients couldn't connect with
-    it."""
+    """Return the https address of a Broker's receiver that terminates TLS itself, with the
+    certificate in the Secret `name`. `secret` has the decoded values of that Secret, None: it
+    doesn't exist. Raises `NotReady` if clients couldn't connect to the receiver with it."""
     host, namespace = tls_host(broker, settings), broker.metadata.namespace
     where = f"Secret {namespace}/{name:.253}"
     if secret is None:

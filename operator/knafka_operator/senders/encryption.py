@@ -4,7 +4,7 @@
                                                        permissive: https and http
                                                        strict: only https
 
-    a Broker's annotation knafka.dev/tls-secret   its receiver ends TLS, at a Service for that
+    a Broker's annotation knafka.dev/tls-secret   its receiver terminates TLS, at a Service for that
     none                                          https by Knative Serving, if that has it
 
 Not here: TLS (`knafka.tls_listener`), what makes a Secret usable (`certificates`), and reading it
@@ -33,7 +33,7 @@ _ENCRYPTION_MODES: Final[tuple[str, ...]] = get_args(EncryptionMode)
 
 TLS_SECRET: Final = f"{KNAFKA_PREFIX}tls-secret"
 """Annotation of a Broker: the Secret of its namespace, in cert-manager's form, with which its
-receiver ends TLS itself."""
+receiver terminates TLS itself."""
 RECEIVER_TLS_PORT: Final = 8443
 NO_HTTPS: Final = "HttpsNotServed"
 
@@ -47,7 +47,7 @@ class Https:
     ca_certs: str | None = None
     """PEM of the authorities to trust; None: the trust bundles', or the system's."""
     secret: str | None = None
-    """The Secret with which the receiver ends TLS itself; None: Knative ends TLS."""
+    """The Secret with which the receiver terminates TLS itself; None: Knative does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def applied_policies(
 ) -> tuple[AppliedPolicy, ...]:
     """Return the policies that apply to a resource, sorted by name; `policies` are all policies of
     its namespace."""
-    applied = (_applied_policy(each, resource) for each in policies)
-    return tuple(sorted((each for each in applied if each), key=lambda each: each.name))
+    applied = (_applied_policy(document, resource) for document in policies)
+    return tuple(sorted((policy for policy in applied if policy), key=lambda policy: policy.name))
 
 
 def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
@@ -51,7 +51,7 @@ def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> C
     if not applied:
         message = f'Default authz mode is "{mode}"'
         return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)
-    if missing := [each.name for each in applied if not each.is_ready]:
+    if missing := [policy.name for policy in applied if not policy.is_ready]:
         message = f"event policies {', '.join(missing)} are not ready, and let nobody through"
         return Condition(EVENT_POLICIES_READY, Status.FALSE, "EventPoliciesNotReady", message)
     return Condition(EVENT_POLICIES_READY, Status.TRUE)
@@ -59,8 +59,8 @@ def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> C
 
 def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
     """Return `status.policies`: the policies that are ready."""
-    ready = (each for each in applied if each.is_ready)
-    return [{"apiVersion": POLICIES_VERSION, "name": each.name} for each in ready]
+    ready = (policy for policy in applied if policy.is_ready)
+    return [{"apiVersion": POLICIES_VERSION, "name": policy.name} for policy in ready]
 
 
 def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy | None:
@@ -71,14 +71,14 @@ def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedP
         spec = parse(EventPolicySpec, document.get("spec") or {})
     except InvalidDocument:
         return AppliedPolicy(name, NOBODY, is_ready=False)  # it may apply to any object
-    if spec.to and not any(_is_target(each, resource) for each in spec.to):
+    if spec.to and not any(_is_target(target, resource) for target in spec.to):
         return None
-    if any(each.ref is not None for each in spec.from_):
+    if any(sender.ref is not None for sender in spec.from_):
         senders = _senders_in_status(document.get("status"))
         if senders is None:
             return AppliedPolicy(name, NOBODY, is_ready=False)
     else:
-        senders = tuple(each.sub for each in spec.from_ if each.sub is not None)
+        senders = tuple(sender.sub for sender in spec.from_ if sender.sub is not None)
     return AppliedPolicy(name, Policy(subjects=senders, filters=spec.filters))
 
 
@@ -112,9 +112,10 @@ def _senders_in_status(status: object) -> tuple[str, ...] | None:
     conditions = status.get("conditions")
     senders = status.get("from") or []
     ready = isinstance(conditions, list) and any(
-        isinstance(each, Mapping) and (each.get("type"), each.get("status")) == ("Ready", "True")
-        for each in conditions
+        isinstance(condition, Mapping)
+        and (condition.get("type"), condition.get("status")) == ("Ready", "True")
+        for condition in conditions
     )
     if not ready or not isinstance(senders, list):
         return None
-    return tuple(each for each in senders if isinstance(each, str))
+    return tuple(sender for sender in senders if isinstance(sender, str))

@@ -37,7 +37,7 @@ class Policies:
             namespace_policies = self._by_namespace.get(identity.namespace, {})
             if namespace_policies.pop(identity, None) is not None and not namespace_policies:
                 del self._by_namespace[identity.namespace]
-        return {Identity.of(each).namespace for each in (*changed, *gone)}
+        return {Identity.of(document).namespace for document in (*changed, *gone)}
 
     def of(self, namespace: str) -> tuple[Document, ...]:
         """Return the policies of a namespace. Raises `NotReady` until all policies are known."""

@@ -122,7 +122,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
             case StartDelivery():
                 return replace(observed, scaled=True, scaling=result)
             case Apply(Step.APPLY_TRIGGERS):
-                triggers = {each["metadata"]["name"]: each for each in result}
+                triggers = {trigger["metadata"]["name"]: trigger for trigger in result}
                 return replace(observed, triggers=triggers, applied=True)
         return observed
 
@@ -227,8 +227,8 @@ def _ensure_topics(
         ):
             steps.needed.run_first(*topics_to_create)
         ids = {
-            TOPICS[each][1]: sensor_topics.topic_id(existing_topics[topic.name])
-            for each, topic in desired_topics.items()
+            TOPICS[use][1]: sensor_topics.topic_id(existing_topics[topic.name])
+            for use, topic in desired_topics.items()
         }
         sensor_topics.check_partitions(desired_topics, existing_topics)
         steps.conditions.set(sensor_topics.as_declared_condition(desired_topics, existing_topics))
@@ -288,7 +288,7 @@ def _apply_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
         check_subscriptions_handler(observed.handler)
         if not observed.applied:
             undeclared_names = observed.triggers.keys() - {
-                each["metadata"]["name"] for each in declared
+                manifest["metadata"]["name"] for manifest in declared
             }
             kind = family.trigger_version, family.trigger, sensor.metadata.namespace
             triggers_to_delete = tuple(ObjectName(*kind, name) for name in sorted(undeclared_names))
@@ -300,8 +300,8 @@ def _apply_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
                 (Delete(Step.DELETE_TRIGGERS, triggers_to_delete),) if triggers_to_delete else ()
             )
             steps.needed.run_first(apply_triggers, *delete_effects)
-        for each in declared:
-            check_trigger(observed.triggers[each["metadata"]["name"]])
+        for manifest in declared:
+            check_trigger(observed.triggers[manifest["metadata"]["name"]])
 
 
 def check_bus(sensor: Sensor, observed: ObservedSensor[K]) -> None:
@@ -352,9 +352,10 @@ def _consumer_group(
     *,
     foreign: bool,
 ) -> str:
-    """Return a Sensor's consumer group: the one in its status, else one of the usual name
-    (BUS-S14), or a distinct one if another owner has that. Raises `NotReady` if the group in the
-    status isn't proved to be the Sensor's."""
+    """Return a Sensor's consumer group: the one in its status, whose `annotations` these are, else
+    one of the usual name (BUS-S14), or a distinct one if another owner has that. `foreign`: a group
+    of the usual name may be somebody else's. Raises `NotReady` if it is the one in the status, and
+    so isn't proved to be the Sensor's."""
     name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
     if (

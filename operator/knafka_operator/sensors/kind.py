@@ -208,10 +208,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
                 if topic not in kept_names(document):
                     continue
                 recorded_id, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
-                if (
-                    await find_topic_to_delete(topics, topic, recorded_id, claimed=claimed)
-                    is not None
-                ):
+                own = await find_topic_to_delete(topics, topic, recorded_id, claimed=claimed)
+                if own is not None:
                     await topics.delete_topic(topic)
         await self.forget(document)
 
@@ -388,6 +386,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return self.scaling_status(Identity.of(document))
 
     async def end_delivery(self, document: Document) -> None:
+        """Stop scaling the Sensor; returns once its drains have ended."""
         await self._stop_scaling(self.states.sensors[Identity.of(document)])
 
     async def _delete_function(self, record: SensorRecord) -> None:
@@ -397,4 +396,5 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         await delete_service(self.cluster, name, resource_of(record.document), namespace)
 
     async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:
+        """Delete a Trigger or Subscription of a Sensor. Raises `ClusterError`."""
         await self.cluster.delete(family.trigger_version, family.trigger, namespace, name)

@@ -57,8 +57,7 @@ def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
             bytes_per_event = ACTION_EVENTS * MAX_RECORD_BYTES // event_count
             warning = (
                 f"a firing may have {event_count} events, and its topic has room for "
-                f"{ACTION_EVENTS}"
-                f" of the largest: of more than {bytes_per_event:,} bytes each, as "
+                f"{ACTION_EVENTS} of the largest: of more than {bytes_per_event:,} bytes each, as "
                 "JSON, it is dead-lettered"
             )
             yield number, warning

@@ -55,8 +55,8 @@ class SensorPublishing:
     async def publish_all(self) -> None:
         """Write the scaler's view into the status of each Sensor: at once if drains begin or end,
         else every `LAG_INTERVAL` seconds."""
-        uids = {each.uid for each in self.states.sensors.values()}
-        self._published = {uid: each for uid, each in self._published.items() if uid in uids}
+        uids = {record.uid for record in self.states.sensors.values()}
+        self._published = {uid: state for uid, state in self._published.items() if uid in uids}
         for identity, record in list(self.states.sensors.items()):
             try:
                 await self._publish(identity, record)
@@ -75,13 +75,11 @@ class SensorPublishing:
         if scaled is None:
             return
         stored_status = record.document.get("status") or {}
-        dead_letters_condition = sensor_scaling.dead_letters_condition(scaled)
-        if delivering_condition(scaled).reason != statuses.reason_of(
-            stored_status, statuses.DELIVERING
-        ) or (
-            dead_letters_condition is not None
-            and dead_letters_condition.reason
-            != statuses.reason_of(stored_status, dead_letters_condition.type)
+        conditions = delivering_condition(scaled), sensor_scaling.dead_letters_condition(scaled)
+        if any(
+            condition is not None
+            and condition.reason != statuses.reason_of(stored_status, condition.type)
+            for condition in conditions
         ):
             self.queue.enqueue((SENSOR, *identity))
         now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)

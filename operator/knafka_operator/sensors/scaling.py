@@ -60,9 +60,8 @@ def in_order_condition(scaled: ScalingStatus | None) -> Condition | None:
     if scaled is None or not (late_events := scaled.counts.late):
         return None
     message = (
-        f"{late_events} events came later than the Sensor's grace allows and were "
-        "taken after others of a"
-        " later time, so other events may have fired together: declare a larger grace"
+        f"{late_events} events came later than the Sensor's grace allows and were taken after "
+        "others of a later time, so other events may have fired together: declare a larger grace"
     )
     return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
 

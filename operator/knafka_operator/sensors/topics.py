@@ -21,6 +21,7 @@ from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import ACTION, CHANGELOG, TOPICS, TRIGGER, Sensor
 from knafka_operator.model.topics import Topic, TopicRefused
 from knafka_operator.records.delivery import BrokerState
+from knafka_operator.sensors.limits import ACTION_EVENTS
 
 RECORD_OVERHEAD_BYTES: Final = 65_536
 """Bytes by which a record may exceed twice its event: attributes, names and a correlation key."""
@@ -37,9 +38,11 @@ def desired_topics(
     existing_topics: Mapping[str, TopicDescription | None],
     names_of_others: Container[str],
 ) -> Mapping[str, Topic]:
-    """Return a Sensor's desired topics, by their use (BUS-9 to BUS-11, BUS-13). They keep the
-    number of partitions that the Broker's topic had at first, since changelog and trigger topic
-    must always have equally many.
+    """Return a Sensor's desired topics, by their use (BUS-9 to BUS-11, BUS-13). `broker` is the
+    state of its bus, `annotations` are those of its status, `existing_topics` are by name.
+
+    The topics keep the number of partitions that the bus's topic had at first, since changelog and
+    trigger topic must always have equally many.
     """
     recorded_partitions = annotations.get(desired.PARTITIONS_KEY, "")
     partitions = (
@@ -55,7 +58,7 @@ def desired_topics(
     limits = {
         TRIGGER: event_record_bytes,
         CHANGELOG: event_record_bytes,
-        ACTION: max(event_record_bytes, min(16 * limit, MAX_ACTION_BYTES)),
+        ACTION: max(event_record_bytes, min(ACTION_EVENTS * limit, MAX_ACTION_BYTES)),
     }
     return {
         use: Topic(
@@ -74,8 +77,8 @@ def desired_topics(
 
 
 def _configured_max_bytes(bus: TopicDescription | None) -> int:
-    """Return the most bytes of a record on the bus by its topic's setting in Kafka, which may have
-    been raised; 0 if it isn't known."""
+    """Return the most bytes of a record on the bus, by the setting that its topic has in Kafka now;
+    0 if that isn't known."""
     limit = "" if bus is None else bus.config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else 0
 
@@ -103,8 +106,8 @@ def _topic_name(
     existing_topics: Mapping[str, TopicDescription | None],
     names_of_others: Container[str],
 ) -> str:
-    """Return the name of a Sensor's topic: the recorded one, else the first of `candidate_names`,
-    or the second if the first is taken."""
+    """Return the name of a Sensor's topic: the one in the status, whose annotations these are, else
+    the first of `candidate_names`, or the second if the first is taken."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
@@ -122,8 +125,9 @@ def annotations_to_record(
     annotations: Mapping[str, str],
     existing_topics: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
-    """Return the annotations to write to the status before topics are created; empty if they are up
-    to date. Raises `TopicRefused` for a topic that somebody else created."""
+    """Return the annotations to write to the status before topics are created; empty if those in
+    it, `annotations`, are up to date. Raises `TopicRefused` for a topic that somebody else created.
+    """
     annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for use, topic in topics_by_use.items():
         name, id_ = TOPICS[use]
@@ -134,6 +138,7 @@ def annotations_to_record(
                 f"topic {topic.name} exists and was not made for this object: delete it, or "
                 "give this one another name",
             )
+        # Also if the topic was deleted: a new one gets another id.
         if not is_recorded or (existing_topics[topic.name] is None and annotations.get(id_)):
             annotations_to_write |= {name: topic.name, id_: ""}
     if annotations_to_write:
@@ -149,9 +154,10 @@ def topics_to_create(
     maxima: Maxima,
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
-    """Return the effects that create missing topics. Raises `TopicRefused` for a topic that
-    somebody else has recreated, or that is too large; `disputed` has topics for which an empty id
-    proves nothing (`topic_effects`)."""
+    """Return the effects that create missing topics. `annotations` are those of the Sensor's
+    status; an empty topic id there proves that a topic is the Sensor's unless the topic is in
+    `disputed`. Raises `TopicRefused` for a topic that somebody else has recreated, or that is too
+    large."""
     effects: list[CreateTopic] = []
     for use, topic in topics_by_use.items():
         name_key, id_key = TOPICS[use]

@@ -27,15 +27,17 @@ Shown = list[dict[str, Any]]
 def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
     """Return `status.waiting`: which events each trigger holds and waits for, and since when;
     triggers without held events are left out."""
-    rules = {each.name: each for each in sensor.rules()}
+    rules = {rule.name: rule for rule in sensor.rules()}
     held_by_trigger: dict[str, list[Waiting]] = {}
-    for each in held:
-        if each.trigger in rules:
-            held_by_trigger.setdefault(each.trigger, []).append(each)
+    for waiting in held:
+        if waiting.trigger in rules:
+            held_by_trigger.setdefault(waiting.trigger, []).append(waiting)
     statuses = [
         _trigger_status(rules[name], held_events) for name, held_events in held_by_trigger.items()
     ]
-    return sorted(statuses, key=lambda each: (each["since"], each["trigger"]))[:MAX_SHOWN_TRIGGERS]
+    return sorted(statuses, key=lambda status: (status["since"], status["trigger"]))[
+        :MAX_SHOWN_TRIGGERS
+    ]
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
@@ -56,14 +58,14 @@ def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 
 
 def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
-    """Return the status entry of a trigger that holds events: how many keys, since when, and the
-    `MAX_OLDEST_KEYS` oldest."""
-    oldest = sorted(held, key=lambda each: each.since)[:MAX_OLDEST_KEYS]
+    """Return the status entry of a trigger that holds events (`held`, at least one): how many keys,
+    since when, and the `MAX_OLDEST_KEYS` oldest."""
+    oldest = sorted(held, key=lambda waiting: waiting.since)[:MAX_OLDEST_KEYS]
     return {
         "trigger": rule.name,
-        "keys": sum(each.keys for each in held),
+        "keys": sum(waiting.keys for waiting in held),
         "since": _since(oldest[0]),
-        "oldest": [_key_status(rule, each) for each in oldest],
+        "oldest": [_key_status(rule, waiting) for waiting in oldest],
     }
 
 
@@ -73,7 +75,7 @@ def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # A complete condition waits for the end of the time in which the unwanted events may arrive.
-    awaited = missing or [f"!{each}" for each in sorted(condition.unwanted)]
+    awaited = missing or [f"!{name}" for name in sorted(condition.unwanted)]
     status = {"has": list(waiting.has), "waitsFor": awaited, "since": _since(waiting)}
     return status if waiting.key is None else {"key": waiting.key, **status}
 

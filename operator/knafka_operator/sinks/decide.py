@@ -144,8 +144,9 @@ def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
 def _ensure_topic(
     observed: ObservedSink, sink: KafkaSink, settings: Settings, steps: AddressableSteps
 ) -> TopicDescription:
-    """Check or create the sink's topic, and note its owner in the annotations; returns the topic.
-    Raises `KnafkaError`, such as `NotReady` and `TopicRefused`."""
+    """Check or create the sink's topic, and record in the annotations whose it is; returns the
+    topic as it exists in Kafka. Raises `NotReady` while the topic is created, and any other
+    `KnafkaError`, such as `TopicRefused`."""
     existing, annotations = value_or_raise(observed.topic), steps.annotations
     topic_to_make = topic_to_create(sink)
     is_own = topic_to_make is not None and is_made_for(sink, existing, annotations, observed)
@@ -200,7 +201,9 @@ def is_made_for(
     annotations: Mapping[str, str],
     observed: ObservedSink,
 ) -> bool:
-    """Whether an existing topic was created for this sink, by the id in its status."""
+    """Whether an existing topic was created for this sink: the status has its id, or an empty id
+    (it was about to be created) and nothing shows another owner. `annotations` are those of the
+    sink's status."""
     recorded_id = annotations.get(TOPIC_ID)
     if existing is None or recorded_id is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
         return False

@@ -195,8 +195,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Observe.
 
     async def observe(self, document: Document, record: SinkRecord) -> ObservedSink:
-        """Read the sink's Secret, Kafka, topic and features; the result holds expected errors. Also
-        set `record.kafka`."""
+        """Read the sink's Secret, Kafka, topic and features; an expected error takes the place of
+        what couldn't be read. Also set `record.kafka`. Raises `ClusterError`."""
         try:
             sink = parse(KafkaSink, document)
             refuse_taken_topics([sink.spec.topic], self.is_taken, "spec.topic")
@@ -228,10 +228,10 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         try:
             topics = record.kafka.topics
             description = await topics.describe_topic(sink.spec.topic)
-            exists_without_recorded_id = (
-                description is not None and status_annotations(document).get(TOPIC_ID) == ""
-            )
-            disputed = not exists_without_recorded_id or await has_records(topics, sink.spec.topic)
+            has_empty_id = status_annotations(document).get(TOPIC_ID) == ""
+            # Only for an existing topic with an empty id it matters whether there are records.
+            must_read_records = description is not None and has_empty_id
+            disputed = not must_read_records or await has_records(topics, sink.spec.topic)
         except EXPECTED as error:
             return replace(observed, topic=error)
         return replace(observed, topic=description, disputed=disputed)
@@ -240,7 +240,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         """Return the sink's Kafka, and the name and version of its Secret; None if it needs no
         Secret.
 
-        Raises `EXPECTED` and `ClusterError`.
+        Raises the errors in `EXPECTED`, and `ClusterError`.
         """
         if (ref := sink.spec.auth.secret.ref) is None:
             return self.kafkas.ensure_cluster(sink.servers, None), None
@@ -269,7 +269,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
 
 
 def _created_topic(document: Document) -> str | None:
-    """Return the topic that was created for a sink by its status, if it is the declared one."""
+    """Return the topic that was created for a sink, by the sink's status; None: none was, or the
+    sink now declares another topic."""
     topic = status_annotations(document).get(TOPIC_STATUS)
     return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
 

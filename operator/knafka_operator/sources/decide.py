@@ -58,7 +58,11 @@ _SOURCE_CONDITIONS: Final = {
     SUBSCRIPTION_READY: DEPLOYED,
 }
 _KEPT_CONDITIONS: Final = (
-    *(DEAD_LETTER_SINK_RESOLVED, OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS_TYPE, ROLLED_OUT),
+    DEAD_LETTER_SINK_RESOLVED,
+    OIDC_IDENTITY_CREATED,
+    DELIVERING,
+    DEAD_LETTERS_TYPE,
+    ROLLED_OUT,
 )
 _ADDRESSES: Final = {
     "subscriberUri": "sinkUri",
@@ -101,7 +105,8 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
 
 
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
-    """Translate a Trigger's conditions to a KafkaSource's; `failed` are the steps that failed."""
+    """Translate a Trigger's conditions to a KafkaSource's. `failed` are the steps that failed: if a
+    step after the commit of start offsets has, `InitialOffsetsCommitted` is True."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(CONDITIONS)
     for trigger_type, type_ in _SOURCE_CONDITIONS.items():
         translated.set(
@@ -132,12 +137,13 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
 
 
 _STEPS_AFTER_OFFSETS: Final = frozenset(
-    each for each in Step if each.value > Step.COMMIT_OFFSETS.value
+    step for step in Step if step.value > Step.COMMIT_OFFSETS.value
 )
 
 
 def _source_message(condition: Condition) -> str:
-    """Return the message of a Trigger's condition, with a source's terms."""
+    """Return the message of a Trigger's condition, with the words for a KafkaSource instead of
+    those for a Trigger."""
     if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
             "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"

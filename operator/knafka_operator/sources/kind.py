@@ -69,7 +69,7 @@ class KafkaSources(Triggers):
         """Stop delivering for a source that another implementation has claimed: delete its
         functions and our part of its status, but leave its consumer group."""
         knafka_annotations = [
-            each for each in status_annotations(document) if each.startswith(KNAFKA_PREFIX)
+            key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]
         if not knafka_annotations:
             return
@@ -150,7 +150,8 @@ class KafkaSources(Triggers):
             trigger = self.states.family.read_trigger(document)
             assert isinstance(trigger, SourceTrigger)
             group = consumer_group_of(trigger.source)
-            if has_generated_group(trigger.source) and not await self._is_shared(identity, group):
+            may_delete = has_generated_group(trigger.source)
+            if may_delete and not await self._is_shared(identity, group):
                 if kafka is None:
                     kafka, _ = await self.source_observer.connect_kafka(trigger.source)
                 await kafka.topics.delete_group(group)

@@ -52,39 +52,47 @@ class SourceObserver:
         self, source: KafkaSource
     ) -> tuple[KafkaCluster, tuple[str, str] | None]:
         """Return a source's Kafka, and `MOUNTED` with the version of the source's credentials
-        (None: it needs none). Raises `EXPECTED` and `ClusterError`."""
+        (None: it needs none). Raises the errors in `EXPECTED`, and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         credentials = list(required_credentials(spec.net))
         stored = {
             name: await self.cluster.get(CORE, "Secret", namespace, name)
-            for name in dict.fromkeys(each.secret for each in credentials)
+            for name in dict.fromkeys(credential.secret for credential in credentials)
         }
         decoded_by_name = {
-            name: decode_secret(each) for name, each in stored.items() if each is not None
+            name: decode_secret(stored_secret)
+            for name, stored_secret in stored.items()
+            if stored_secret is not None
         }
         credential_values: dict[Credential, str | None] = {
-            each: decoded_by_name.get(each.secret, {}).get(each.key) for each in credentials
+            credential: decoded_by_name.get(credential.secret, {}).get(credential.key)
+            for credential in credentials
         }
         secret = kafka_secret_values(spec, credential_values, namespace)
         if secret is not None:
             await check_endpoint(secret, self.settings)
         kafka = self.kafkas.ensure_cluster(",".join(spec.bootstrap_servers), secret)
         versions = [
-            str(each["metadata"].get("resourceVersion", "")) for each in stored.values() if each
+            str(stored_secret["metadata"].get("resourceVersion", ""))
+            for stored_secret in stored.values()
+            if stored_secret
         ]
         return kafka, (MOUNTED, ".".join(versions)) if credentials else None
 
     async def observe_broker_state(self, document: Document, source: KafkaSource) -> BrokerState:
-        """Return a source's Kafka and topics in the form of a Broker's state. Raises `EXPECTED` and
+        """Return a source's Kafka and topics in the form of a Broker's state, whose topic is the
+        source's first one, as an external topic. Raises the errors in `EXPECTED`, and
         `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.connect_kafka(source)
         descriptions = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
-        existing = [each for each in descriptions if each is not None]
+        existing = [description for description in descriptions if description is not None]
         if len(existing) < len(descriptions):
             missing = [
-                name for name, each in zip(spec.topics, descriptions, strict=True) if each is None
+                name
+                for name, description in zip(spec.topics, descriptions, strict=True)
+                if description is None
             ]
             raise missing_topics_error(missing, kafka.bootstrap_servers)
         kafka_settings = Kafka(
@@ -98,7 +106,7 @@ class SourceObserver:
         return BrokerState(
             broker=SOURCES.read_broker(document),
             topic=Topic(spec.topics[0], 1, 1, existing[0].config, external=True),
-            partitions=sum(each.partitions for each in existing),
+            partitions=sum(description.partitions for description in existing),
             defaults=Defaults(kafka=kafka_settings),
             secret=secret,
             kafka=kafka,

@@ -127,6 +127,7 @@ def _decide(
         return steps.decision()
     trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
+    # Only a paused Trigger's functions are deleted; any other may deliver again soon.
     effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.DELIVERY_PAUSED)
@@ -134,10 +135,10 @@ def _decide(
     subscriber, reply = _resolve_subscriber(steps)
     if broker is None:
         steps.wait(f"it has no {family_of(trigger.kind).broker} that could send it events")
-        keeps_delivery = not paused and (
-            observed.watched is None or observed.stored_broker is not None
-        )
-        return steps.decision(() if keeps_delivery else effects_to_stop)
+        # A running delivery ends only if its Broker is gone: one that exists may not be reconciled
+        # yet.
+        keeps_delivery = observed.watched is None or observed.stored_broker is not None
+        return steps.decision(() if keeps_delivery and not paused else effects_to_stop)
 
     conditions.set(
         service_accounts.ACCOUNT_WAITS if broker.oidc else service_accounts.OIDC_DISABLED
@@ -360,7 +361,7 @@ def _automatic_isolation(
     observed: ObservedTrigger[K],
 ) -> Isolation:
     """Return the isolation of an `auto` Trigger, shared or own, by its activity and its current
-    dispatcher."""
+    dispatcher (`shards.automatic_isolation`)."""
     annotations = (observed.document.get("status") or {}).get("annotations") or {}
     return shards.automatic_isolation(
         observed.needed,

@@ -1,5 +1,8 @@
 """Delivery effects: the effects that start or end the delivery of a Trigger's events. Pure.
 
+A Trigger is delivered by its own dispatcher, or by a shard: a dispatcher that several Triggers of a
+Broker share. A shard delivers the Triggers that have a record in its contract, which is a topic.
+
 Not here: whether events may be delivered (`decide`), and running the effects (`engine.effects`).
 """
 
@@ -62,9 +65,12 @@ def delivery_effects(
     observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
-    """Return the effects that deliver a Trigger: offsets, Service or shard, scaler. Once they have
-    run, no event is missed (KN-TRG-06). A paused Trigger has no Service, so that no pod of
-    min-scale drains; the scaler still reports its lag.
+    """Return the effects that deliver a Trigger as `watched` says: they commit its offsets, apply
+    its Service or shard, and start its drains. Once they have run, no event is missed (KN-TRG-06).
+    A paused Trigger has no Service, so that no pod of min-scale drains; the scaler still reports
+    its lag.
+
+    `observed.watched` is the delivery that is running; `contract` is that of the Broker's shards.
     """
     egress, running, place = watched.egress, observed.watched, watched.place
     paused = watched.autoscaling.paused
@@ -79,22 +85,22 @@ def delivery_effects(
     has_other_offsets = (
         delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
     )
-    elsewhere = (
+    servers_change = (
         delivered is not None
         and has_other_offsets
         and not broker.topic.external
         and (delivered.egress.topics, delivered.egress.group) == (egress.topics, egress.group)
     )
+    # Other offsets can't be written while the group has members.
+    must_stop_for_offsets = has_other_offsets and not servers_change
+    # Events in flight are settled before the function is deleted.
+    is_delivering = shared or (running is not None and not running.autoscaling.paused)
+    must_stop_to_pause = paused and is_delivering
+    # Pods of min-scale drain from the moment they start, without a request, so the shard must stop
+    # before.
+    must_leave_shard = place is None and shared and watched.autoscaling.min_scale > 0
     effects: list[Effect] = []
-    if (
-        # The delivery has other offsets, which can't be written while a group has members.
-        (has_other_offsets and not elsewhere)
-        # Before its function is deleted, so that events in flight are settled.
-        or (paused and (shared or (running is not None and not running.autoscaling.paused)))
-        # Pods of min-scale drain from the moment they start, without a request, so the shard must
-        # stop before.
-        or (place is None and shared and watched.autoscaling.min_scale)
-    ):
+    if must_stop_for_offsets or must_stop_to_pause or must_leave_shard:
         effects.append(StopDelivery())
         running, record, shared = None, None, False
     if paused:
@@ -108,15 +114,17 @@ def delivery_effects(
         if promised_group != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
             effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
-        # Otherwise the Trigger was promised every event: if Kafka has no offsets of it any more, as
-        # its Broker was recreated or it had no member for a week, it begins at the start of the
-        # topic.
+        # Otherwise the Trigger was promised every event. If Kafka has no offsets of its group any
+        # more (its Broker was recreated, or the group had no member for a week), delivery begins at
+        # the start of the topic.
     if place is not None:
         effects += _shared_effects(
-            trigger, broker, watched, contract, observed, settings, elsewhere=elsewhere
+            trigger, broker, watched, contract, observed, settings, servers_change=servers_change
         )
     else:
-        takes_over = shared or (elsewhere and running is not None and running.place is not None)
+        takes_over = shared or (
+            servers_change and running is not None and running.place is not None
+        )
         effects += _own_dispatcher_effects(
             trigger, broker, watched, running, observed, settings, takes_over=takes_over
         )
@@ -133,11 +141,11 @@ def _own_dispatcher_effects(
     *,
     takes_over: bool,
 ) -> Iterator[Effect]:
-    """Yield the effects by which a dispatcher of its own delivers a Trigger: they apply its Service
+    """Yield the effects by which the Trigger's own dispatcher delivers: they apply its Service
     unless the Trigger is paused, and start the delivery.
 
-    `running` is the delivery that goes on meanwhile; None: there is none. `takes_over`: once the
-    Service is awake, the delivery by a shard ends.
+    `running` is the delivery that goes on until then; None: there is none. `takes_over`: that is by
+    a shard, which must end it once the Service is awake.
     """
     paused = watched.autoscaling.paused
     egress = watched.egress
@@ -176,13 +184,13 @@ def _shared_effects(
     observed: ObservedTrigger[K],
     settings: Settings,
     *,
-    elsewhere: bool,
+    servers_change: bool,
 ) -> Iterator[Effect]:
     """Yield the effects by which a shard delivers a Trigger: they write its record to its Broker's
     contract, apply the shard's Service, and delete the Trigger's own Service if it has one.
 
-    `elsewhere`: the running delivery has the same topics and group, but its offsets are at other
-    servers.
+    `servers_change`: the running delivery has the same topics and group, but at other servers,
+    which have their own offsets.
     """
     egress, place, running = watched.egress, watched.place, observed.watched
     assert place is not None
@@ -202,7 +210,7 @@ def _shared_effects(
         leaves_own_service and (running is None or running.drains_without_requests)
     )
     own_delivers = running is not None and running.place is None and not running.autoscaling.paused
-    hands_over = elsewhere or own_delivers
+    hands_over = servers_change or own_delivers
     desired_record = SharedEgress(shard=place.shard.group, egress=egress)
     must_write_record = hands_over or contract.records.get(egress.group) != desired_record
 

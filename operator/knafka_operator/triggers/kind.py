@@ -210,10 +210,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             # The contract may have its record even though it was never delivered, after a crash of
             # the operator.
             await self.shards.withdraw(broker_of(document), [group])
-            broker, record = broker_of(document), self.states.triggers.get(identity)
-            state, broker_record = self.states.broker_state(broker), self.states.brokers.get(broker)
-            kafka = state.kafka if state else record.kafka if record else None
-            kafka = kafka or (broker_record.kafka if broker_record else None)
+            broker = broker_of(document)
+            kafka = self._known_kafka(identity, broker)
             kind = family.broker_version, family.broker
             stored = None if kafka else await self.cluster.get(*kind, *broker)
             if stored is not None:
@@ -226,6 +224,16 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
                 message = f"{family.broker} {broker.name} has no topic yet"
                 raise NotReady(f"{family.short_name}NotConfigured", message)
         self.drop(document)
+
+    def _known_kafka(self, trigger: Identity, broker: Identity) -> KafkaCluster | None:
+        """Return the Kafka with a Trigger's group, from the records in memory: by its Broker's
+        state, else as last used; None: not known."""
+        state, broker_record = self.states.broker_state(broker), self.states.brokers.get(broker)
+        if state is not None:
+            return state.kafka
+        record = self.states.triggers.get(trigger)
+        last_used = None if record is None else record.kafka
+        return last_used or (None if broker_record is None else broker_record.kafka)
 
     def drop(self, document: Document) -> None:
         """Drop the record of a Trigger that is gone; stops nothing and deletes nothing in Kafka."""
@@ -305,7 +313,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.stop_delivery(identity)
         except KnafkaError as error:
             kind = self.states.family.trigger
-            log.warning("%s %s is gone, and its shard doesn't know: %s", kind, identity, error)
+            log.warning("%s %s is gone, and its shard may deliver it: %s", kind, identity, error)
             await self.stop_scaling(identity)
 
     async def stop_scaling(self, identity: Identity) -> None:
@@ -350,7 +358,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
-        """Carry out the effect `StopDelivery`, as `stop_delivery`."""
+        """Run the effect `StopDelivery`: see `stop_delivery`."""
         await self.stop_delivery(Identity.of(document))
 
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:

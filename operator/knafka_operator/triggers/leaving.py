@@ -26,16 +26,17 @@ from knafka_operator.model.resources import KNAFKA_PREFIX
 
 def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
     """Return the effects for a Trigger whose Broker another implementation serves: stop delivering,
-    and remove Knafka's annotations and conditions. The Trigger was created before its Broker, or
-    the other implementation takes the Broker over and continues with the group in the status. The
-    other implementation's fields stay.
+    and remove Knafka's annotations and conditions from the status. What the other implementation
+    wrote stays, and so does the group, with which it continues.
+
+    Such a Trigger was created before its Broker, or its Broker was taken over from Knafka.
     """
     status = document.get("status") or {}
     patch: dict[str, Any] = {}
     annotations = status.get("annotations") or {}
     if any(key.startswith(KNAFKA_PREFIX) for key in annotations):
         patch["annotations"] = {key: None for key in annotations if key.startswith(KNAFKA_PREFIX)}
-    types = {key.get("type") for key in status.get("conditions") or ()}
+    types = {condition.get("type") for condition in status.get("conditions") or ()}
     informational = {DELIVERING, DEAD_LETTERS_TYPE, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
     types_without_informational = types - informational
     # Knative Eventing's controller writes the same conditions into a Subscription.
@@ -44,8 +45,12 @@ def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
     )
     if is_subscriptions or types_without_informational == {READY, *TRIGGER_CONDITIONS}:
         fields = (
-            *("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri"),
-            *("subscriberCACerts", "deadLetterSinkCACerts"),
+            "conditions",
+            "observedGeneration",
+            "subscriberUri",
+            "deadLetterSinkUri",
+            "subscriberCACerts",
+            "deadLetterSinkCACerts",
         )
         patch.update({key: None for key in fields if key in status})
     return StopDelivery(), WriteStatus(Step.PUBLISH_STATUS, patch)

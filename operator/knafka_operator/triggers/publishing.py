@@ -68,8 +68,8 @@ class Publishing:
                 await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
 
     def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
-        """Return the annotations to write to a Trigger's status; None: there are none, or its
-        condition is outdated too and the Trigger was enqueued instead."""
+        """Return the annotations about scaling to write to a Trigger's status; None: the status is
+        up to date, or more than annotations is outdated, so that the Trigger was enqueued."""
         record = self.states.triggers.get(identity)
         scaled = self.triggers.scaling_status(identity)
         document = record.document if record is not None else None
@@ -77,10 +77,12 @@ class Publishing:
             return None
         now, state = asyncio.get_running_loop().time(), _urgent_state(scaled)
         previous_state, published_at = record.published
+        # Numbers that change all the time, such as the lag, are published once in a while.
         is_recent = state == previous_state and now - published_at < LAG_INTERVAL
         status = document.get("status") or {}
         # A KafkaSource's number of replicas is a status field, for its scale subresource.
         is_counted = status.get("consumers", scaled.replicas) == scaled.replicas
+        # The condition needs no second look while the document is the same.
         if is_recent and is_counted and record.checked is document:
             return None
         reported_reason = statuses.reason_of(status, statuses.DELIVERING)
@@ -91,15 +93,9 @@ class Publishing:
         if is_recent:
             return None
         record.published = state, now
-        stored_annotations, desired_annotations = (
-            status.get("annotations") or {},
-            scaling_annotations(scaled),
-        )
-        return (
-            desired_annotations
-            if any(stored_annotations.get(key) != text for key, text in desired_annotations.items())
-            else None
-        )
+        stored, desired = status.get("annotations") or {}, scaling_annotations(scaled)
+        is_stale = any(stored.get(key) != text for key, text in desired.items())
+        return desired if is_stale else None
 
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
         """Write annotations to a Trigger's status; after an error, which is logged, the next round
@@ -134,7 +130,7 @@ class Publishing:
             if stored is not None and conditions != previous_conditions:
                 await self.cluster.write_status(stored, {"conditions": conditions})
         except Exception:
-            log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
+            log.exception("writing a failure of %s %s", document["kind"], "/".join(identity))
 
     async def close(self) -> None:
         """Cancel the writes under way, and wait for their end."""

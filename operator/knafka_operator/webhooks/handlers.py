@@ -119,8 +119,8 @@ async def _read_default_class(broker: Document, memo: kopf.Memo) -> str:
 
 
 def replace_document(raw: Any, document: Document) -> None:
-    """Replace the content of kopf's patch `raw` by a document."""
-    # A function, since kopf drops empty objects such as `filter: {}` from a patch.
+    """Replace the content of `raw`, the object that kopf patches, by a document."""
+    # Called by kopf's patch, as kopf drops empty objects such as `filter: {}` from a merge patch.
     raw.update(document)
 
 
