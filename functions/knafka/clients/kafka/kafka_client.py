@@ -110,6 +110,7 @@ UNKNOWN_TOPIC_ERRORS: Final = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
+"""Errors that say that a topic, or a partition of it, doesn't exist."""
 PERMANENT_ERRORS: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 )

@@ -155,7 +155,8 @@ class StalledPartitions:
         return []
 
     def _look_less_often(self) -> None:
-        """Double the interval of looks, which blocked in vain and so delayed other partitions."""
+        """Double the interval of looks: the last one blocked, found nothing, and delayed the
+        reading of all partitions."""
         self._interval = min(2 * self._interval, MAX_STALL_CHECK_INTERVAL)
         self._check_at = time.monotonic() + self._interval
 
@@ -174,8 +175,9 @@ class StalledPartitions:
     def _with_another_end(
         self, consumer: Consumer, positions: Mapping[_Key, TopicPartition]
     ) -> dict[_Key, TopicPartition]:
-        """Return those of these positions that aren't at their partition's end, or whose end can't
-        be had."""
+        """Return those of these positions from which more should have been read: the partition's
+        end, as Kafka says it, or its leader epoch, is another one than the consumer knows, or Kafka
+        doesn't say it."""
         end_queries = [TopicPartition(*key, OFFSET_END) for key in positions]
         answers = consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT)
         return {
@@ -187,15 +189,15 @@ class StalledPartitions:
         }
 
     def _known_end(self, key: _Key, position: TopicPartition) -> int:
-        """Return the end as far as the consumer knows; it may be behind the position, as markers of
-        transactions are no records. Negative if nothing was heard."""
+        """Return the partition's end as far as the consumer knows. It may be higher than the
+        position, as markers of transactions are no records. Negative if nothing was heard."""
         return max(position.offset, self._ends.get(key, position.offset))
 
     def _heard_by_new_consumer(
         self, positions: Mapping[_Key, TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the partitions of which a new consumer, begun at these positions, hears what the
-        watched one doesn't."""
+        """Return the partitions of which a new consumer, begun at these positions, gets a record,
+        an end or an error that the watched consumer didn't get."""
         group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         configuration = {**READING, **self._connection, "group.id": group, "log_level": 0}
         heard: set[_Key] = set()
@@ -229,7 +231,7 @@ def names_of(partitions: Iterable[TopicPartition]) -> str:
 
 
 def _key(partition: TopicPartition) -> _Key:
-    """Return what identifies a partition."""
+    """Return topic and number of a partition."""
     return partition.topic, partition.partition
 
 

@@ -59,7 +59,7 @@ CONSUMER_SETTINGS: Final = {
 
 _METADATA: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
-"""The start of librdkafka's description of a member; its group and its id follow."""
+"""librdkafka's description of a member: this prefix, its generation, then group and member id."""
 
 
 class TransactionalMember(GroupConsumer):
@@ -83,6 +83,7 @@ class TransactionalMember(GroupConsumer):
         """librdkafka's description of the membership under which records were read; None: it was no
         member."""
         self.reached: dict[Partition, int] = {}
+        """Ends that were reached and that the caller has not taken yet, by owned partition."""
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
         """Leader epoch of each offset that was committed at the assignment, or of later records."""
@@ -273,7 +274,8 @@ class TransactionalMember(GroupConsumer):
                 self._epochs[place] = epoch
 
     def go_back(self) -> None:
-        """Read the records again that were returned since the last commit."""
+        """Read the records again that were returned since the last commit, as their transaction was
+        aborted or they could not be returned."""
         self._to_reread |= self._returned_since_commit & self.owned.keys()
         self._returned_since_commit.clear()
         self._seek_back()
@@ -375,7 +377,8 @@ def _place_of(record: Message | Record) -> Partition:
 
 
 def _identity_of(consumer: Consumer) -> Any:
-    """Return the membership under which a consumer may commit; None while it has none."""
+    """Return librdkafka's description of the membership under which a consumer may commit; None
+    while it is no member. Raises `LogError` if the description has another format."""
     description = consumer.consumer_group_metadata()
     if not description.startswith(_METADATA):
         raise LogError("this librdkafka describes a member in an unknown way")

@@ -63,6 +63,7 @@ class KafkaTransactions:
         # which ids are taken.
         member_connection = {**connection, "client.id": transactional_id}
         self._member = TransactionalMember(member_connection, group, topics, claims, protocol)
+        # Reads up to a point, without the group's rebalances.
         self._bounded = BoundedReader(connection, group)
         self._broken: LogError | None = None
         """The error that all further calls raise; None: there is none."""
@@ -125,6 +126,7 @@ class KafkaTransactions:
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
     def ends(self, topic: str) -> Positions:
+        """Return the end offset of each partition of a topic. Raises `LogError`."""
         return self._bounded.ends(topic)
 
     def committed(self, topic: str) -> Positions:
@@ -134,12 +136,17 @@ class KafkaTransactions:
         return self._bounded.committed(topic, STABLE_TIMEOUT)
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        """Return the end offset of each partition of a topic; None: it can't be read now. Raises
+        `LogError`."""
         return self._bounded.reachable_ends(topic)
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        """Return the group's commits by partition, without those of transactions under way. Raises
+        `LogError`."""
         return self._bounded.committed_now(topic)
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume the reading of those of these partitions that this member owns."""
         self._member.set_paused(partitions, paused=paused)
 
     def close(self, timeout: float) -> None:
