@@ -110,7 +110,8 @@ class HttpSubscriber:
             pool.release_slot()
 
     def _open(self, origin: HttpOrigin) -> Pool:
-        """Open the pool of an origin."""
+        """Create and return the pool of an origin, still without connections. Raises
+        `DeliveryError` if the client is closed."""
         if self._closed:
             raise client_closed_error()
         pool = Pool(

@@ -31,7 +31,7 @@ LIVENESS_CHECK_INTERVAL: Final = 5.0
 
 
 class Liveness:
-    """Checks that one consumer still hears from Kafka; its thread calls `check` after each read."""
+    """Checks that Kafka still answers one consumer, whose thread calls `check` after each read."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
         """`connection` opens the other client; requests ask for the metadata of `topic`."""

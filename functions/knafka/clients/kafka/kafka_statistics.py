@@ -112,6 +112,7 @@ class _Reports:
     """The reports of some clients, parsed once, at their first use."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Keep the reports as librdkafka's JSON."""
         self._texts = texts
         self._pooled: dict[str, _CombinedReports] | None = None
 

@@ -190,7 +190,7 @@ class ApiServerKeys:
 
 
 def fetch_with_credentials(url: str, folder: Path) -> Fetch:
-    """Return the function that fetches keys, with parameters and errors as in
-    `api_server.ask_with_credentials`."""
+    """Return the function that reads from the API server at `url` with the token and CA in
+    `folder`. Raises `InvalidDocument` if the URL isn't https."""
     ask = ask_with_credentials(url, folder)
     return lambda path: ask(path, None)

@@ -252,8 +252,8 @@ class AtMostOnceDrain(Drain):
         return super().progress(ended, error)
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return the seconds until the drain has been without work for `idle` seconds, as `Drain`
-        does; uncommitted records count as work."""
+        """Return the seconds until the drain will have been without work for `idle` seconds, as
+        `Drain` does; uncommitted records count as work."""
         if self._confirmed is not None and self._confirmed.uncommitted:
             self._active_at = self._loop.time()
         return super().seconds_until_idle(idle)

@@ -116,6 +116,7 @@ class CommitWait:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, interval: float, quiet_interval: float, share: float
     ) -> None:
+        """Start the timer of `quiet_interval` on `loop`."""
         self._loop = loop
         self._interval = interval
         self._share = share

@@ -267,7 +267,7 @@ class Drain:
 
     def seconds_until_idle(self, idle: float) -> float:
         """Return the seconds until the drain will have been without work for `idle` seconds, if no
-        record comes."""
+        record comes. A closed rate limit counts as work (`AttemptRate`)."""
         self.catch_up()
         now = self._loop.time()
         if self._partitions.unsettled > 0 or not self._workers.may_begin:
@@ -296,7 +296,7 @@ class Drain:
 
     def may_select(self, number: int) -> bool:
         """Whether the shared reader may skip records of this partition that don't match the filter:
-        not while a record is still to be read of which an earlier owner's commit has the state."""
+        not while it has to read records whose state is in an earlier owner's commit."""
         partition = self._partitions.get(number)
         return (
             partition is not None

@@ -44,7 +44,8 @@ class OwnParser:
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Encode the request, as `Parser.request` says, anew at each call."""
+        """Encode the request that delivers the event; returns its header lines, after `prefix`, and
+        its body."""
         head, body = encode_request(record, envelope, format_, located)
         return prefix + head, body
 

@@ -22,6 +22,7 @@ class AttemptRate:
     as the next drain's first attempt may begin at once."""
 
     def __init__(self, limit: RateLimit) -> None:
+        """Begin with an open limit: the first attempt may begin at once."""
         self.is_open = True
         """Whether an attempt may begin."""
         # Attempts that begin within a unit were due within it, or at most `LATE` before it.

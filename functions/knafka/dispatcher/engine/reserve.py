@@ -58,7 +58,7 @@ class Reserve:
     def may_begin_unchecked(self, oldest: float, now: float) -> bool:
         """Whether an attempt may begin without a check of those under way; `oldest` is when the
         first of them began."""
-        seconds_left = self._unchecked_until - now
+        seconds_left = self._unchecked_until - now  # more than the interval: the clock was set back
         return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 
     def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:

@@ -199,7 +199,7 @@ class PartitionBuffer:
     def contradicted(self) -> list[Cursor]:
         """Return the unproven cursors that were read from another log than this one, because this
         log ends before their position or has records of a later leader epoch below it. Cursors that
-        turn out to belong to this log are unproven no more."""
+        turn out to belong to this log no longer count as unproven."""
         contradicted: list[Cursor] = []
         for cursor, epoch in list(self.unproven.items()):
             if cursor.offset > self.end:

@@ -199,8 +199,8 @@ class Fetcher:
 
     def _restart(self, buffer: PartitionBuffer, shared: Position) -> PartitionBuffer:
         """Replace the buffer of a partition whose log is another one from `shared` on, and return
-        the new one. All cursors of the partition continue at `shared`, or earlier if they were
-        below it."""
+        the new one. Cursors beyond `shared` are restarted; those before it, and unproven ones, keep
+        their position."""
         number, start = buffer.number, max(0, shared.offset)
         if start > 0:  # the source reads from the partition's beginning
             self._source.drop({number})

@@ -443,8 +443,8 @@ class GroupReader:
             self.committed[number] = full_commits[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epochs to commit, by partition: that of the last record read, or a
-        later one that an earlier commit had (`Commit.end_epoch`)."""
+        """Return the leader epochs to commit, by partition: that of the last record read, or that
+        of the log's end at the assignment if it is later (`Commit.end_epoch`)."""
         return {
             number: max(self._epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers

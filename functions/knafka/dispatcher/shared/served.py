@@ -124,7 +124,8 @@ class ServedShard:
         return ""
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress; see `streaming.stream`."""
+        """Answer a request for a drain with lines of progress until the drain ends, the request's
+        budget is spent or the client disconnects (`caller` is done then); `send` is ASGI's."""
         await stream(self._lease, request, caller, send, line_maker(), self._news)
 
     def note_refusal(self) -> None:

@@ -98,7 +98,7 @@ class KafkaAdmin:
         request_timeout: float = ADMIN_REQUEST_TIMEOUT,
         max_read_bytes: int | None = None,
     ) -> None:
-        """`max_read_bytes`: limit of `read_all`, as in `read_whole`."""
+        """`max_read_bytes`: bytes of memory that the records of one `read_all` may take."""
         self._connection = connection
         self._max_read_bytes = max_read_bytes
         self._calls = AdminCalls(connection, request_timeout)
@@ -234,7 +234,7 @@ class KafkaAdmin:
         return ends
 
     async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of many topics, as `KafkaRanges.ranges`."""
+        """Return the start and end offsets of those of many topics that can be read."""
         return await self._topic_ranges.ranges(topics)
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:

@@ -44,6 +44,7 @@ class KafkaOffsets:
     """Reads and commits the offsets of groups without members; used on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
+        """Open the admin client. Raises `LogError`."""
         self._calls = AdminCalls(connection, COMMIT_REQUEST_TIMEOUT)
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()

@@ -76,7 +76,9 @@ class KafkaRanges:
         """Cached partitions by topic, each with the monotonic time when they were read."""
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of the topics, as `LogAdmin.ranges_of_all` says."""
+        """Return the start and end offsets of the topics, by name, with two requests while their
+        partitions are cached. Topics that don't exist and partitions without a leader are left out.
+        Raises `LogError` if nothing can be read."""
         partitions = await self._existing_partitions(topics)
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
@@ -97,8 +99,8 @@ class KafkaRanges:
         return {topic: Range(*topic_offsets) for topic, topic_offsets in starts_and_ends.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the Unix time of each topic's first record, as `LogAdmin.first_timestamps`
-        says."""
+        """Return the Unix time of each topic's first record, by name, with one request; topics
+        without records are left out. Raises `LogError`."""
         partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
         timestamps: dict[str, float] = {}
         for partition, record in (await list_offsets(self._calls, partitions, some=True)).items():
@@ -108,7 +110,7 @@ class KafkaRanges:
         return timestamps
 
     async def set_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """Set these configs of a topic, as `LogAdmin.set_topic_config` says."""
+        """Change these settings of a topic and no others. Raises `LogError`."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in config.items()

@@ -148,14 +148,19 @@ class GroupConsumer(ABC):
         log_error(error)
         self._errors.record(error)
 
-    @abstractmethod
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+    # Callbacks of the group, which librdkafka calls within a poll
 
     @abstractmethod
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take over newly assigned partitions, maybe none: from now on this is a member."""
 
     @abstractmethod
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Finish with partitions that go to another member; until then it has to wait."""
+
+    @abstractmethod
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Forget partitions that belong to another member already."""
 
     def send_due_heartbeat(self) -> None:
         """Send a heartbeat if one is due; only the consumer protocol needs it."""

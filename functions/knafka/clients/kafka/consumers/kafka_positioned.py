@@ -81,14 +81,16 @@ class KafkaPositionedReader:
         self._stalled = StalledPartitions(connection)
 
     def _open(self) -> Consumer:
-        """Open the consumer."""
+        """Open and return a consumer without partitions, in a group of its own. Raises
+        `LogError`."""
         group = f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         return open_client(
             Consumer, {"logger": _librdkafka, **READING, **self._connection, "group.id": group}
         )
 
     def begin(self, positions: Mapping[int, Position]) -> None:
-        """Start to read partitions at these positions; an error is raised by the next read."""
+        """Start to read partitions at these positions; if that fails, the next read raises the
+        error."""
         self._thread.call(partial(self._begin, dict(positions)))
 
     def drop(self, partitions: Collection[int]) -> None:

@@ -222,11 +222,12 @@ class KafkaReader:
         return True
 
     def pause(self, partitions: Sequence[int]) -> None:
-        """Read no records of these partitions until `resume`; the next read raises an error."""
+        """Read no records of these partitions until `resume`; if that fails, the next read raises
+        the error."""
         self._thread.call(partial(self._pause_or_resume, Membership.pause, partitions))
 
     def resume(self, partitions: Sequence[int]) -> None:
-        """Read records of these partitions again; the next read raises an error."""
+        """Read records of these partitions again; if that fails, the next read raises the error."""
         self._thread.call(partial(self._pause_or_resume, Membership.resume, partitions))
 
     def _pause_or_resume(

@@ -5,7 +5,7 @@ again, the new one's epochs begin at 0, and librdkafka asks with the old one for
 error (confluentinc/librdkafka#4898, in 2.16.0). Even a new assignment doesn't help, only a new
 consumer does. A position that stands still proves nothing: the partition may have no new record, or
 one of an open transaction. So a partition counts as stalled only if a new consumer, begun at
-the same position, hears something of it.
+the same position, gets something of it.
 
 Not here: replacing the consumer (`kafka_membership`, `kafka_positioned`).
 """
@@ -49,7 +49,7 @@ partition without a leader."""
 STALL_REQUEST_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to say where partitions end; it takes milliseconds."""
 NEW_CONSUMER_TIMEOUT: Final = 3.0
-"""Seconds in which a new consumer must hear of a partition that counts as stalled."""
+"""Seconds in which a new consumer must get something of a partition that counts as stalled."""
 PROBE_GROUP_PREFIX: Final = "knafka-stall-probe"
 """Prefix of the group id that librdkafka requires; Kafka never sees it."""
 
@@ -114,7 +114,8 @@ class StalledPartitions:
             self._ends[topic, number] = offset
 
     def positions(self, consumer: Consumer) -> list[TopicPartition]:
-        """Return where the consumer goes on in each partition, paused ones too."""
+        """Return the position at which the consumer continues in each partition, also in paused
+        ones."""
         starts = list(self._starts.values())
         return [
             start if position.offset < 0 else position
@@ -161,7 +162,8 @@ class StalledPartitions:
         self._check_at = time.monotonic() + self._interval
 
     def _positions_without_news(self, consumer: Consumer) -> dict[_Key, TopicPartition]:
-        """Return the positions of partitions of which nothing was heard since the last look."""
+        """Return the positions of the partitions that gave the consumer neither a record nor
+        another end since the last look."""
         watched = [start for key, start in self._starts.items() if key not in self._paused]
         unmoved: dict[_Key, TopicPartition] = {}
         for start, position in zip(watched, _positions(consumer, watched), strict=True):

@@ -138,8 +138,8 @@ class TransactionalMember(GroupConsumer):
         return records
 
     def _check_stalled(self) -> None:
-        """Raise `LogError` if a new consumer hears of partitions of which this one hears nothing:
-        this log has to be opened anew."""
+        """Raise `LogError` if the consumer has stalled in a partition (`kafka_stalled_partitions`):
+        its owner has to open another log."""
         if stalled := self._stalled.find(self.consumer):
             self._refusal = LogError(
                 f"the consumer stands still in {names_of(stalled)}: a new one goes on"
@@ -209,7 +209,7 @@ class TransactionalMember(GroupConsumer):
         self.consumer.incremental_assign([restart])
         self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
         self._stalled.begin([restart])
-        # `Claims` hears of no commit: that of the group is of records that are gone.
+        # Assigned without a commit: the group's commit is of records that are gone.
         self.owned[place] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
         self._epochs[place] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {place: None})

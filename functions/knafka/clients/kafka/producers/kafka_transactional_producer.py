@@ -149,7 +149,8 @@ class TransactionalProducer:
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
         """Store these records and offsets in one transaction, as `member` of the group
-        (`Consumer.consumer_group_metadata`). Raises as `TransactionalLog.commit`."""
+        (`Consumer.consumer_group_metadata`). Raises `TransactionAborted` if nothing was stored
+        (`RecordTooLarge` because of one record), else `LogError`."""
         self._failed.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:

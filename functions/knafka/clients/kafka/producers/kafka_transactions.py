@@ -38,10 +38,11 @@ log = logging.getLogger(__name__)
 
 
 class KafkaTransactions:
-    """A `TransactionalLog` on real Kafka; `writing`: the producer's connection if it differs. The
-    first call that needs the transactional id takes it over, so before any record is read."""
+    """A `TransactionalLog` on real Kafka. Before it reads any record, it takes over its
+    transactional id, so that a process that had the id can commit nothing any more."""
 
     reached: Mapping[Partition, int]
+    """Partitions whose end the last `read` has reached, with the offset of the end."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class KafkaTransactions:
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
     ) -> None:
         """Open the producer and join the group on the topics; `claims` is notified of partitions.
-        Raises `LogError`."""
+        `writing`: the producer's connection; None: that of the consumer. Raises `LogError`."""
         self.reached = {}
         self._claims = claims
         self._producer = TransactionalProducer(writing or connection, transactional_id)
@@ -120,8 +121,8 @@ class KafkaTransactions:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create the topic unless it exists, as `TransactionalLog.ensure_topic` says. Raises
-        `LogError`, also if an earlier error has ended this log."""
+        """Create the topic unless it exists. Raises `LogError`, also if an earlier error has ended
+        this log."""
         self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
@@ -163,7 +164,7 @@ class KafkaTransactions:
             log.warning("Kafka did not let go of a member within %g s", timeout)
 
     def _close(self) -> None:
-        """Close all clients."""
+        """Leave the group and close all clients; blocks while Kafka is frozen."""
         self._member.consumer.close()
         self._producer.close()
         self._bounded.close()

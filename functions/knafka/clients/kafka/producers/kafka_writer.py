@@ -69,8 +69,8 @@ _Report: TypeAlias = tuple[
 
 
 class KafkaWriter:
-    """A `LogWriter` on up to three producers, of which the second and third are opened when first
-    needed."""
+    """A `LogWriter` on up to three producers; the second and third are opened at their first
+    use."""
 
     def __init__(self, connection: Connection) -> None:
         """Open the prompt producer and start its polling thread; called on the event loop. Raises
@@ -91,6 +91,7 @@ class KafkaWriter:
         self._gather_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
+        """Whether the next planned poll comes after `POLL_BUSY`."""
         self._in_flight = 0
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""

@@ -140,6 +140,7 @@ class StoredReplies(_RetriedReplies):
     failure_reason = Reason.REPLY_NOT_STORED
 
     def __init__(self, egress: Egress, counts: DrainCounts, writer: LogWriter) -> None:
+        """Replies go to the Egress's reply topic; without one, to the topic that it reads."""
         super().__init__(egress, counts)
         self._writer = writer
         self._topic = egress.reply_topic or egress.topic

@@ -77,10 +77,8 @@ class Sender:
         self._subscriber = clients.subscriber
         self._counts = counts
         self._events = counts.events
-        self._observe_attempt, self._observe_latency = (
-            counts.attempts.observe,
-            counts.latency.observe,
-        )
+        self._observe_attempt = counts.attempts.observe
+        self._observe_latency = counts.latency.observe
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -127,7 +125,7 @@ class Sender:
                 outcome, body = await event.trace.post("attempt", self._post, self._target, event)
             now = self._now()
             self._observe_attempt(now - event.last_attempt)
-        is_reply = event.reply is not None  # then only the reply is tried again
+        is_reply = event.reply is not None  # it is kept, as it failed now or earlier
         if outcome.failure is Reason.NO_TOKEN:
             if not is_reply:
                 event.attempts -= 1  # no request was sent
