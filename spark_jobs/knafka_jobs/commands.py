@@ -47,7 +47,8 @@ MAX_SHOWN_PROBLEMS: Final = 5
 
 
 def run(arguments: Namespace, progress: Progress) -> Answer:
-    """Run the command `arguments.command` in a Spark session of its own and return its answer.
+    """Run the command `arguments.command` and return its answer: in a Spark session of its own, but
+    a report without Spark if that is possible.
 
     Raises `KnafkaError`.
     """

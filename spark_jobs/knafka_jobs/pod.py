@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PREFIX}error: {message}", file=sys.stderr, flush=True)
         _write_termination_message({"error": message[: MAX_MESSAGE_CHARACTERS // 2]})
         return FAILED
-    if not is_backtest:  # whose firings have no room in a termination message
+    if not is_backtest:  # a backtest's firings have no room in a termination message
         _write_termination_message(answer)
     print(json.dumps(answer), flush=True)
     return 0

@@ -70,7 +70,8 @@ def start_session(name: str) -> SparkSession:
     on_one_machine = not has_executors(spark)
     configured = spark.sparkContext.getConf()
     instances, cores = (
-        int(configured.get(f"spark.executor.{name}", "1") or 1) for name in ("instances", "cores")
+        int(configured.get(f"spark.executor.{setting}", "1") or 1)
+        for setting in ("instances", "cores")
     )
     size_settings = LOCAL_SETTINGS if on_one_machine else executor_settings(instances * cores)
     for key, value in {**SESSION_SETTINGS, **size_settings}.items():

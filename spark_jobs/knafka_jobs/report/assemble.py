@@ -223,7 +223,8 @@ def group_change(
 
 
 def sum_totals(groups: Sequence[Group]) -> Totals:
-    """Return the sums over all groups."""
+    """Return the totals of a report: sums over its groups, and the first failure of the event that
+    has waited longest."""
     waiting = [group.oldest_unresolved for group in groups if group.oldest_unresolved]
     return Totals(
         groups=len(groups),

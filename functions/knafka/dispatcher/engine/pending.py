@@ -120,8 +120,9 @@ class AssignedPartition:
             self.backoffs.pop().cancel()
 
     def to_commit(self, policy: int) -> OffsetAndMetadata | None:
-        """Return the position and its metadata (`core.progress`); None: no record was read yet.
-        `policy` is the checksum of `policy_of`."""
+        """Return the position, with metadata (`core.progress`) if there is anything to say of the
+        records above it; None: no record was read yet. `policy` is the checksum of the Egress's
+        retry policy (`policy_of`)."""
         tracker = self.tracker
         if (position := tracker.position) is None:
             return None

@@ -200,7 +200,8 @@ class Workers:
             self.on_crash()
 
     async def _work(self) -> None:
-        """Run one worker: make one attempt after another."""
+        """Run one worker until it is cancelled: take the next event that may be sent, make one
+        attempt, and settle the event or queue it again."""
         congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
         while True:
             # A worker that has nothing to do needs no turn: where each of many Egresses gets an

@@ -65,9 +65,9 @@ class KafkaReader:
         may_repeat: bool = True,
     ) -> None:
         """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
-        group without reading. `may_repeat` False: return no record again that was read before a
-        topic was replaced, and a commit's metadata even if a leader was elected since, though the
-        records that they describe may be gone. Raises `LogError`."""
+        group without reading. `may_repeat` False, for delivery at most once: a replaced topic is
+        not read again from its start, and a commit's metadata counts even if a leader was elected
+        since, though the records that it describes may be gone. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")

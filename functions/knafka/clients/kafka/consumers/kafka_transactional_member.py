@@ -99,7 +99,9 @@ class TransactionalMember(GroupConsumer):
         self._raised: BaseException | None = None
         """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
+        """The error of a message in the current read, which raises it."""
         self._refusal: LogError | None = None
+        """The error that every read raises from now on."""
         self._stalled = StalledPartitions(connection)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
 

@@ -458,14 +458,14 @@ class KafkaWriter:
             raise
 
     async def _ask(self, timeout: float) -> None:
-        """Send a request to Kafka and wait for its answer, as `reachability.Ask`."""
+        """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`,
+        which is not `retriable` if Kafka refuses this client."""
         try:
             await asyncio.to_thread(self._prompt.ask, timeout)
         except KafkaException as error:
-            problem = str(self._errors) or error.args[0].str()
             errors = self._errors
             may_pass = errors.refusal is None if self._answered else errors.is_unreachable
-            raise LogError(problem, retriable=may_pass) from error
+            raise LogError(str(errors) or error.args[0].str(), retriable=may_pass) from error
         self._answered = True
         self._errors.forget_all()
 
