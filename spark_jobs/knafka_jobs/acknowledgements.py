@@ -40,8 +40,8 @@ class Acknowledgement:
 
 
 def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the latest row of each group, by the group's id; among rows of one time it is always
-    the same one."""
+    """Return the latest row of each group, by the group's id. If several have the same time, the
+    other columns decide, so that every reader takes the same row."""
     latest: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         group = row["group_id"]
@@ -64,6 +64,7 @@ def current_acknowledgements(
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the sort key of a row among the rows of its group."""
-    ends = row["until"] is None, row["until"] or row["at"]
-    return row["at"], row["action"], row["by"] or "", row["note"] or "", ends
+    """Return the sort key of a row among the rows of its group: its time, then all other
+    columns."""
+    end = row["until"] is None, row["until"] or row["at"]  # no end comes after any end
+    return row["at"], row["action"], row["by"] or "", row["note"] or "", end

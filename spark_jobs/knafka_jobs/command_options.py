@@ -78,7 +78,8 @@ class FailureSelection:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
-        """Return the selection that parsed arguments have; missing arguments select nothing."""
+        """Return the selection that these parsed options declare; an option that is missing sets no
+        field, and so leaves no failure out."""
         return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 
     def __str__(self) -> str:
@@ -104,10 +105,9 @@ def parser() -> argparse.ArgumentParser:
         subcommand = commands.add_parser(name, help=description, description=description)
         for option in options.split():
             option_name = option.rstrip("!")
-            argument = {
-                **OPTIONS[option_name],
-                **({"required": True} if option != option_name else {}),
-            }
+            argument = dict(OPTIONS[option_name])
+            if option.endswith("!"):
+                argument["required"] = True
             subcommand.add_argument(f"--{option_name}", **argument)
     return argument_parser
 
@@ -158,13 +158,15 @@ def _parse_not_negative(text: str) -> float:
 
 
 def _parse_moment(text: str) -> datetime:
-    """Parse a time in ISO 8601; a time without an offset is in UTC."""
+    """Parse a time in ISO 8601; a time without an offset is in UTC. Raises `ValueError`."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_ago = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
+"""The argument of `timedelta` for each unit of an age."""
+_match_age = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
+"""Matches an age such as `30d`: number and unit."""
 
 
 def parse_moment_or_age(text: str) -> datetime:
@@ -173,9 +175,9 @@ def parse_moment_or_age(text: str) -> datetime:
     Raises `ArgumentTypeError`.
     """
     try:
-        if (ago := _ago(text)) is None:
+        if (age := _match_age(text)) is None:
             return _parse_moment(text)
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: float(age[1])})
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no time: give an age such as 30d, 12h or 90m, or a time such as "

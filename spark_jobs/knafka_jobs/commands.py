@@ -47,13 +47,15 @@ MAX_SHOWN_PROBLEMS: Final = 5
 
 
 def run(arguments: Namespace, progress: Progress) -> Answer:
-    """Run the command `arguments.command` in a Spark session of its own and return its answer.
+    """Run the command `arguments.command` and return its answer: in a Spark session of its own, but
+    a report without Spark if that is possible.
 
     Raises `KnafkaError`.
     """
     if arguments.command == REPORT and not arguments.compact:
         kafka = connect(arguments) if arguments.bootstrap_servers else None
-        if (report := report_without_spark(arguments, progress, _settled(kafka))) is not None:
+        settled = _settled_source(kafka)
+        if (report := report_without_spark(arguments, progress, settled)) is not None:
             return write_report(report, arguments, progress)
         arguments.engine = EngineName.SPARK
     spark = session.start_session(arguments.command)
@@ -107,7 +109,7 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     kafka = connect(arguments) if arguments.bootstrap_servers or arguments.compact else None
     if kafka is not None and arguments.compact:
         compact(tables, kafka, _compact_options(arguments), progress)
-    settled = _settled(kafka)
+    settled = _settled_source(kafka)
     report = report_without_spark(arguments, progress, settled, session.object_store(tables.spark))
     if report is None:
         engine = SparkEngine(tables)
@@ -115,8 +117,9 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     return write_report(report, arguments, progress)
 
 
-def _settled(kafka: KafkaClient | None) -> SettledSpans | None:
-    """Return the source of the offsets that Triggers have settled; None without Kafka."""
+def _settled_source(kafka: KafkaClient | None) -> SettledSpans | None:
+    """Return the function that reads from Kafka which offsets Triggers have settled; None without
+    Kafka."""
     return partial(settled_spans, kafka) if kafka else None
 
 
@@ -131,7 +134,8 @@ def _compact_options(arguments: Namespace) -> CompactOptions:
 
 
 def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `replay`, or preview it for a dry run."""
+    """Run the command `replay`, or preview it for a dry run; returns `Preview.document`, or the
+    replay's id and how many events it sent and left out."""
     selection = FailureSelection.from_arguments(arguments)
     edits = _event_edits(arguments)
     if arguments.dry_run and edits:
@@ -147,7 +151,7 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
         arguments.rate,
         progress,
         edits=edits,
-        is_alone=getattr(arguments, "is_alone", False),
+        is_alone=getattr(arguments, "is_alone", False),  # set by `pod` only, no option
     )
     answer: Answer = {"replay": result.replay_id, "sent": result.sent}
     if result.cancelled_by is not None:

@@ -31,6 +31,7 @@ FIXED: Final = ("specversion", "id", "source")
 Pointer: TypeAlias = tuple[str, ...]
 """The tokens of a JSON Pointer (RFC 6901)."""
 
+# Members, elements and values are kept as the bytes of the JSON that they had (`Raw`).
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _RAW_VALUE = msgspec.json.Decoder(msgspec.Raw).decode
@@ -143,7 +144,8 @@ NO_EDITS: Final = EventEdits()
 def edited_record(
     edits: EventEdits, headers: RecordHeaders, value: bytes | None
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Return headers and value of a dead letter's event, edited. Raises `CannotEdit`."""
+    """Return headers and value of a dead letter's event, edited and without the headers that Knafka
+    added to the dead letter. Raises `CannotEdit`."""
     *own_headers, _ = headers_for_replay(headers, "")
     return edits.edit_record(own_headers, value)
 
@@ -164,7 +166,7 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
 def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
     """Return the document with one value set, as `set_member` does, but raise the decoder's own
     errors."""
-    _RAW_VALUE(document)
+    _RAW_VALUE(document)  # raises if the document is not JSON
     if not pointer:
         return value
     token, further = pointer[0], pointer[1:]

@@ -62,13 +62,14 @@ def assign_days(
 
 
 def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
-    """Rewrite these days of `failure_days` after failures of them were deleted."""
+    """Rewrite these days of `failure_days` from `failures`, after failures of them were deleted
+    there."""
     if (day_list := list(days)) and tables.exists("failure_days"):
-        of_these_days = in_days("day", day_list)
+        has_such_day = in_days("day", day_list)
         rows = (
-            tables.read("failures").where(of_these_days).select(_failure_key().alias("key"), "day")
+            tables.read("failures").where(has_such_day).select(_failure_key().alias("key"), "day")
         )
-        tables.replace(rows.coalesce(1), "failure_days", of_these_days)
+        tables.replace(rows.coalesce(1), "failure_days", has_such_day)
 
 
 def _failure_key() -> Column:

@@ -28,7 +28,8 @@ class FailureCondition(NamedTuple):
 
 
 def conditions(selection: FailureSelection) -> list[FailureCondition]:
-    """Return the comparisons of a selection, all but its `where`, which is SQL of Spark's."""
+    """Return the comparisons that a selection stands for; its `where`, which is SQL for Spark, is
+    left out."""
     values: dict[str, Any] = {
         name: getattr(selection, name)
         for name in ("trigger", "destination", "code", "summary", "type", "source", "id")

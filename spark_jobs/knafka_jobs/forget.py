@@ -48,15 +48,7 @@ def delete_failures(
         records = tables.read("records").where(days_of_records).select("failure_id", *KEY)
         positions = records.join(chosen_failures, "failure_id", "left_semi").select(*KEY)
         if in_topics is not None:
-            # The topic's own id, without the number of a log.
-            topic_id = F.substring_index("topic_id", LOG_SEPARATOR, 1)
-            starts = F.broadcast(in_topics.withColumnRenamed("topic_id", "topic"))
-            positions = (
-                positions.withColumn("topic", topic_id)
-                .join(starts, ["topic", "partition"], "left")
-                .where("start IS NULL OR offset >= start")
-                .select(*KEY)
-            )
+            positions = _still_in_topics(positions, in_topics)
         # Write the positions first, as the compaction deletes from a topic only records that it can
         # account for, and delete the failures last: an interrupted run finds them again.
         tables.append(positions, "purged")
@@ -76,13 +68,27 @@ def delete_failures(
     return count
 
 
+def _still_in_topics(positions: DataFrame, in_topics: DataFrame) -> DataFrame:
+    """Return the positions of dead letters (`KEY`) that their topics may still have; `in_topics`
+    as in `delete_failures`."""
+    # The topic's own id, without the number of a log.
+    topic_id = F.substring_index("topic_id", LOG_SEPARATOR, 1)
+    starts = F.broadcast(in_topics.withColumnRenamed("topic_id", "topic"))
+    return (
+        positions.withColumn("topic", topic_id)
+        .join(starts, ["topic", "partition"], "left")
+        .where("start IS NULL OR offset >= start")
+        .select(*KEY)
+    )
+
+
 def expired_failures(
     failures: DataFrame, resolved_before: date | None, unresolved_before: date | None
 ) -> DataFrame:
-    """Return failures resolved before the one day, and unresolved ones that last failed before the
-    other.
+    """Return the failures that were resolved before the day `resolved_before`, and the unresolved
+    ones that last failed before the day `unresolved_before`.
 
-    None for a day: none of these.
+    None for a day: no failures of this kind.
     """
     is_resolved = F.col("resolved").isNotNull()
     is_old = F.lit(False)
@@ -95,7 +101,8 @@ def expired_failures(
 
 
 def _days_predicate(chosen_failures: DataFrame) -> str:
-    """Return the days of these failures' records, as SQL; `true` if a failure lacks its days."""
+    """Return a SQL predicate that is true for the days of these failures' records, by which Delta
+    opens only files of these days; `true` if the days of some failure are unknown."""
     unknown = "first_day IS NULL OR last_day IS NULL"
     row = chosen_failures.selectExpr(
         f"CASE WHEN NOT bool_or({unknown}) THEN min(first_day) END AS first",

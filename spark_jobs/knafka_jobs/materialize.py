@@ -6,9 +6,11 @@ from pyspark.sql import DataFrame
 
 
 def compute_rows(rows: DataFrame) -> DataFrame:
-    """Compute rows now, and return them as computed.
+    """Compute rows now, and return a DataFrame of the result, so that they are not computed again
+    each time they are read.
 
-    Spark itself keeps them, or files in its checkpoint folder if one is set.
+    Spark keeps the result: in files of its checkpoint folder if one is set, else in its own memory
+    and disk.
     """
     if rows.sparkSession.sparkContext.getCheckpointDir() is None:
         return rows.localCheckpoint()

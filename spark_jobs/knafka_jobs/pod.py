@@ -60,7 +60,10 @@ POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
 class RunCommand(Protocol):
     """Runs a command of `python -m knafka_jobs` on the tables, in the Spark session of this pod."""
 
-    def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]: ...
+    def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
+        """Run the command with these further words of its command line, on failures of these ids of
+        events only (empty: of all). Returns its answer."""
+        ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PREFIX}error: {message}", file=sys.stderr, flush=True)
         _write_termination_message({"error": message[: MAX_MESSAGE_CHARACTERS // 2]})
         return FAILED
-    if not is_backtest:  # whose firings have no room in a termination message
+    if not is_backtest:  # a backtest's firings have no room in a termination message
         _write_termination_message(answer)
     print(json.dumps(answer), flush=True)
     return 0
@@ -167,31 +170,32 @@ def run_in(
     from knafka_jobs import commands
 
     started = datetime.now(UTC)
-    waiting = kafka.dead_letter_topics(arguments.broker)
+    topics = kafka.dead_letter_topics(arguments.broker)
 
-    def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        """Run a command on the archive's tables in this session."""
+    def run_command(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
+        """Run a command on the archive's tables in this session; see `RunCommand`."""
         tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]
         )
         parsed.ids = tuple(ids) or None
-        parsed.is_alone = True  # by the operator's Lease
+        parsed.is_alone = True  # the operator's Lease keeps other replays away
         return commands.run_in(spark, parsed, progress)
 
-    answer = ask("compact", *_kafka_options(arguments), f"--keep-hours={arguments.keep_hours}")
+    keep_hours = f"--keep-hours={arguments.keep_hours}"
+    answer = run_command("compact", *_kafka_options(arguments), keep_hours)
     # Only the dead letters up to these ends are in the tables; later ones wait for another run.
-    kafka.commit(arguments.group, waiting)
+    kafka.commit(arguments.group, topics)
     match arguments.command:
         case "archive":
-            answer |= _apply_archive(arguments, started, spark, ask)
+            answer |= _apply_archive(arguments, started, spark, run_command)
             if arguments.report and arguments.archive:
-                answer["report"] |= _publish_report(arguments, kafka, waiting, progress)
+                answer["report"] |= _publish_report(arguments, kafka, topics, progress)
             return answer
         case "replay" if (sent := commands.sent_event_count(spark, arguments)) is not None:
             # An earlier run finished the replay and was killed before it could report that.
             return answer | {"replay": arguments.replay_id, "sent": sent}
-    return answer | _run_operation(arguments, ask)
+    return answer | _run_operation(arguments, run_command)
 
 
 def replay_command(arguments: argparse.Namespace) -> str:
@@ -205,9 +209,10 @@ def replay_command(arguments: argparse.Namespace) -> str:
 
 
 def _apply_archive(
-    arguments: argparse.Namespace, started: datetime, spark: SparkSession, ask: RunCommand
+    arguments: argparse.Namespace, started: datetime, spark: SparkSession, run_command: RunCommand
 ) -> dict[str, Any]:
-    """Apply the archive's retention and write its report; returns their part of the answer."""
+    """Delete failures whose retention has ended by `started`, and write the report if one is due.
+    Returns the answer's fields `purged` and `report`."""
     from knafka_jobs import commands
 
     answer: dict[str, Any] = {}
@@ -217,7 +222,7 @@ def _apply_archive(
     ):
         if hours is not None:
             until = (started - timedelta(hours=hours)).isoformat()
-            purged = ask("purge", "--until", until, *purge_options)["purged"]
+            purged = run_command("purge", "--until", until, *purge_options)["purged"]
             answer["purged"] = answer.get("purged", 0) + purged
     if arguments.report:
         files = {
@@ -229,7 +234,7 @@ def _apply_archive(
         report_options += ["--trace-url", arguments.trace_url]
         if arguments.archive:
             report_options += ["--replay-command", replay_command(arguments)]
-        answer["report"] = ask(
+        answer["report"] = run_command(
             "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
         )
         for path in files.values():
@@ -246,7 +251,8 @@ def _publish_report(
     progress: Callable[[str], None],
 ) -> dict[str, str]:
     """Publish the report for the console, and send an event about it to the Broker at `--announce`.
-    Returns the problems of these two steps by their names."""
+    Returns the problems of these two steps, by `notServed` and `notAnnounced`; `topics` are the
+    dead-letter topics, whose replication the topic of reports gets."""
     from knafka_jobs.report.publish import publish
     from knafka_jobs.report.report_document import Report
 
@@ -263,8 +269,8 @@ def _publish_report(
     )
 
 
-def _run_operation(arguments: argparse.Namespace, ask: RunCommand) -> dict[str, Any]:
-    """Run a replay or a purge by its command of `python -m knafka_jobs`."""
+def _run_operation(arguments: argparse.Namespace, run_command: RunCommand) -> dict[str, Any]:
+    """Run the replay or purge that the arguments describe; returns its answer."""
     select = dict(arguments.select)
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
@@ -279,7 +285,7 @@ def _run_operation(arguments: argparse.Namespace, ask: RunCommand) -> dict[str, 
             f"--{name}={value}" for name, value in replay_options.items() if value is not None
         ]
     words += [f"--{name}" for name in ("dry-run", "unresolved") if _is_given(arguments, name)]
-    return ask(arguments.command, *words, ids=ids)
+    return run_command(arguments.command, *words, ids=ids)
 
 
 def _is_given(arguments: argparse.Namespace, flag: str) -> bool:

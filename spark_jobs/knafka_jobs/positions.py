@@ -60,7 +60,8 @@ def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:
 
 
 def _between_outermost(bounds: list[OffsetBounds]) -> Column:
-    """Return a predicate for the outermost offsets of these bounds."""
+    """Return a predicate for offsets from the lowest `first` to the highest `last` of these
+    bounds."""
     return F.col("offset").between(
         min(bound.first for bound in bounds), max(bound.last for bound in bounds)
     )

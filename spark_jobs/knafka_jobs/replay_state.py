@@ -36,11 +36,13 @@ def replay_state(
     cancelled: datetime | None,
     now: datetime,
 ) -> ReplayState:
-    """Return the state of a replay; `noted` is when its progress was noted last."""
+    """Return the state of a replay at `now`, from when it started, ended, last noted its progress,
+    and was cancelled (None: not at all)."""
     if finished is not None:
         return ReplayState.FINISHED if cancelled is None else ReplayState.CANCELLED
-    heard = max(started, noted or started)
-    if now - heard > max(SILENCE, (heard - started) / 10):
+    last_sign = max(started, noted or started)
+    # The interval of notes grows with the time that the replay runs, by less than a tenth.
+    if now - last_sign > max(SILENCE, (last_sign - started) / 10):
         return ReplayState.INTERRUPTED
     return ReplayState.RUNNING if cancelled is None else ReplayState.CANCELLING
 

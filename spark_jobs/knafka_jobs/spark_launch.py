@@ -34,6 +34,8 @@ DRIVER_PORT: Final = 7078
 """Port at which executors reach the driver."""
 BLOCKS_PORT: Final = 7079
 """Port at which executors fetch the driver's blocks."""
+MIN_OVERHEAD_MIB: Final = 384
+"""The least memory of an executor outside its heap, in MiB: Spark's own minimum."""
 
 POD_SPARK_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -71,7 +73,8 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
             environment[f"KUBERNETES_SERVICE_{variable}"] for variable in ("HOST", "PORT")
         )
         master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
-        settings |= _executor_settings(environment, executors, heap, max(384, memory - heap))
+        overhead = max(MIN_OVERHEAD_MIB, memory - heap)
+        settings |= _executor_settings(environment, executors, heap, overhead)
     words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
     for key, value in settings.items():
         words += ["--conf", f"{key}={value}"]

@@ -19,6 +19,7 @@ class BrokerName(NamedTuple):
     name: str
 
     def __str__(self) -> str:
+        """Return `NAMESPACE/NAME`."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -70,7 +71,7 @@ class ReadState(NamedTuple):
         logs = [(0, 0)]
         for number, first in enumerate(self.cuts, start=1):
             while logs and logs[-1][0] >= first:
-                logs.pop()
+                logs.pop()  # the cut left nothing of this log
             logs.append((first, number))
         return logs
 

@@ -24,7 +24,7 @@ from knafka.clients.kubernetes.api_server_keys import (
     JWKS,
     KEY_READ_INTERVAL,
     MAX_KEYS,
-    PAUSE,
+    UNKNOWN_KEY_READ_INTERVAL,
     ApiServerKeys,
     KeysUnreadable,
     fetch_with_credentials,
@@ -90,7 +90,7 @@ async def test_an_unknown_key_has_them_read_at_most_once_in_a_while(server: ApiS
     async with followed(server) as keys:
         await asyncio.sleep(1)
         assert not keys.read_again(OLD), "they have just been"
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(UNKNOWN_KEY_READ_INTERVAL)
         asked = len(server.asked)
         assert all(keys.read_again(OLD) for _ in range(1000))
         await asyncio.sleep(1)
@@ -111,7 +111,7 @@ async def test_a_token_that_is_newer_than_the_keys_that_were_read_may_be_of_a_ne
         assert keys.read_again(read - LEEWAY + 1), "by whosever clock"
         assert not keys.read_again(read - LEEWAY - 1)
         asked = len(server.asked)
-        await asyncio.sleep(PAUSE / 2)
+        await asyncio.sleep(UNKNOWN_KEY_READ_INTERVAL / 2)
         assert len(server.asked) == asked, "whoever invents tokens causes no more"
 
 

@@ -16,9 +16,9 @@ from knafka.core.names import dead_letter_topic
 from knafka_jobs.compact.judging import DELETED_AND_SETTLED, GONE_TOPIC_AGE, STARTS, mark_gone
 from knafka_jobs.compact.outcomes import (
     deleted_unsettled,
-    gone_by,
     last_pending,
     lost_events,
+    lost_with_topics,
     outcomes_of,
     pending_of,
     resolved_failures,
@@ -181,7 +181,7 @@ def test_what_was_deleted_before_it_was_settled_is_lost(spark: SparkSession) -> 
     )
     settled = spark.createDataFrame([("id-2", 0, 3, 2)], ddl(DELETED_AND_SETTLED))
     found = pending.transform(deleted_unsettled, settled).unionByName(
-        pending.transform(gone_by, ["gone"], at(45))
+        pending.transform(lost_with_topics, ["gone"], at(45))
     )
     assert found.columns == list(SENT)
     assert sorted(ids(found)) == ["deleted", "of a topic that is gone"]

@@ -51,7 +51,7 @@ class Asked(KafkaGroups):
     async def look(self, ends: Positions = ENDS, topic_id: str = "id") -> list[str]:
         """Whom it asked for this look."""
         before = len(self.asked)
-        found = await self.behind(GROUPS, topic_id, PARTITIONS, ends)
+        found = await self.commits_of_groups(GROUPS, topic_id, PARTITIONS, ends)
         assert found == {group: {0: OffsetAndMetadata(self.offset)} for group in GROUPS}
         return sorted(self.asked[before:])
 
@@ -126,7 +126,7 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     await groups.look()
     now = time.monotonic()
     set_time(monkeypatch, now + MAX_CACHE_SECONDS * 1.01)
-    await groups.behind([], "id", PARTITIONS, ENDS)
+    await groups.commits_of_groups([], "id", PARTITIONS, ENDS)
     assert groups._known == {}
 
 
@@ -206,7 +206,7 @@ async def test_groups_that_are_told_to_be_at_the_end_of_their_topic_are_not_aske
     """Issue 15: a shard tells what it has committed for 1,000 groups."""
     groups = Asked()
     groups.note(GROUPS[1:], "id", {0: 10, 1: 0}, since=60)
-    await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
+    await groups.commits_of_groups(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == GROUPS[:1]
     assert groups.have_committed(GROUPS[1:], "id", ENDS)
 
@@ -236,7 +236,7 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
     set_time(monkeypatch, began + 50)
     groups.note(GROUPS, "id", ENDS, since=60)
     groups.asked.clear()
-    await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
+    await groups.commits_of_groups(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == [GROUPS[7]]
     groups.note(GROUPS, "id", {0: 10, 1: 1}, since=40)
     assert groups.have_committed(GROUPS, "id", {0: 10, 1: 1}), (

@@ -76,18 +76,19 @@ def connect(
     trusted certificates. Raises `InvalidDocument` for a Secret that can't work.
     """
     kafka = egress.kafka
-    configuration, writer = (
-        connection_configuration(kafka),
-        KafkaWriter({**producer_configuration(kafka), **reporting}),
-    )
+    configuration = connection_configuration(kafka)
+    writer = KafkaWriter({**producer_configuration(kafka), **reporting})
     topics = KafkaTopics(configuration)
-    reader_arguments = {**consumer_configuration(kafka), **reporting}, egress.group, egress.topics
     open_kafka_reader: Callable[..., LogReader] = KafkaReader
     if egress.conversion is not None:
         open_kafka_reader = partial(ConvertingReader, egress.conversion)
-    # At most once, an event that may have begun must not begin again, and may be lost.
     open_reader: OpenReader = partial(
-        open_kafka_reader, *reader_arguments, may_repeat=not egress.at_most_once
+        open_kafka_reader,
+        {**consumer_configuration(kafka), **reporting},
+        egress.group,
+        egress.topics,
+        # At most once, an event that may have been sent must not be sent again, and may be lost.
+        may_repeat=not egress.at_most_once,
     )
     return Clients(
         open_reader,
@@ -105,7 +106,7 @@ def open_subscriber(
     bundles: TrustBundles | None = None,
 ) -> Subscriber:
     """Return the HTTP client that posts an Egress's events, with tokens for destinations that
-    require them."""
+    require them; parameters as in `connect`."""
     http_subscriber = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
     if not egress.needs_tokens:
         return http_subscriber
@@ -118,8 +119,9 @@ def open_subscriber(
 def open_broker_dead_letters(
     egress: Egress, writer: LogWriter, topics: TopicMaker, open_tail: Callable[[str], TopicTail]
 ) -> BrokerDeadLetters | None:
-    """Open the writer of an Egress's Broker's dead letters; None: the Egress names no topic for
-    them."""
+    """Return what writes the dead letters of the Egress's Broker (of records that hold no event);
+    None: the Egress names no topic for them. `open_tail` opens a reader of the topic that it
+    names."""
     if (name := egress.broker_dead_letter_topic) is None:
         return None
     settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
@@ -140,7 +142,7 @@ class ShardClients(Protocol):
         ...
 
     def open_contract(self) -> PositionedReader:
-        """Open a reader of the contract topic. Raises `LogError`."""
+        """Open a reader of the topic that declares the shard's Egresses. Raises `LogError`."""
         ...
 
     async def close(self) -> None:
@@ -162,27 +164,27 @@ class KafkaShard:
         tokens: SinkTokens | None = None,
         bundles: TrustBundles | None = None,
     ) -> None:
-        """Open the shard's writer, and raise the process's limit of open files. `reporting`:
-        settings that make librdkafka report statistics; `refusal` checks the addresses of
-        destinations."""
+        """Open the shard's writer, and raise the process's limit of open files. `kafka`:
+        librdkafka's connection settings; the other parameters are as in `connect`."""
         producer_settings = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(producer_settings)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
         self._refusal, self._tokens, self._bundles = refusal, tokens, bundles
         self._shard = shard
         self._kafka = kafka
-        self._reading = {**kafka, **side_settings(shard.kafka, "consumer")}
-        self._reporting = reporting
+        self._consumer_settings = {**kafka, **side_settings(shard.kafka, "consumer"), **reporting}
         self._topic_maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
         self._dead_letters: dict[str, BrokerDeadLetters] = {}
         """Writers of Brokers' dead letters, by topic; all Egresses of a Broker or KafkaChannel
         share one."""
-        self._files = raise_open_file_limit() - DISPATCHER_OTHER_FILES
+        self._max_connections = raise_open_file_limit() - DISPATCHER_OTHER_FILES
+        """Connections to subscribers that the limit of open files allows for all Egresses."""
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
-        """Return the clients of one drain, which share memory and connections with all others."""
+        """Return the clients of one drain, which gets an equal share of the shard's memory and
+        connections."""
         return Clients(
             self._make_reader_opener(egress),
             self.writer,
@@ -190,14 +192,16 @@ class KafkaShard:
             self._topic_maker,
             self._ensure_broker_dead_letters(egress),
             SharedParser(),
-            lambda: max(MIN_EGRESS_BYTES, SHARD_BYTES // max(1, egress_count())),
-            lambda: max(MIN_IN_FLIGHT, self._files // max(1, egress_count())),
-            ATTEMPTS_PER_TURN,
+            held_bytes=lambda: max(MIN_EGRESS_BYTES, SHARD_BYTES // max(1, egress_count())),
+            max_in_flight=lambda: max(
+                MIN_IN_FLIGHT, self._max_connections // max(1, egress_count())
+            ),
+            attempts_per_turn=ATTEMPTS_PER_TURN,
         )
 
     def _ensure_broker_dead_letters(self, egress: Egress) -> BrokerDeadLetters | None:
-        """Return the writer of the Egress's Broker's dead letters, opened at its first use; None:
-        no topic is named."""
+        """Return what writes the dead letters of the Egress's Broker, opened at its first use;
+        None: the Egress names no topic for them."""
         if (name := egress.broker_dead_letter_topic) is None:
             return None
         if name not in self._dead_letters:
@@ -209,24 +213,26 @@ class KafkaShard:
         return self._dead_letters[name]
 
     def open_contract(self) -> PositionedReader:
+        """Open a reader of the topic that declares the shard's Egresses. Raises `LogError`."""
         return KafkaIdentifiedReader(self._kafka, self._shard.contract_topic)
 
     def _make_reader_opener(self, egress: Egress) -> OpenReader:
         """Return the function that opens the Egress's reader in its shared topic."""
 
         def open_reader(assignment: Assignment) -> LogReader:
+            """Open the group's reader; `assignment`, the drain, is told of its partitions."""
             return self._open_topic(egress.topic).open_reader(egress.group, assignment)
 
         return open_reader
 
     def _open_topic(self, name: str) -> SharedTopic:
-        """Return the `SharedTopic` of this name, opening it at its first use."""
+        """Return the shared read of the topic `name`, opening it at its first use."""
         if name not in self._topics:
             group = names.shard_members(self._shard.group, name)
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
-                partial(KafkaPositionedReader, {**self._reading, **self._reporting}, name),
+                partial(KafkaPositionedReader, self._consumer_settings, name),
                 self._offsets,
             )
         return self._topics[name]

@@ -51,7 +51,7 @@ class ConvertedRecord:
         """Convert the record and return the event's headers; raises what the record's own `headers`
         raises."""
         record = self._record
-        kind, timestamp = record.timestamp()
+        kind, timestamp = record.timestamp()  # kind 0: the record has no timestamp
         position = RecordPosition(
             record.topic(), record.partition(), record.offset(), timestamp if kind else -1
         )

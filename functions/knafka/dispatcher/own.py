@@ -30,8 +30,8 @@ class OwnEgress(LeasedSide):
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
-        """Create the lease of the Egress's drains; the lease renews itself at `service_url`, or
-        never if that is None."""
+        """Create the lease of the Egress's drains. While it has work left, it renews itself by a
+        request to `service_url`, its own Service; None: it never does."""
         self._writer = clients.writer
         self._digest = digest(egress)
         self._clients = clients

@@ -27,7 +27,9 @@ class ServedEgress:
     """One Egress that this process serves, through all its changes and drains."""
 
     def __init__(self, egress: Egress, tracer: Tracer | None = None) -> None:
+        """Begin without a drain. `tracer`: None if spans are not recorded."""
         self.egress = egress
+        """The Egress as it is declared now."""
         self._tracer = tracer
         self._drain: Drain | None = None
         self._earlier_counts = DrainCounts()
@@ -59,8 +61,8 @@ class ServedEgress:
         return self._earlier_counts + self._drain.counts
 
     def growth_since(self, reported: ReportedCounts) -> dict[str, Any]:
-        """Return by how much the counts of all drains so far have grown since they were `reported`,
-        as fields of a `DrainProgress`."""
+        """Return by how much the counts of all drains so far have grown since an earlier request
+        `reported` them, as fields of a `DrainProgress`."""
         if self._drain is None:
             return self._earlier_counts.growth_since(reported)
         self._drain.catch_up()
@@ -74,7 +76,8 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     def labelled(
         samples: Callable[[DrainCounts], Iterator[tuple[dict[str, str], float]]],
     ) -> list[tuple[dict[str, str], float]]:
-        """Return samples of all Egresses, each with the Egress's labels added."""
+        """Return the samples that `samples` yields for the counts of each Egress, with the Egress's
+        labels added."""
         return [
             (_egress_labels(served) | labels, count)
             for served, total in totals
@@ -114,7 +117,9 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
         "knafka_filter_errors_total",
         "Evaluations of a CESQL filter that ended with an error, by its kind: no match",
         labelled(
-            lambda counts: (({"kind": kind}, n) for kind, n in sorted(counts.filter_errors.items()))
+            lambda counts: (
+                ({"kind": kind}, count) for kind, count in sorted(counts.filter_errors.items())
+            )
         ),
     )
     for name, help_text, histogram_of in _HISTOGRAMS:
@@ -226,6 +231,7 @@ def _open_partitions(served: ServedEgress) -> Collection[AssignedPartition]:
 
 
 def _egress_labels(served: ServedEgress) -> dict[str, str]:
+    """Return the labels of the Egress's metrics, such as its Broker and Trigger."""
     return egress_labels(served.egress)
 
 

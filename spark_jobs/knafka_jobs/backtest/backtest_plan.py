@@ -124,8 +124,8 @@ def records_of(headers: Column, value: Column) -> list[Column]:
 
 
 def taken_at(record_time: Column, now: int) -> Column:
-    """Return the time (ms) at which a topic took a record, read at `now` (ms): see
-    `times.taken_at`."""
+    """Return the time (ms) at which a topic took a record that is read at `now` (ms): the record's
+    own time, or `now` if that is impossible, as in `times.taken_at`."""
     return F.when(record_time.between(0, now), record_time).otherwise(F.lit(now))
 
 
@@ -143,7 +143,8 @@ def route_events(records: DataFrame, sensor: Conditions) -> DataFrame:
 def compute_firings(
     routes: DataFrame, sensor: Conditions, until: int, partitions: int
 ) -> DataFrame:
-    """Compute the firings up to `until` (ms), in `partitions` tasks; adds rows with `counts`."""
+    """Compute the firings up to `until` (ms) from rows of ROUTED, in `partitions` tasks. Returns a
+    row for each firing, and rows with `counts` only."""
     own_key = F.concat_ws("/", "place", "partition", "offset")
     rows = (
         # An event that fires alone needs no others: else a trigger without conditions is one task.
@@ -160,7 +161,7 @@ def firing_rows(outcome_rows: DataFrame) -> DataFrame:
 
     def event_struct(event: Column) -> Column:
         """Return an event as a struct of `FIRING_EVENT`."""
-        # A source has no spaces.
+        # The identity is the source, which has no spaces, a space, and the id.
         identity = F.split(event["identity"], " ", 2)
         return F.struct(
             event["dependency"].alias("dependency"),
@@ -269,7 +270,7 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
 
 
 def _sum_counts(texts: Iterable[str]) -> Counts:
-    """Return the sum of counts in JSON."""
+    """Return the sum of counts, each given as JSON."""
     total: Counts = Counter()
     for text in texts:
         total.update(json.loads(text))

@@ -53,13 +53,15 @@ class BacktestResult:
     matched: int
     """Events that match a trigger, counted once for each trigger."""
     undecodable: int
+    """Records that hold no event."""
     undated: int
+    """Events of an archive without a possible time, which are left out."""
     errors: Mapping[str, int]
     """Evaluations of a filter or a correlation that failed, by kind of error."""
     firings: Mapping[str, int]
     """Number of firings by trigger, with zeros."""
     waiting: Mapping[str, int]
-    """Number of correlation keys that still hold wanted events in the end, by trigger."""
+    """Number of correlation keys whose events wait for others in the end, by trigger."""
     shown: Sequence[Mapping[str, Any]]
     """The first firings in the order of time, as documents."""
 
@@ -97,25 +99,21 @@ def records_of_topic(
         raise JobError(f"there is no topic {name}: give the topic of the Sensor's Broker")
     read_at = round(now.timestamp() * 1000)
     positions = [(name, number) for number in topic.spans]
-    first = {} if span.since is None else kafka.offsets_at(positions, span.since / 1000)
+    first_offsets = {} if span.since is None else kafka.offsets_at(positions, span.since / 1000)
+    starts: dict[int, int] = {}
+    for number, offsets in topic.spans.items():
+        first_offset = first_offsets.get((name, number), offsets.start)
+        is_older = first_offset == -1  # all records are older than `since`
+        starts[number] = offsets.end if is_older else max(offsets.start, first_offset)
     ends = {number: offsets.end for number, offsets in topic.spans.items()}
-    starts = {
-        number: ends[number] if first.get((name, number)) == -1
-        else max(offsets.start, first.get((name, number), offsets.start))
-        for number, offsets in topic.spans.items()
-    }  # fmt: skip
     kafka_rows = (
         spark.read.format("kafka")
         .options(**kafka.connection.for_spark())
         .option("kafka.isolation.level", "read_committed")
         .option("assign", json.dumps({name: list(topic.spans)}))
-        .option(
-            "startingOffsets",
-            json.dumps({name: {str(number_): v for number_, v in starts.items()}}),
-        )
-        .option(
-            "endingOffsets", json.dumps({name: {str(number_): v for number_, v in ends.items()}})
-        )
+        # In JSON, the partitions' numbers become text, as Spark wants them.
+        .option("startingOffsets", json.dumps({name: starts}))
+        .option("endingOffsets", json.dumps({name: ends}))
         .option("includeHeaders", "true")
         .load()
     )
@@ -209,7 +207,8 @@ def _is_parquet(path: str) -> bool:
 
 
 def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
-    """Return EVENT_RECORDS of an archive's table. Raises `JobError`."""
+    """Return EVENT_RECORDS of an archive's table (Delta or Parquet) at `path`. Raises `JobError` if
+    it lacks a column."""
     columns = set(rows.columns)
     time = next((column for column in TIME_COLUMNS if column in columns), None)
     missing = [column for column in ("headers", "value") if column not in columns]
@@ -234,7 +233,8 @@ def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
 
 
 def _records_of_lines(lines: DataFrame) -> DataFrame:
-    """Return EVENT_RECORDS of an archive of NDJSON."""
+    """Return EVENT_RECORDS of an archive of NDJSON, from its lines (`value`); the time is that of
+    the event's attribute `time`."""
     # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
     # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))

@@ -54,8 +54,8 @@ class FiringModel:
         """Events that count towards the next firing, in the order of time."""
         self._until: int | None = None
         """End (ms) of a complete set's wait: an unwanted event until then cancels the set."""
-        self._ignored: dict[_EventKey, ArrivedEvent] = {}
-        """Wanted events that came during the wait."""
+        self._came_during_wait: dict[_EventKey, ArrivedEvent] = {}
+        """Wanted events that came during the wait: they count only if the waiting set breaks."""
         self._unwanted_at: int | None = None
         """Time (ms) of the last unwanted event: it also cancels a set completed at that time."""
 
@@ -64,7 +64,7 @@ class FiringModel:
         yield from self._end_wait(event.at)
         event_key = (event.dependency, event.identity)
         reset = self._last_reset(event.at)
-        self._ignored.pop(event_key, None)
+        self._came_during_wait.pop(event_key, None)
         if event_key in self._counting or self._begins_before(reset):
             self._remove_from_counting(event_key, reset)
         if reset is not None and event.at <= reset:
@@ -74,13 +74,13 @@ class FiringModel:
             if self._until is not None:
                 self._clear()
         elif self._until is not None:
-            self._ignored[event_key] = event
-        elif self._count_event(event):
+            self._came_during_wait[event_key] = event
+        elif self._count_event(event):  # the condition is complete now
             if not self._rule.condition.unwanted:
                 yield self._take_firing(event.at)
             elif self._unwanted_at == event.at:
                 self._clear()
-            else:
+            else:  # wait whether an unwanted event comes
                 assert self._rule.within is not None
                 self._until = event.at + self._rule.within
 
@@ -111,17 +111,18 @@ class FiringModel:
             yield self._take_firing(self._until)
 
     def _take_firing(self, time: int) -> ExpectedFiring:
-        """Return the firing of all events that count; begins anew."""
+        """Return the firing, at `time`, of all events that count, and forget them."""
         events = tuple(self._counting.values())
         self._clear()
         return ExpectedFiring(time, events)
 
     def _clear(self) -> None:
         """Forget the events that count, and end the wait."""
-        self._counting, self._until, self._ignored = {}, None, {}
+        self._counting, self._until, self._came_during_wait = {}, None, {}
 
     def _count_event(self, event: ArrivedEvent) -> bool:
-        """Count an event; returns whether the condition is now complete."""
+        """Count an event, in place of events that are too old or, if its dependency has enough, of
+        the oldest of these. Returns whether the condition is now complete."""
         counting, condition, within = self._counting, self._rule.condition, self._rule.within
         if within is not None:
             for event_key in [
@@ -156,9 +157,9 @@ class FiringModel:
             return
         assert self._rule.within is not None
         self._until = None
-        for event_key, event in list(self._ignored.items()):
+        for event_key, event in list(self._came_during_wait.items()):
             if self._until is None and (reset is None or event.at > reset):
-                del self._ignored[event_key]
+                del self._came_during_wait[event_key]
                 if self._count_event(event):
                     self._until = event.at + self._rule.within
 

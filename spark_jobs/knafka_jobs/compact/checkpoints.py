@@ -40,6 +40,7 @@ _WRITER: Final = "knafka-compaction"
 """The writer's name (`txnAppId`) under which Delta keeps the last batch's number in the table."""
 
 _TXN: Final = "spark.databricks.delta.write"
+"""Prefix of the Spark settings with a writer's name and number for the next commits of Delta."""
 
 MARK_COLUMNS: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
 """Columns of `records` that a row's mark is made from."""
@@ -60,6 +61,7 @@ class Checkpoints:
     """Implements `BatchStore` on the tables, and folds `records` into `failures`."""
 
     def __init__(self, tables: Tables) -> None:
+        """The files lie below the root of `tables`."""
         self._tables = tables
 
     def last_batch(self) -> int | None:
@@ -103,8 +105,8 @@ class Checkpoints:
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the row at the offset before `next`, for each partition that has this
-        row."""
+        """Return the mark (`RecordMark`) of the row at the offset before `next`, for each partition
+        that has this row."""
         places = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
             for (topic_id, number), reached in partitions.items()
@@ -244,7 +246,7 @@ class Checkpoints:
         return f"checkpoints/failures-{failures}-{records}"
 
     def _fold_has_begun(self) -> bool:
-        """Whether the stream has planned a batch on its checkpoint."""
+        """Whether the stream that folds has begun a batch, by the files of its checkpoint."""
         path, system = self._tables.file(f"{self._fold_checkpoint()}/offsets")
         if not system.exists(path):
             return False
@@ -252,7 +254,8 @@ class Checkpoints:
         return any(not file.getPath().getName().startswith(".") for file in system.listStatus(path))
 
     def _file(self, batch: int | None = None) -> tuple[Any, Any]:
-        """Return the file of a batch's offsets, or the folder of them all, and its file system."""
+        """Return the Hadoop path and file system of a batch's offsets; of the folder of all batches
+        without `batch`."""
         folder = f"checkpoints/batches-{self._tables.table_id('records')}"
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 

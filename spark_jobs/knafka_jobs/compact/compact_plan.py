@@ -46,7 +46,6 @@ never end."""
 FULL_FILE_BYTES: Final = 32 * 1024 * 1024
 """Bytes from which a file is not merged with others; see `io.session`."""
 
-
 ROWS_IN_FILE: Final = 300_000
 """Failures in a file of a batch: some 50 MB, so that it is not merged with others at once."""
 
@@ -118,7 +117,6 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
 """The columns of `records` that folding needs: all but key, value, headers and day."""
 
-
 MAX_REPEATED: Final = 200_000
 """Most failures whose hashes are sent to every task: some megabytes."""
 
@@ -157,12 +155,12 @@ def error_summaries(failures: DataFrame) -> DataFrame:
 
 
 def not_repeated(failures: DataFrame, repeated: DataFrame) -> DataFrame:
-    """Return the failures without those whose keys are in `repeated`."""
+    """Return the failures whose keys are not in `repeated` (rows of `repeated_keys`)."""
     return _with_key(failures).join(F.broadcast(repeated), "key", "left_anti").drop("key")
 
 
 def fold_repeated(records: DataFrame, repeated: DataFrame) -> DataFrame:
-    """Fold the records of those failures whose keys `repeated` has; `summary` stays null."""
+    """Fold the records of the failures whose keys are in `repeated`; `summary` stays null."""
     keyed = _with_key(records).join(F.broadcast(repeated), "key", "left_semi")
     return keyed.drop("key").transform(fold_several)
 
@@ -173,7 +171,8 @@ def _with_key(rows: DataFrame) -> DataFrame:
 
 
 def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
-    """Set the column `summary` of failures, from `summaries` unless it is None."""
+    """Set the column `summary` of failures: from `summaries` (rows of `error_summaries`), or
+    computed for each failure if that is None."""
     failures = failures.drop("summary")
     if summaries is None:
         failures = failures.withColumn("summary", fingerprint_of(F.col("error")))
@@ -185,7 +184,7 @@ def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
 
 
 def fold_single(records: DataFrame) -> DataFrame:
-    """Fold records each of which is the only one of its failure; `summary` stays null."""
+    """Fold records of failures that have only one record; `summary` stays null."""
     failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     values = {
         "failures": F.lit(1),
@@ -202,7 +201,8 @@ def fold_single(records: DataFrame) -> DataFrame:
 
 
 def fold_several(records: DataFrame) -> DataFrame:
-    """Fold records of failures that may have several; `summary` stays null."""
+    """Fold records of failures that may have several: the event is that of the first record, the
+    attempt and position those of the last; `summary` stays null."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
@@ -341,6 +341,7 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
     """
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order)
+    # Without a gap, offset and rank grow alike: their difference (`island`) stays the same.
     return (
         positions.select("topic_id", "partition", "offset")
         .join(F.broadcast(ranges), ["topic_id", "partition"])
@@ -355,8 +356,7 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """Return the first offset of each log in the table, and the one after its last: `first`,
-    `next`."""
+    """Return `first` and `next` of each log: its first offset, and the one after its last."""
     return (
         records.groupBy("topic_id", "partition")
         .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
@@ -390,7 +390,7 @@ def _knafka_attribute(name: str) -> Column:
 
 
 def _if_possible(time: str | Column, otherwise: Column) -> Column:
-    """Return a time, or `otherwise` if the time is impossible: a record may claim any time."""
+    """Return a time, or `otherwise` if it is null or impossible: a record may claim any time."""
     column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible_time(column), column).otherwise(otherwise)
 

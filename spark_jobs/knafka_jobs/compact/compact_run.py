@@ -62,9 +62,11 @@ class CompactResult:
     """The result of one run."""
 
     topics: int
+    """Number of dead-letter topics."""
     records: int
     """Number of new dead letters."""
     folded: int
+    """Number of records folded into `failures`."""
     forgotten: int
     """Number of failures deleted because their retention has ended."""
     merged: tuple[str, ...]
@@ -117,13 +119,15 @@ def _ingest_topics(
     batch_records: int,
     progress: Progress,
 ) -> IngestResult:
-    """Append the new dead letters of these topics to `records`."""
+    """Append the new dead letters of these topics to `records`, in batches of about `batch_records`
+    records. Raises `JobError`."""
     names = {topic.id: name for name, topic in topics.items()}
     reader = BatchReader(tables, kafka, names)
     appended = 0
 
     def append(batch: IngestBatch, number: int, last: int | None) -> int:
-        """Append a batch, and report it."""
+        """Append the rows of a batch under this number, after the batch `last`; report and return
+        how many. Raises `JobError`."""
         with explain_spark_errors(
             "the dead letters can't be read (if a topic or its oldest records were deleted "
             "meanwhile, run the job again)"
@@ -217,7 +221,8 @@ def fold_records(records: DataFrame) -> DataFrame:
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
-    """Merge small files where a day has too many; returns the names of these tables."""
+    """Merge the small files of each day that has too many; returns the names of the tables that had
+    such days."""
     merged = []
     for name in BY_DAY:
         if days := tables.days_of_small_files(

@@ -12,7 +12,7 @@ restored), by comparing with the table's rows. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from knafka.core.times import LATEST
 from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Partition, ReadState, RecordMark
@@ -53,9 +53,10 @@ class RowView(Protocol):
 def find_cuts(
     offsets_read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
 ) -> tuple[dict[Partition, int], dict[Partition, RecordMark]]:
-    """Return the offsets at which logs were cut, and marks for uncut partitions that had none.
+    """Return the offset at which each log was cut, and the mark of each uncut partition whose
+    `ReadState` has none.
 
-    Only cuts below the offsets that were read count.
+    `spans` are the offsets that Kafka has now. Only cuts below the offsets that were read count.
     """
     read_partitions = {
         partition: reached
@@ -90,44 +91,75 @@ def find_cuts(
     )
     cuts, new_marks = {}, {}
     for partition, reached in read_partitions.items():
-        mark, record, record_after_mark = (
-            marks.get(partition),
-            at_marks.get(partition),
-            after_marks.get(partition),
+        mark, at_mark = marks.get(partition), at_marks.get(partition)
+        compared = _ComparedLog(
+            reached, spans[partition], mark, at_mark, after_marks.get(partition)
         )
-        is_short = spans[partition].end < reached.next
-        if mark is None and not is_short:
+        if mark is None and not compared.is_short:
             continue  # the last row was purged, so nothing can be compared
-        is_filled = record_after_mark is not None and record_after_mark.offset < reached.next
-        is_there = (
-            mark is None
-            or mark.offset < spans[partition].start
-            or (record is not None and is_same_record(record, mark))
-        )
-        if is_there and not is_short and not is_filled:
-            if partition in unmarked and record is not None:
-                new_marks[partition] = record
+        if compared.is_unchanged:
+            if partition in unmarked and at_mark is not None:
+                new_marks[partition] = at_mark
             continue
         cut_offset = _find_cut(partition, reached, spans[partition], mark, log, rows)
-        if cut_offset is None and is_filled and mark is not None:
-            cut_offset = max(mark.offset + 1, spans[partition].start)
-        elif (
-            cut_offset is None
-            and not is_there  # else only offsets after the mark are lost, such as a marker
-            and mark is not None
-            and record is not None
-            and record.offset == mark.offset
-        ):
-            cut_offset = mark.offset
-        elif cut_offset is None and is_short:
-            cut_offset = spans[partition].end
+        if cut_offset is None:
+            cut_offset = compared.first_changed_offset()
         if cut_offset is not None:
             cuts[partition] = cut_offset
     return cuts, new_marks
 
 
+class _ComparedLog(NamedTuple):
+    """What was read of a partition's log, and what Kafka has of it now."""
+
+    reached: ReadState
+    span: OffsetSpan
+    """The offsets that Kafka has now."""
+    mark: RecordMark | None
+    """The last record that was read; None: unknown."""
+    at_mark: RecordMark | None
+    """Kafka's first record at the mark's offset or after it."""
+    after_mark: RecordMark | None
+    """Kafka's first record after the mark's offset, looked for up to the offset that was read."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the log ends before the offset up to which it was read."""
+        return self.span.end < self.reached.next
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a record lies between the last one that was read and the offset up to which the
+        log was read, where there was none at that time."""
+        return self.after_mark is not None and self.after_mark.offset < self.reached.next
+
+    @property
+    def has_mark(self) -> bool:
+        """Whether the last record that was read is still at its offset, as far as that is known and
+        Kafka still has that offset."""
+        if self.mark is None or self.mark.offset < self.span.start:
+            return True
+        return self.at_mark is not None and is_same_record(self.at_mark, self.mark)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing shows that the log is another one than was read."""
+        return self.has_mark and not self.is_short and not self.is_filled
+
+    def first_changed_offset(self) -> int | None:
+        """Return the first offset that is known to have changed; None: none is known."""
+        mark, at_mark = self.mark, self.at_mark
+        if self.is_filled and mark is not None:
+            return max(mark.offset + 1, self.span.start)
+        # With the mark, only offsets after it are lost, such as that of a transaction's marker.
+        if not self.has_mark and mark and at_mark and at_mark.offset == mark.offset:
+            return mark.offset
+        return self.span.end if self.is_short else None
+
+
 def is_same_record(record: RecordMark, mark_read: RecordMark) -> bool:
-    """Whether Kafka's record is the one that was read; an impossible time is not compared."""
+    """Whether Kafka's record is the one that was read. An unknown epoch of either, and an
+    impossible time, are not compared."""
     epochs_fit = None in (record.epoch, mark_read.epoch) or record.epoch == mark_read.epoch
     times_fit = record.time == mark_read.time or not 0 <= record.time <= LATEST * 1000
     content_fits = (record.offset, record.digest) == (mark_read.offset, mark_read.digest)
@@ -142,7 +174,8 @@ def _find_cut(
     log: LogView,
     rows: RowView,
 ) -> int | None:
-    """Return the offset at which a log was cut; None if neither epochs nor rows tell."""
+    """Return the offset at which a log was cut, by the epoch of `mark`, the last record read, or
+    else by comparing rows; None if neither tells. `span` has the offsets that Kafka has now."""
     offsets_read = range(span.start, min(reached.next, span.end))
 
     def first_at(offset: int) -> RecordMark | None:
@@ -152,7 +185,8 @@ def _find_cut(
     if mark is not None and (epoch := mark.epoch) is not None:
 
         def is_newer(offset: int) -> bool:
-            """Whether the record at an offset was appended after an election."""
+            """Whether the record at an offset was appended after an election since `mark`, or there
+            is none."""
             record = first_at(offset)
             return record is None or record.epoch is None or record.epoch > epoch
 
@@ -198,8 +232,8 @@ def deletable_until(
     tabled: Iterable[OffsetSpan],
     messages: Callable[[OffsetSpan], Iterable[CommittedRecord]],
 ) -> int:
-    """Return the offset below which records of a span may be deleted: all committed ones are
-    tabled.
+    """Return the offset below which all committed records of a span are in the table, so that they
+    may be deleted from their topic.
 
     `tabled` are the spans that the table has without a gap. In a gap, `messages` tells whether
     Kafka has committed records there: offsets of markers and aborted records have none.

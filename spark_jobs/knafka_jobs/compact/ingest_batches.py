@@ -39,7 +39,9 @@ class IngestResult:
     """The result of all batches of a run."""
 
     records: int
+    """Number of records that were appended."""
     missed: int
+    """Number of records that were deleted from their topics before a compaction read them."""
     cuts: Mapping[Partition, OffsetSpan] = field(default_factory=dict)
     """The offsets of each partition that were read and that a cut then took from its log."""
 
@@ -108,6 +110,7 @@ def ingest_spans(
 ) -> IngestResult:
     """Append the records of these spans that the store lacks, in batches of about `limit` records.
 
+    If logs were cut, a first batch without records saves the offsets at which reading goes on.
     `clock` returns nanoseconds; batch numbers are made from it. Raises `JobError`.
     """
     last = store.last_batch()
@@ -149,8 +152,8 @@ def ingest_spans(
 def with_marks_of_ranges(
     offsets_read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
 ) -> Offsets:
-    """Return `offsets_read` with the mark of each range's last record; a range without records
-    changes nothing."""
+    """Return `offsets_read` where each of these partitions has the mark of the last record of its
+    range; a range without records changes nothing."""
     marks = log.last_in(
         {partition: span for partition, span in ranges.items() if span.start < span.end}
     )
@@ -164,6 +167,6 @@ def with_marks_of_ranges(
 
 
 def _share(size: int, limit: int, total: int) -> int:
-    """Return the records of `size` that a batch takes: the same share of each partition, at least
-    1."""
+    """Return how many of a partition's `size` offsets a batch of about `limit` offsets reads, if
+    all partitions together have `total`: the same share of each partition, rounded up."""
     return size if total <= limit else -(-size * limit // total)

@@ -14,9 +14,9 @@ from knafka.core.names import dead_letter_topic
 from knafka_jobs.compact import compact_plan
 from knafka_jobs.compact.outcomes import (
     deleted_unsettled,
-    gone_by,
     last_pending,
     lost_events,
+    lost_with_topics,
     outcomes_of,
     pending_of,
     resolved_failures,
@@ -44,14 +44,21 @@ GONE_TOPIC_AGE: Final = timedelta(hours=1)
 may learn later than others of a topic that was just created."""
 
 DELETED_AND_SETTLED: Final[Columns] = {
-    **{"topic_id": "string", "partition": "int", "start": "bigint", "until": "bigint"},
+    "topic_id": "string",
+    "partition": "int",
+    "start": "bigint",
+    "until": "bigint",
 }
-"""The first offset of each partition, and the one up to which its group has settled it."""
+"""Columns of a partition's first offset, below which its records are deleted, and of the one below
+which its group has settled it."""
 
 STARTS: Final[Columns] = {
-    **{"topic": "string", "topic_id": "string", "partition": "int", "start": "bigint"},
+    "topic": "string",
+    "topic_id": "string",
+    "partition": "int",
+    "start": "bigint",
 }
-"""The first offset of each partition."""
+"""Columns of a partition's first offset."""
 
 
 def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
@@ -80,12 +87,12 @@ def mark_gone(
     now: datetime,
     progress: Progress,
 ) -> None:
-    """Mark pending replayed events as lost that their replay topic deleted before they were
-    settled, or that were in a topic which was deleted or made anew.
+    """Mark pending replayed events as lost if they were deleted before they were settled: with
+    their records, or with their replay topic, which may have been created anew since.
 
-    Nobody delivers them any more, and what is pending is not replayed. A later commit of their
-    group would say nothing of them. Only events of `broker` (all, if None). Those of others may be
-    in another Kafka: without `broker`, a topic counts as deleted only if this Kafka has a
+    Nobody delivers such events any more, and as long as they are pending they can't be replayed.
+    Only events of `broker` are marked; None: of all Brokers. Events of other Brokers may be in
+    another Kafka, so without `broker` a topic counts as deleted only if this Kafka has a
     dead-letter topic of its Broker.
     """
     if tables.is_empty("sent"):
@@ -114,7 +121,7 @@ def mark_gone(
         for partition, offset in kafka.committed(topic.name, topic).items()
     ]
     gone_events = compute_rows(
-        pending.transform(gone_by, gone_ids, now - GONE_TOPIC_AGE).unionByName(
+        pending.transform(lost_with_topics, gone_ids, now - GONE_TOPIC_AGE).unionByName(
             pending.transform(deleted_unsettled, tables.rows(settled, DELETED_AND_SETTLED))
         )
     )
@@ -185,7 +192,7 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
 
 
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
-    """Mark failures that a replay resolved, then the outcomes of the replayed events.
+    """Mark failures that a replay resolved, then note the outcomes of the replayed events.
 
     `committed` is from `read_settled_offsets`. If the run is killed in between, the events are
     still pending, and the next run does both again.
@@ -211,7 +218,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
 
 
 def _update_outcomes(tables: Tables, judged: DataFrame) -> None:
-    """Write the outcomes of these rows of `SENT`."""
+    """Write `outcome` and `judged` of these rows of `SENT` into the table `sent`."""
     tables.update(
         judged,
         "sent",

@@ -86,7 +86,7 @@ def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -
 
 
 def as_lost(events: DataFrame) -> DataFrame:
-    """Return rows of `sent` with the outcome `lost`."""
+    """Return these rows of `sent` with the outcome `lost`, judged now."""
     lost = events.withColumn("outcome", F.lit(LOST)).withColumn("judged", F.current_timestamp())
     return lost.select(*SENT)
 
@@ -101,9 +101,9 @@ def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
     )
 
 
-def gone_by(pending: DataFrame, topic_ids: Collection[str], before: datetime) -> DataFrame:
-    """Return pending rows that were sent before a time to one of these topics, which Kafka doesn't
-    have, with outcome `lost`."""
+def lost_with_topics(pending: DataFrame, topic_ids: Collection[str], before: datetime) -> DataFrame:
+    """Return the pending rows whose event was sent `before` a time to one of these topics, which
+    Kafka doesn't have any more, with outcome `lost`."""
     in_topics = pending.where(F.col("topic_id").isin(*topic_ids))
     return in_topics.where(F.col("sent") < F.lit(before)).transform(as_lost)
 

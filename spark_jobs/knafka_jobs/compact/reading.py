@@ -49,10 +49,11 @@ _RAW: Final[Columns] = {
 
 
 class BatchReader:
-    """Reads the dead letters of batches; `names` has the topic's name of each topic id."""
+    """Reads the dead letters of batches: by Spark, or record by record (`one_by_one`)."""
 
     def __init__(self, tables: Tables, kafka: KafkaClient, names: Mapping[str, str]) -> None:
-        """Create the reader, which reads nothing before `rows`."""
+        """Create the reader, which reads nothing before `rows`. `names` has the topic's name of
+        each topic id."""
         self.log = KafkaRecords(kafka, names)
         self._tables = tables
         self._kafka = kafka
@@ -137,7 +138,8 @@ def ingest_around(
 ) -> IngestResult:
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
-    `ingest` ingests spans with `reader`. Raises `JobError`.
+    `ingest` ingests spans with `reader`: it is called for all spans and, after each failure, for
+    the parts of a partition up to each stretch of unreadable records. Raises `JobError`.
     """
     ingested = IngestResult(0, 0)
     spans = dict(spans)
@@ -157,8 +159,9 @@ def ingest_around(
                 "stored instead"
             )
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
-                for end, is_alone in ((stretch.start, False), (stretch.end, True)):
-                    reader.one_by_one = {partition} if is_alone else set()
+                # First all records before the stretch, by Spark; then the stretch itself.
+                for end, is_unreadable in ((stretch.start, False), (stretch.end, True)):
+                    reader.one_by_one = {partition} if is_unreadable else set()
                     ingested = _sum_ingested(
                         ingested, ingest({partition: OffsetSpan(spans[partition].start, end)})
                     )
@@ -223,7 +226,7 @@ def _add_offset(spans: list[OffsetSpan], offset: int) -> None:
 
 
 def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
-    """Return both results as one: numbers are added; of two cuts with the same key, the second's is
+    """Return both results as one: numbers are added; of two cuts of one partition, the second's is
     kept."""
     return replace(
         first,

@@ -144,8 +144,8 @@ class Tables:
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
-        """Return the days of a table with more than `most` files below `full` bytes; reads Delta's
-        log."""
+        """Return the days of a table that have more than `most` files of fewer than `full` bytes;
+        reads only Delta's log."""
         if self.size(name)[0] <= most:
             return []
         files = DataFrame(self._current_snapshot(name).allFiles().toDF(), self.spark)
@@ -185,7 +185,7 @@ class Tables:
         stream.close()
 
     def _clock_file(self, name: str, clock: str) -> tuple[Any, Any]:
-        """Return the file with the time of a daily task."""
+        """Return Hadoop path and file system of the file with the last time of a daily task."""
         return self.file(f"checkpoints/{clock}-{self.table_id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
@@ -279,7 +279,7 @@ class Tables:
         return self._ensure_table(name).alias(name).merge(rows.alias("more"), on)
 
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
-        """Write rows to a table in one commit."""
+        """Write rows to a table in one commit; `mode` and `options` are those of Spark's writer."""
         self._ensure_table(name)  # creates the table with its columns in their order
         writer = rows.select(*TABLES[name]).write.format("delta").options(**options)
         if name in BY_DAY:

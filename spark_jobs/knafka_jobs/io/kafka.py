@@ -69,6 +69,8 @@ class KafkaClient:
     """Kafka's admin API and consumers for the jobs. Every method raises `JobError`."""
 
     def __init__(self, connection: KafkaConnection) -> None:
+        """Open the admin client, without waiting for Kafka (`connect`). Raises `JobError` for
+        credentials that can't be used."""
         self.connection = connection
         self._errors = ConnectionErrors()
         self._refusal: str | None = None
@@ -152,16 +154,16 @@ class KafkaClient:
         deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
         while True:
             topics = self.topics(names)
-            is_open = [
-                partition
-                for partition, end in written.items()
-                if partition[0] in topics and topics[partition[0]].spans[partition[1]].end < end
+            open_topics = [
+                name
+                for (name, number), end in written.items()
+                if name in topics and topics[name].spans[number].end < end
             ]
-            if not is_open:
+            if not open_topics:
                 return topics
             if time.monotonic() > deadline:
                 raise JobError(
-                    f"Kafka: a transaction on {is_open[0][0]} did not end within "
+                    f"Kafka: a transaction on {open_topics[0]} did not end within "
                     f"{JOB_REQUEST_TIMEOUT:.0f} s: run the job again"
                 )
             time.sleep(RETRY_INTERVAL)
@@ -184,7 +186,7 @@ class KafkaClient:
         return {answer.partition: answer.offset for answer in answers if answer.offset >= 0}
 
     def commit(self, group: str, topics: Mapping[str, TopicState]) -> None:
-        """Commit the ends of these topics, as given, for a consumer group without members. The
+        """Commit the ends of the spans of these topics for a consumer group without members. The
         offsets need no leader epochs: only their lag is looked at, and no reader begins there."""
         offsets = [
             TopicPartition(name, partition, span.end)
@@ -288,7 +290,8 @@ class KafkaClient:
     def _list_offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
-        """Return the offset of each partition that `spec` asks for, such as the earliest."""
+        """Return the offset that `spec` asks for, such as the earliest, of each partition;
+        `options` are those of librdkafka's request."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = JOB_REQUEST_TIMEOUT
@@ -331,7 +334,8 @@ def _request_results(
     """Send a request and return its answers, except those that fail with code `leaving_out`."""
 
     def answers() -> dict[K, T]:
-        """Return the answers, without those that may fail."""
+        """Send the request and return its answers. Raises `KafkaException` for the first that fails
+        with another code than `leaving_out`."""
         results = {}
         for key, answer in ask().items():
             try:
@@ -345,7 +349,8 @@ def _request_results(
 
 
 def _with_retries(ask: Callable[[], T]) -> T:
-    """Return the answer of a request, repeated while a coordinator or leader is moving."""
+    """Return the answer of a request, which is repeated while a coordinator or leader is moving, at
+    most `JOB_REQUEST_TIMEOUT`. Raises `JobError`."""
     deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
     while True:
         try:

@@ -51,6 +51,7 @@ class KafkaRecords:
     """Implements `compact.cuts.LogView` on Kafka; `names` has the topic of each topic id."""
 
     def __init__(self, kafka: KafkaClient, names: Mapping[str, str]) -> None:
+        """Prepare to read these topics; each call opens a consumer of its own."""
         self._kafka = kafka
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
@@ -90,7 +91,8 @@ class KafkaRecords:
         return marks
 
     def messages(self, partition: Partition, span: OffsetSpan) -> Iterator[Any]:
-        """Yield the records of a span, in order. Raises `JobError`."""
+        """Yield the committed records of a span, in order, as messages of confluent-kafka. Raises
+        `JobError`."""
         consumer = self._kafka.consumer(**_SETTINGS)
         try:
             for _, message in _read_endlessly(consumer, {self._position(partition): span.start}):
@@ -139,9 +141,10 @@ def mark_of_message(message: Any) -> RecordMark:
 def _read_endlessly(
     consumer: Consumer, starts: Mapping[Position, int]
 ) -> Iterator[tuple[Position, Message | None]]:
-    """Yield records from these offsets on, endlessly.
+    """Yield each record from these offsets on, with its partition; never ends by itself.
 
-    None stands for a partition's end, and for an offset that Kafka does not have.
+    None in place of a record stands for a partition's end, and for an offset that Kafka does not
+    have. Raises `JobError` if nothing comes for `NEXT_RECORD_TIMEOUT` seconds.
     """
     if not starts:
         return

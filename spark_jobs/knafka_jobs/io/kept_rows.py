@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from knafka_jobs.io.session import has_executors
 
 KEPT_ROWS_FOLDER: Final = "checkpoints/rows"
+"""Folder below the tables' root; each Spark application has a folder of its own in it."""
 
 MAX_KEPT_SECONDS: Final = 86_400.0
 """Seconds after which the rows of another application are removed: it was killed."""
@@ -46,7 +47,8 @@ def remove_own(spark: SparkSession) -> None:
 
 
 def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
-    """Remove the rows below the root that other applications kept `age` seconds ago or earlier."""
+    """Remove the rows below the root that other applications kept `age` seconds ago or earlier; 0:
+    all of theirs."""
     own_folder = spark.sparkContext.getCheckpointDir()
     path, system = _file(spark, f"{root}/{KEPT_ROWS_FOLDER}")
     if not system.exists(path):

@@ -51,9 +51,9 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
 """Settings of every session."""
 
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
-    "spark.sql.shuffle.partitions": "2",  # of 200: each costs a task
-    "spark.databricks.delta.snapshotPartitions": "1",  # of 50
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # of 10,000: VACUUM's
+    "spark.sql.shuffle.partitions": "2",  # instead of 200: each costs a task
+    "spark.databricks.delta.snapshotPartitions": "1",  # instead of 50
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM's, instead of 10,000
 }
 """Settings of a session in local mode."""
 
@@ -70,7 +70,8 @@ def start_session(name: str) -> SparkSession:
     on_one_machine = not has_executors(spark)
     configured = spark.sparkContext.getConf()
     instances, cores = (
-        int(configured.get(f"spark.executor.{name}", "1") or 1) for name in ("instances", "cores")
+        int(configured.get(f"spark.executor.{setting}", "1") or 1)
+        for setting in ("instances", "cores")
     )
     size_settings = LOCAL_SETTINGS if on_one_machine else executor_settings(instances * cores)
     for key, value in {**SESSION_SETTINGS, **size_settings}.items():
@@ -84,8 +85,10 @@ def has_executors(spark: SparkSession) -> bool:
 
 
 def executor_settings(cores: int) -> dict[str, str]:
-    """Return the settings of a session whose executors have `cores` cores together."""
-    # Of 200: each is a task, and a file if rows are written without another shuffle.
+    """Return the settings that depend on the size of a cluster, for executors that have `cores`
+    cores together."""
+    # Instead of Spark's 200: each is a task, and a file if rows are written without another
+    # shuffle.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}
 
 

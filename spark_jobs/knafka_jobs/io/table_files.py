@@ -106,7 +106,7 @@ class TableFiles:
             rows: list[dict[str, Any]] = (
                 self._session.execute(sql).read_all().to_struct_array().to_pylist()
             )
-        except Exception as error:  # as above
+        except Exception as error:  # delta-rs raises what it likes here
             raise self._read_error(error) from error
         return rows
 
@@ -157,7 +157,8 @@ class TableFiles:
         )
 
     def _registered_table(self, name: str) -> DeltaTable | None:
-        """Return a table, registered under its name; None if it doesn't exist."""
+        """Return a table, opened at its first use and registered in the session under its name, so
+        that queries find it; None if it doesn't exist."""
         if name not in self._opened:
             path = self.path(name)
             try:
@@ -165,7 +166,7 @@ class TableFiles:
             except TableNotFoundError:
                 self._opened[name] = None
                 return None
-            except Exception as error:  # as above
+            except Exception as error:  # delta-rs raises what it likes here
                 raise JobError(f"the table {path} can't be read: {_error_line(error)}") from error
             _check_layout(name, path, table.metadata().configuration)
             self._session.register(name, table)
@@ -219,7 +220,8 @@ def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
 
 
 def _configured_store(root: str) -> dict[str, str] | None:
-    """Return the options of the S3 that the AWS_* variables name; None if delta-rs needs none."""
+    """Return delta-rs's options of the S3 that the AWS_* variables name; None for tables elsewhere,
+    and for AWS's own S3, which delta-rs finds by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if not root.startswith("s3") or not endpoint:
         return None

@@ -34,8 +34,8 @@ def append_acknowledgements(
 ) -> None:
     """Append a row with this action for each of these groups, in one commit. Raises `JobError`.
 
-    `groups` has the columns of a group's Trigger, reason and code by the group's id. If the last
-    row of a group is younger than `now`, by another clock, the new one is younger still.
+    `groups` has the columns of a group's Trigger, reason and code by the group's id. If a group has
+    a row with a later time than `now`, from another clock, the new row gets a time just after it.
     """
     last = latest_rows(_acknowledgement_rows(files))
     rows = []

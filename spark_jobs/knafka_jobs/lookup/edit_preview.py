@@ -55,6 +55,7 @@ def preview_edits(
     (size,) = files.query(groups_plan.size_of("true", f"({rows})"), *tables)
     preview = EditPreview()
     problems: Counter[str] = Counter()
+    # The first events so far: each by its place in the order, as it was and as edited.
     first: list[tuple[tuple[Any, ...], StoredRecord, StoredRecord]] = []
     if not size["number"]:
         return preview

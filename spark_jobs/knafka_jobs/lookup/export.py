@@ -54,9 +54,10 @@ class ExportFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What an export has written."""
+    """How many failures an export has written and left out."""
 
     events: int
+    """Failures that were written."""
     left_out: int
     """Failures without an event, or whose data were too large to be kept (NDJSON), or whose dead
     letter the tables lack."""
@@ -140,13 +141,15 @@ def event_of(row: Mapping[str, Any]) -> Event | None:
 
 
 def _rows_within(size: int, row_bytes: int) -> int:
-    """Return the number of rows that have about `size` bytes."""
+    """Return how many rows of `row_bytes` bytes fit into `size` bytes, from 1 to
+    `MAX_BATCH_ROWS`."""
     return max(1, min(MAX_BATCH_ROWS, size // row_bytes))
 
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[Path]:
-    """Yield a file beside `path` that takes its name in the end; raises `JobError`."""
+    """Yield a file beside `path` to write; in the end it replaces `path`, unless an error was
+    raised. Raises `JobError` for an error of the file system."""
     unfinished = path.parent / f".{secrets.token_hex(6)}.unfinished.parquet"
     try:
         yield unfinished

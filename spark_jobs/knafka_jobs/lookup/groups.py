@@ -75,5 +75,5 @@ def members_predicate(
 
 
 def _timeline_start(now: datetime) -> datetime:
-    """Return the beginning of the timeline of a report that is made now with default options."""
+    """Return where the timeline of a report begins that is made at `now` with default options."""
     return now - timedelta(days=TIMELINE_DAYS)

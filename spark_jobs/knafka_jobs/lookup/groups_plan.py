@@ -29,6 +29,7 @@ EXPORTED_FAILURE: Final = ("failures", "first_failed", "last_failed", "resolved"
 _SAID: Final = "coalesce(summary, '')"
 """A failure's own summary."""
 _SUMS: Final = ("events", "unresolved", "waiting", "last_hour")
+"""Columns that are added when rare summaries become one group."""
 
 
 def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: bool) -> str:
@@ -71,8 +72,8 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
 
 
 def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
-    """Return the query for the summaries of a group's kind that have groups of their own:
-    `said`."""
+    """Return the query for the error summaries (`said`) that have groups of their own, among the
+    failures of this group's kind, in a report whose timeline begins at `since`."""
     counted = (
         f"SELECT {column_list(KIND)}, {_SAID} AS said, count(*) AS events FROM failures "
         f"WHERE {_kind_predicate(group)} AND {_is_reported(since)} "

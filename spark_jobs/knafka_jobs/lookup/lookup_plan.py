@@ -136,8 +136,8 @@ def count_pending(predicate_sql: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """Return the query for the offsets of each log in these tables: `topic_id`, `partition`,
-    `first`, `next`."""
+    """Return the query for the first offset of each log in these tables, and the one after its
+    last: `topic_id`, `partition`, `first`, `next`."""
     positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
     partition = column_list(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
@@ -175,5 +175,6 @@ def sent_at(failure_ids: Iterable[str]) -> str:
 
 
 def days_predicate(first: object, last: object) -> str:
-    """Return a predicate on `day`, by which Delta skips files."""
+    """Return a predicate for rows whose `day` is between these two, both included; by it Delta
+    skips the files of other days."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

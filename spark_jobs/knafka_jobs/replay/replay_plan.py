@@ -52,9 +52,10 @@ def likely_stubs(failures: DataFrame) -> DataFrame:
 
 
 def replayable_failures(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
-    """Return the failures that can be sent again (`REPLAYABLE`), with their data and not pending.
+    """Return the failures that can be sent again: they pass `REPLAYABLE`, their dead letter has the
+    event's data, and no replay has sent them that isn't settled.
 
-    Of `records`, those of `likely_stubs` suffice.
+    `records` needs to have only the dead letters of `likely_stubs`.
     """
     stubs = records.where(F.exists("headers", lambda header: header["key"] == STUB_HEADER))
     pending = sent.where(PENDING).select("failure_id").distinct()
@@ -80,8 +81,8 @@ ORDER: Final = (*TRIGGER, "origin_partition", "origin_offset", "first_failed", "
 
 
 def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
-    """Return the last dead letter of each failure: the columns of `ReplaySender.send`, then of
-    `ORDER`.
+    """Return the last dead letter of each failure. Columns: `failure_id`, `TRIGGER`, `key`,
+    `value`, `headers`, and the further columns of `ORDER`.
 
     `few`: there are not more failures than `BROADCAST_ROWS`.
     """

@@ -34,6 +34,7 @@ class ReplayProgress:
     def __init__(
         self, files: TableFiles | None, replay_id: str, already: int, total: int, say: Progress
     ) -> None:
+        """`say` gets a line if a note fails; then nothing more is noted."""
         self._files = files
         self._replay_id = replay_id
         self._already = already

@@ -201,7 +201,8 @@ def _events_text(count: int) -> str:
 def _ensure_replay_topics(
     kafka: KafkaClient, counts: Mapping[TriggerName, int]
 ) -> tuple[dict[TriggerName, TopicState], list[str]]:
-    """Return the replay topic of each Trigger, and the problems of Triggers that can't have one.
+    """Return the replay topic of each Trigger, created if it is missing, and the problems of
+    Triggers that can't have one. `counts` has the number of events to send by Trigger.
 
     A dead letter may name any Trigger, also one that never existed.
     """
@@ -227,7 +228,9 @@ def _send_events(
     noted: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the events that go to these topics, and note them in the table `sent`."""
+    """Send the events whose Trigger has a replay topic in `topics`, and note them in the table
+    `sent`: by this process if they are few and small, else in lanes by Spark's tasks. Returns how
+    many were sent; ends early if `cancellation` says so."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
@@ -272,12 +275,12 @@ def _send_events(
 
 
 def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:
-    """Return a function that counts the events sent since `starts`; it also counts the markers of
-    transactions."""
+    """Return a function that counts, by the topics' ends, the events sent since the topics ended at
+    `starts`. Markers of transactions are counted, too."""
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
-        """Return the number of events sent so far."""
+        """Return how many offsets the topics have beyond their `starts`."""
         ends = spans_of(kafka.topics(topics))
         return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
 
@@ -316,7 +319,7 @@ def ensure_replay_topic(
 
 
 def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
-    """Return the selected failures that can be sent now."""
+    """Return the selected failures that can be sent now (`replayable_failures`)."""
     stubs = tables.read("records").where(within_bounds(offset_bounds(likely_stubs(selected))))
     return selected.transform(replayable_failures, tables.read("sent"), stubs)
 

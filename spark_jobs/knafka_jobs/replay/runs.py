@@ -58,12 +58,13 @@ def begin_replay(
     *,
     is_alone: bool,
 ) -> Row:
-    """Begin a replay, or continue an interrupted one, and return its row of `replays`.
+    """Begin a replay, or continue an interrupted one, and return its row of `replays`. From then on
+    no other process can send for it, and all other unfinished replays are ended.
 
-    `selection` tells what is selected and edited, as options of the command line.
-
-    No other process sends for it any more, and all other unfinished replays are ended. Raises
-    `JobError` if the replay is finished or has another selection, or if another replay may run.
+    `selection` says what is selected and edited, as options of the command line; `by` is the
+    person's name. `replay_id` None: continue the latest interrupted replay of this selection, if
+    there is one. `is_alone`: no other replay runs on these tables. Raises `JobError` if the replay
+    is finished or has another selection, or if another replay may run.
     """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
@@ -132,7 +133,8 @@ def _end_interrupted(
 
 
 def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
-    """Fence off earlier senders of a replay, and note the events that they sent."""
+    """Fence off earlier senders of a replay (`run` is its row), and note the events that they sent
+    in the table `sent`."""
     fence_senders(kafka.connection, run["replay_id"])
     rows = tables.read("failures").select(*TRIGGER).distinct().collect()
     triggers = {names.replay_topic(*row): tuple(row) for row in rows}

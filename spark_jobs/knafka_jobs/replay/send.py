@@ -180,7 +180,8 @@ class ReplaySender:
 
 
 def failure_hash(failure_id: str) -> int:
-    """Return 64 bits of a failure's id: a million of them take some tens of megabytes of memory."""
+    """Return a hash of 64 bits of a failure's id, as it takes less memory than the id: some tens of
+    megabytes for a million."""
     return int.from_bytes(hashlib.blake2b(failure_id.encode(), digest_size=8).digest())
 
 
@@ -210,7 +211,8 @@ def transactional_id(replay_id: str, lane: int) -> str:
 
 
 def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Producer:
-    """Create the producer of a lane; earlier producers of the lane can commit nothing any more."""
+    """Create the producer of a lane; earlier producers of the lane can commit nothing any more.
+    Raises `KafkaException`."""
     producer = Producer(
         {
             **connection.for_librdkafka(),
@@ -228,7 +230,8 @@ def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Pro
 
 
 def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
-    """Send events in one transaction. Raises `JobError` and `KafkaException`."""
+    """Send events in one transaction, and wait until it is committed. Raises `JobError` if a topic
+    takes not every event, and `KafkaException`, such as for a fenced producer."""
     problems: list[tuple[KafkaError, str]] = []
     delivered = 0
 

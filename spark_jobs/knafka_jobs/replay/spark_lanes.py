@@ -55,6 +55,7 @@ class _SparkJob:
     """A job of Spark that sends all lanes, in a thread of its own, so that it can be cancelled."""
 
     def __init__(self, rows: DataFrame, sender: ReplaySender) -> None:
+        """Prepare the job, which starts in `running`; each partition of `rows` is a lane."""
         self._rows = rows
         self._sender = sender
         self._context = rows.sparkSession.sparkContext
@@ -86,7 +87,7 @@ class _SparkJob:
         return sum(self._lanes, LaneResult())
 
     def _run(self) -> None:
-        """Run the job; keep its error."""
+        """Run the job in this thread, and keep the lanes' results or the error for `result`."""
         self._context.setJobGroup(self._group, "replay", interruptOnCancel=True)
         send = partial(_send_lane, self._sender)
         try:
@@ -100,11 +101,13 @@ class _ReportedProgress:
     the first report of a sent event."""
 
     def __init__(self, sent_so_far: Callable[[], int], total: int, progress: Progress) -> None:
+        """`sent_so_far` counts the events that were sent, of `total`; `progress` gets the lines."""
         self._sent_so_far = sent_so_far
         self._total = total
         self._progress = progress
         self._last = time.monotonic()
         self._first: tuple[float, int] | None = None
+        """Time of the first report with sent events, and their number."""
 
     def report_if_due(self) -> None:
         """Report the progress if the interval has passed since the last report."""

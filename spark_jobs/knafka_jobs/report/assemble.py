@@ -51,9 +51,10 @@ class PreviousFigures:
 
 @dataclass(frozen=True, slots=True)
 class CountedRows:
-    """The counted rows: one row per group, and further rows by group."""
+    """The rows of the plan module's queries: one row per group, and further rows by group."""
 
     groups: Sequence[ReportRow]
+    """The sums of each group (`report_plan.GROUPS`); the other fields have their query's name."""
     failed_again: Mapping[GroupKey, list[ReportRow]]
     buckets: Mapping[GroupKey, list[ReportRow]]
     recent: Mapping[GroupKey, list[ReportRow]]
@@ -72,8 +73,8 @@ class GroupHistory:
 
 
 def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[str, GroupHistory]:
-    """Return the history of each group by its id, from rows of `first_reported` and `past_figures`
-    (plan module)."""
+    """Return the history of each group by its id. `first` has `group_id` and the time `first` of
+    its first report; `past` has the group's figures in each earlier report, in time order."""
     histories: dict[str, list[Past]] = defaultdict(list)
     for row in past:
         histories[row["group_id"]].append(
@@ -131,6 +132,7 @@ def delivery_shares(
     A settled offset that did not fail was either delivered or filtered out: Kafka doesn't tell
     which. So the share is known only for Triggers of which every settled event failed.
     """
+    # By Trigger, the first three columns of a group's key:
     settled: dict[tuple[str, ...], int] = defaultdict(int)
     for namespace, broker, trigger, _, _, start, end in spans:
         settled[namespace, broker, trigger] += end - start
@@ -199,9 +201,10 @@ def group_change(
     failed_again: int,
     previous: tuple[int, int] | None,
 ) -> Change:
-    """Compare a group with the previous report.
+    """Return the changes of a group since the previous report.
 
-    `previous` has the group's failures and unresolved events then; None: it had no such group.
+    `failures` and `unresolved` are its present figures; `resolved` and `failed_again` count events
+    since then. `previous` has its failures and unresolved events then; None: it had no such group.
     """
     if failed_again:
         kind = ChangeKind.FAILED_AGAIN
@@ -220,7 +223,8 @@ def group_change(
 
 
 def sum_totals(groups: Sequence[Group]) -> Totals:
-    """Return the sums over all groups."""
+    """Return the totals of a report: sums over its groups, and the first failure of the event that
+    has waited longest."""
     waiting = [group.oldest_unresolved for group in groups if group.oldest_unresolved]
     return Totals(
         groups=len(groups),
@@ -241,8 +245,8 @@ def count_changes(groups: Sequence[Group]) -> Changes:
 
 
 def replay_run(row: ReportRow, made: datetime) -> ReplayRun:
-    """Return a replay, from its row of `replay_counts` (plan module), as part of a report made at
-    this time."""
+    """Return a replay as part of a report made at this time; `row` has the columns of
+    `report_plan.replay_counts`."""
     sent = row["sent"]
     if row["finished"] is None:  # its events are counted when it ends
         sent = max(sent, row["progressed"] or 0)

@@ -59,7 +59,8 @@ class DataFusionEngine:
         store: Mapping[str, str] | None = None,
         max_bytes: int = MAX_FAILURES_BYTES,
     ) -> None:
-        """Open the tables; `store` are delta-rs's options of an object store.
+        """Open the tables; `store` are delta-rs's options of an object store, `max_bytes` the most
+        bytes that `failures` may have.
 
         Raises `JobError`, and `NeedsSpark` for tables that only Spark reads.
         """
@@ -89,7 +90,8 @@ class DataFusionEngine:
         self._files.run(f"CREATE OR REPLACE TABLE {name} AS {sql}")
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
-        """Create the table `name` with these columns and rows."""
+        """Create the table `name` with these columns and rows: SQL with the values as literals,
+        each cast to its column's type."""
         values = [f"({', '.join(map(_sql_literal, row))})" for row in rows]
         names = ", ".join(f"`{column}`" for column in columns)
         source = f"(VALUES {', '.join(values)}) AS v({names})"

@@ -37,19 +37,19 @@ def publish(
     problems: dict[str, str] = {}
 
     @contextmanager
-    def noted(problem_name: str) -> Iterator[None]:
-        """Note a failure under this name, and go on."""
+    def noting_problem(problem_name: str) -> Iterator[None]:
+        """Note an error of the body under this name in `problems`, and go on."""
         try:
             yield
         except KnafkaError as error:
             progress(f"{problem_name}: {error}")
             problems[problem_name] = str(error)[:MAX_PROBLEM_CHARACTERS]
 
-    with noted("notServed"):
+    with noting_problem("notServed"):
         served_report.write_served_report(kafka, report, archive, replication)
     if broker:
-        with noted("notAnnounced"):
-            console_of_report = "" if problems else console
+        with noting_problem("notAnnounced"):
+            console_of_report = "" if problems else console  # a console can't show it otherwise
             announce.send_event(
                 broker, announce.announcement_event(report, archive, console_of_report)
             )

@@ -20,10 +20,10 @@ from knafka_jobs.schema import Columns
 ReportRow: TypeAlias = Mapping[str, Any]
 """Values by column; times have the zone UTC, binary values are `bytes`."""
 
-WITHOUT_SPARK: Final = ("acknowledgements", "cancellations", "replay_progress")
+WRITTEN_WITHOUT_SPARK: Final = ("acknowledgements", "cancellations", "replay_progress")
 """The tables that only delta-rs creates."""
 
-REPORT_TABLES: Final = ("failures", "sent", "replays", "reports", *WITHOUT_SPARK)
+REPORT_TABLES: Final = ("failures", "sent", "replays", "reports", *WRITTEN_WITHOUT_SPARK)
 """The tables that a report reads; a missing one counts as empty."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,19 +31,19 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class SqlDialect:
-    """One engine's functions that write SQL for which the two engines have no common form."""
+    """The functions that write the SQL in which the two engines differ; each returns SQL."""
 
     text: Callable[[str], str]
     """Returns a string as a literal, whatever characters it has."""
     time: Callable[[int], str]
-    """Returns microseconds since the Unix epoch as a timestamp."""
+    """Returns the timestamp that is so many microseconds after the Unix epoch."""
     unix_seconds: Callable[[str], str]
-    """Returns a timestamp as whole seconds since the Unix epoch."""
+    """Returns a timestamp (an expression) as whole seconds since the Unix epoch."""
     unnested: Callable[[str], str]
-    """Returns the expression for a row for each element of an array."""
+    """Returns the expression that makes a row of each element of an array."""
 
     def moment(self, time: datetime) -> str:
-        """Return a time as a literal."""
+        """Return a time as a SQL literal."""
         return self.time((time - _EPOCH) // _EPOCH.resolution)
 
 

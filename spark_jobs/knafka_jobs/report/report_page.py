@@ -80,13 +80,15 @@ def render_file(report: Report, traces: str = "") -> str:
 def render_served(report: Report, traces: str, path: str) -> ServedPage:
     """Render the page for a console, to which it may send requests.
 
-    `traces` is as in `render_file`; `path` is the path of the report's JSON in the console.
+    `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links. `path` is
+    the path of the report's JSON in the console.
     """
     return _render(report, traces, path)
 
 
 def _render(report: Report, traces: str, path: str | None) -> ServedPage:
-    """Render the page and its policy; `path` is None for a file."""
+    """Render the page and its Content-Security-Policy. `path` None: as a file, which may send no
+    requests; else as a page that a console serves."""
     style = "\n".join(map(_page_file, STYLE_FILES))
     library = _page_file(LIBRARY_FILE)
     scripts = [
@@ -130,6 +132,7 @@ def _packed_data(report: Report, traces: str, path: str | None) -> str:
         "served": path,
         "traces": traces,
     }
+    # One JSON object: the report as text that is not parsed again, then the settings.
     text = f'{{"report":{document},{json.dumps(page_settings)[1:]}'
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 

@@ -38,7 +38,7 @@ _SUMS: Final = ("events", "failures", "unresolved", "resolved", "retries")
 
 
 def columns_of(names: Iterable[str], table: str = "") -> str:
-    """Return a list of columns, each of `table` if it is given."""
+    """Return a list of quoted columns for SQL, each of the table `table` unless it is empty."""
     return ", ".join(f"{table}.`{name}`" if table else f"`{name}`" for name in names)
 
 
@@ -50,8 +50,8 @@ def of_broker(broker: BrokerName | None, dialect: SqlDialect) -> str:
 
 
 def reported(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the failures in a report: all unresolved ones, and those that failed or were
-    resolved since then."""
+    """Return SQL for the failures in a report about a Broker (None: about all): those that are
+    unresolved, or that failed or were resolved from `since` on."""
     earliest = dialect.moment(since)
     return (
         f"SELECT {columns_of(FAILURES)} FROM failures WHERE {of_broker(broker, dialect)} AND "
@@ -94,7 +94,8 @@ def counted(*, many_summaries: bool) -> str:
 
 
 def _has_same_values(names: Iterable[str], one: str, other: str) -> str:
-    """Return a predicate that two tables have the same values in these columns of `GROUP`."""
+    """Return a predicate that the tables `one` and `other` have the same values in these columns of
+    `GROUP`, of which only `code` may be null."""
     return " AND ".join(
         # In brackets: DataFusion would take the rest of the condition for the second operand.
         f"({one}.`code` IS NOT DISTINCT FROM {other}.`code`)"
@@ -127,7 +128,7 @@ def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
 
 
 ALL_ACKNOWLEDGEMENTS: Final = "SELECT * FROM acknowledgements"
-"""All rows of people who acknowledged groups."""
+"""All acknowledgements of groups, also outdated ones."""
 
 GROUPS: Final = (
     f"SELECT {columns_of(GROUP)}, {', '.join(f'sum({name}) AS {name}' for name in _SUMS)}, "
@@ -153,8 +154,8 @@ def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect)
 
 
 def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for how often events failed from each of these times on and before `until`, by
-    group: `GROUP`, `last_hour`, `last_day`; groups without such failures are left out."""
+    """Return SQL for how often events failed before `until` and from `since_hour` on (`last_hour`),
+    or from `since_day` on (`last_day`), by `GROUP`. Groups without such failures are left out."""
     # A failure's history has no later time than `last_failed`.
     return (
         f"SELECT {columns_of(GROUP)}, "
@@ -203,10 +204,12 @@ LIMITS: Final = (
     f"(`partition` + `offset`) % {SPREAD_PARTS})) "
     f"WHERE place = CASE WHEN parts < {MAX_EXAMPLES} THEN parts ELSE {MAX_EXAMPLES} END"
 )
-"""A row of each group after which none of its examples comes: its `rank` and `last_failed`.
+"""`rank` and `last_failed` of a failure of each group that is no better than its last example, so
+that `CHOSEN` sorts only failures that are as good. `rank` 9 is worse than any other: all failures
+of a small group are sorted.
 
-Each part of a group has one latest failure, so `MAX_EXAMPLES` of these are enough examples, and the
-best ones are no worse. Sorting all failures to find them would need memory or disk for all.
+Each part of a group has a best failure, and the best `MAX_EXAMPLES` of these could be the examples;
+so the examples are as good or better. Sorting all failures would need memory or disk for all.
 """
 
 CHOSEN: Final = (
@@ -231,25 +234,27 @@ def examples(days: Collection[date | None]) -> str:
 
     Only files of these days are read.
     """
-    listed = ", ".join(f"DATE '{day}'" for day in sorted(day for day in days if day is not None))
-    of_days = [f"r.`day` IN ({listed})"] * bool(listed) + ["r.`day` IS NULL"] * (None in days)
+    day_list = ", ".join(f"DATE '{day}'" for day in sorted(day for day in days if day is not None))
+    has_such_day = [f"r.`day` IN ({day_list})"] if day_list else []
+    if None in days:
+        has_such_day.append("r.`day` IS NULL")
     return (
         f"SELECT /*+ BROADCAST(c) */ {columns_of(FAILURES, 'r')} FROM "
         "(SELECT failure_id, place FROM chosen) AS c JOIN counted AS r "
         "ON r.failure_id = c.failure_id "
-        f"WHERE {' OR '.join(of_days) or 'false'} ORDER BY c.place"
+        f"WHERE {' OR '.join(has_such_day) or 'false'} ORDER BY c.place"
     )
 
 
 ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM counted"
-"""The topics in which the failed events of each Trigger lay."""
+"""The topics from which each Trigger's failed events were read."""
 
 
 def failed_within(since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the number of events by group that failed since then in `spans`: `GROUP`,
-    `events`.
+    """Return SQL for the number of events that failed from `since` on and lie within the offsets of
+    the table `spans` (`SPANS`), by group: `GROUP`, `events`.
 
-    Events with one position count once.
+    Events with the same position count once.
     """
     position = columns_of((*TRIGGER, "origin_partition", "origin_offset"), "r")
     same = " AND ".join(f"r.`{name}` = s.`{name}`" for name in TRIGGER)
@@ -308,7 +313,8 @@ def first_reported(about: str) -> str:
 
 
 def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the figures of each group in reports made since then, in time order."""
+    """Return SQL for the figures of each group in reports made from `since` on, in time order:
+    `group_id`, `made`, `failures`, `unresolved`."""
     return (
         f"SELECT group_id, made, failures, unresolved FROM reports WHERE {about} "
         f"AND group_id IS NOT NULL AND made >= {dialect.moment(since)} ORDER BY made"

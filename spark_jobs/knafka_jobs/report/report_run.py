@@ -114,7 +114,8 @@ def make_report(
 def settled_spans(
     kafka: KafkaClient, rows: Sequence[ReportRow], since: datetime
 ) -> list[SettledSpan]:
-    """Return the offsets that each Trigger has settled since then, by its consumer group's commits.
+    """Return the offsets that each Trigger has settled of records from `since` on, by its consumer
+    group's commits.
 
     `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
     delivered, failed or filtered out.

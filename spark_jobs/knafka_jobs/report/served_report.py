@@ -55,7 +55,8 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
 
 
 def fit_report(report: Report, limit: int) -> bytes:
-    """Return the report as JSON, shortened until it compresses to `limit` bytes.
+    """Return the report as JSON, shortened until it compresses to `limit` bytes, or until it has no
+    groups.
 
     First all examples but one of each group are left out, then the last groups of the report.
     """

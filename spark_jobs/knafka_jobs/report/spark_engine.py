@@ -8,7 +8,12 @@ from typing import Any, Final
 
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.materialize import compute_rows
-from knafka_jobs.report.report_engine import REPORT_TABLES, WITHOUT_SPARK, ReportRow, SqlDialect
+from knafka_jobs.report.report_engine import (
+    REPORT_TABLES,
+    WRITTEN_WITHOUT_SPARK,
+    ReportRow,
+    SqlDialect,
+)
 from knafka_jobs.schema import REPORTS, TABLES, Columns
 
 
@@ -39,7 +44,7 @@ class SparkEngine:
         creates gets an empty one."""
         self._tables = tables
         for name in REPORT_TABLES:
-            if name in WITHOUT_SPARK and not tables.exists(name):
+            if name in WRITTEN_WITHOUT_SPARK and not tables.exists(name):
                 self.put(name, TABLES[name], ())
             else:
                 tables.read(name).createOrReplaceTempView(name)

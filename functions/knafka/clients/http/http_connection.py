@@ -37,6 +37,9 @@ MAX_BODY_FACTOR: Final = 16
 """A body up to this many times `max_response_bytes` is read to its end, so that the connection can
 be used again. For a longer one the connection is closed; the response counts by its status."""
 
+MAX_FRAMING_FACTOR: Final = 16
+"""Bytes that may be received for each byte of a body; a body in chunks of one byte needs fewer."""
+
 _CLOCK_STEP: Final = 0.001
 """Seconds by which a timer may fire early, as uvloop's clock ticks in ms."""
 
@@ -61,12 +64,23 @@ class Owner(Protocol):
     @property
     def origin(self) -> HttpOrigin: ...
     @property
-    def max_response_bytes(self) -> int: ...
+    def max_response_bytes(self) -> int:
+        """Bytes of a response's body that are kept; the others are dropped."""
+        ...
+
     @property
-    def idle(self) -> list[Connection]: ...
+    def idle(self) -> list[Connection]:
+        """Open connections that no exchange uses."""
+        ...
+
     @property
-    def connections(self) -> set[Connection]: ...
-    def forget(self, connection: Connection) -> None: ...
+    def connections(self) -> set[Connection]:
+        """All open connections."""
+        ...
+
+    def forget(self, connection: Connection) -> None:
+        """Remove a connection from `idle`, if it is there."""
+        ...
 
 
 class Unanswered(DeliveryError):
@@ -100,11 +114,13 @@ class Connection(asyncio.Protocol):
         """Create a connection of `pool`; no request begins on it after `expires_at` (the event
         loop's clock)."""
         self.lost: asyncio.Future[None] = pool.loop.create_future()
+        """Done once the socket is closed."""
         self._pool = pool
         self._expires_at = expires_at
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Response] | None = None
         self._deadline = self._wakes_at = math.inf
+        """When the exchange, or the idle time, ends at the latest, and when `_timer` fires."""
         self._timer: asyncio.TimerHandle | None = None
         self._reset()
 
@@ -118,9 +134,12 @@ class Connection(asyncio.Protocol):
     def send(
         self, first_part: bytes, body_rest: bytes, deadline: float
     ) -> asyncio.Future[Response]:
-        """Send one request; the future gets a response or a `DeliveryError`. Then call `leave`.
+        """Send one request, which is `first_part` and then `body_rest`. The future gets a response
+        or a `DeliveryError`, at the latest at `deadline` (the event loop's clock). Then call
+        `leave`.
 
-        The connection must be new or just idle.
+        The connection must be new or just taken from the idle ones. Raises `Unanswered` if it is
+        closed.
         """
         if self._transport.is_closing():
             # The connection was closed already, so its end would not fail this exchange.
@@ -154,7 +173,8 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(error)
 
     def _set_deadline(self, deadline: float) -> None:
-        """Set the deadline of the exchange, moving the timer only if it is too late."""
+        """Set the deadline of the exchange or of the idle time. A timer that fires earlier stays,
+        as it then waits for the new deadline (`_wake`): moving it costs more."""
         self._deadline = deadline
         if deadline < self._wakes_at:
             if self._timer is not None:
@@ -163,7 +183,7 @@ class Connection(asyncio.Protocol):
             self._timer = self._pool.loop.call_at(deadline, self._wake)
 
     def _wake(self) -> None:
-        """End the exchange if its deadline is over."""
+        """Drop the connection, and fail its exchange, if the deadline is over; else wait on."""
         self._timer, self._wakes_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._set_deadline(self._deadline)
@@ -205,9 +225,13 @@ class Connection(asyncio.Protocol):
         elif self._body_bytes > MAX_BODY_FACTOR * self._pool.max_response_bytes:
             self._keep_alive = False
             self._finish(self._complete())
-        elif self._received > MAX_HEAD_BYTES + 16 * max(self._body_bytes, MAX_HEAD_BYTES):
-            # This limits chunk framing and trailers; a response in chunks of one byte stays below.
+        elif self._received > MAX_HEAD_BYTES + MAX_FRAMING_FACTOR * max(
+            self._body_bytes, MAX_HEAD_BYTES
+        ):
+            # This limits chunk framing and trailers.
             self.fail(self._connection_error("wrapped its response in too many bytes"))
+
+    # Callbacks of the parser, within `data_received`
 
     def on_message_begin(self) -> None:
         """Raise an error if the server sends a second response to one request."""
@@ -253,13 +277,16 @@ class Connection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
         self._response = self._complete()
 
+    # The end of an exchange and of the connection
+
     def _complete(self) -> Response:
         """Return the `Response` of the status, headers and body that have arrived."""
         body = bytes(self._body)
         return Response(self._status, self._headers, body, self._body_bytes > len(body))
 
     def _finish(self, response: Response) -> None:
-        """Hand the response to the exchange, and keep or drop the connection."""
+        """Hand the response to the exchange. Keep the connection as an idle one if another request
+        may follow, else close it."""
         waiter, self._waiter = self._waiter, None
         now = self._pool.loop.time()
         if (
@@ -311,7 +338,8 @@ class Connection(asyncio.Protocol):
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
     def _invalid_response_error(self, error: Exception) -> DeliveryError:
-        """Return the error of a response that is no valid HTTP."""
+        """Return the error of a response that is no valid HTTP: `error` of the parser, or the
+        `DeliveryError` that one of the callbacks raised."""
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
         return self._connection_error(f"sent no valid HTTP response: {error}")

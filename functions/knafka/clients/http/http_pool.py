@@ -49,11 +49,14 @@ class Pool:
         tls: TlsContext | None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`tls`: the context of an https origin; None: the origin is http. `refusal` checks every
-        address of the origin's host; None: all are allowed."""
+        """`limit`: slots, and so posts at once; `max_age` returns the seconds that a connection may
+        be used. `tls`: the context of an https origin; None: the origin is http. `refusal` checks
+        every address of the origin's host; None: all are allowed."""
         self.loop = asyncio.get_running_loop()
         self.free = limit
+        """Slots that no post holds."""
         self.idle: list[Connection] = []
+        """Open connections that no post uses, the last used one last."""
         self.connections: set[Connection] = set()
         self.origin = origin
         self.max_response_bytes = max_response_bytes
@@ -62,6 +65,7 @@ class Pool:
         self._tls = tls
         self._refusal = refusal
         self._waiters: deque[asyncio.Future[None]] = deque()
+        """Posts that wait for a slot; a future is done when its post has got one."""
 
     async def wait_for_slot(self, deadline: float) -> None:
         """Wait for a slot that another post releases, until `deadline`; a free slot is taken
@@ -90,7 +94,8 @@ class Pool:
         self.free += 1
 
     async def connect(self, deadline: float) -> Connection:
-        """Open a connection by `deadline`. Raises `DeliveryError`."""
+        """Open a connection until `deadline` (the event loop's clock), within `CONNECT_TIMEOUT`
+        seconds. Raises `DeliveryError`."""
         if self.closed:
             raise client_closed_error()
         now = self.loop.time()
@@ -110,8 +115,8 @@ class Pool:
         return connection
 
     async def _connect(self, expires_at: float) -> Connection:
-        """Open a connection. Raises `OSError`, and `DeliveryError` if no address of the host may be
-        connected to."""
+        """Connect to the first address of the host that accepts a connection. Raises `OSError`, and
+        `DeliveryError` if no address is allowed."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._tls_context(self._tls)
         # The name is resolved only once, so that the checked addresses are those that are connected
@@ -136,7 +141,8 @@ class Pool:
         raise AssertionError("a host has an address")
 
     def _tls_context(self, tls: TlsContext) -> ssl.SSLContext:
-        """Return the TLS context with the trusted certificates. Raises `DeliveryError`."""
+        """Return the TLS context with the certificates that are trusted now. Raises `DeliveryError`
+        if they can't be read."""
         try:
             return tls.current()
         except (ValueError, OSError) as error:
@@ -160,7 +166,7 @@ class Pool:
         return allowed
 
     def forget(self, connection: Connection) -> None:
-        """Keep this connection from being used again."""
+        """Remove a connection from the idle ones, if it is there, so that no post uses it again."""
         if connection in self.idle:
             self.idle.remove(connection)
 

@@ -71,7 +71,8 @@ class HttpSubscriber:
         self._closed = False
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """Make one attempt and return the whole response. Raises `DeliveryError`."""
+        """POST `body`, with the header lines `head`, to `target` within `timeout` seconds, and
+        return the whole response. Raises `DeliveryError`."""
         if target.problem:
             raise DeliveryError("refused", target.problem)
         pool = self._pools.get(target.origin) or self._open(target.origin)
@@ -88,7 +89,7 @@ class HttpSubscriber:
             await pool.wait_for_slot(deadline)
         try:
             is_new = False
-            while True:
+            while True:  # again only if an idle connection was closed by the server
                 if not pool.idle:
                     is_new = True
                 connection = await pool.connect(deadline) if is_new else pool.idle.pop()
@@ -109,7 +110,8 @@ class HttpSubscriber:
             pool.release_slot()
 
     def _open(self, origin: HttpOrigin) -> Pool:
-        """Open the pool of an origin."""
+        """Create and return the pool of an origin, still without connections. Raises
+        `DeliveryError` if the client is closed."""
         if self._closed:
             raise client_closed_error()
         pool = Pool(

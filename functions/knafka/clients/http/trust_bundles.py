@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 FOLDER_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks of the folder, over all connections."""
 
-_Seen: TypeAlias = tuple[tuple[str, int, int, int], ...]
+_FileVersions: TypeAlias = tuple[tuple[str, int, int, int], ...]
 """Name, inode, time of change and size of each file: kubelet replaces the whole folder behind a
 link, so all of them change at once."""
 
@@ -36,24 +36,25 @@ class TrustBundles:
         """A missing folder counts as empty, as it may be created later."""
         self._folder = folder
         self._now = now
-        self._look_at = float("-inf")
-        self._seen: _Seen | None = None
+        self._next_check_at = float("-inf")
+        self._read_versions: _FileVersions | None = None
+        """The versions of the files that were read last; None: none were read."""
         self._pem = ""
 
     def read(self) -> str:
         """Return the PEM of all files that hold certificates, read again if they have changed;
         empty if none does."""
-        if self._now() < self._look_at:
+        if self._now() < self._next_check_at:
             return self._pem
-        self._look_at = self._now() + FOLDER_CHECK_INTERVAL
+        self._next_check_at = self._now() + FOLDER_CHECK_INTERVAL
         try:
             paths = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
             versions = tuple((path.name, *_file_version(path)) for path in paths)
-            if versions != self._seen:
+            if versions != self._read_versions:
                 self._pem = "".join(map(_read_certificates, paths))
-                self._seen = versions
+                self._read_versions = versions
         except FileNotFoundError:
-            self._seen, self._pem = None, ""
+            self._read_versions, self._pem = None, ""
         except OSError as error:
             # The bundles that were read before stay in use, as an attempt may still succeed with
             # them.

@@ -18,6 +18,7 @@ class CallThread:
     is frozen, and must not keep the process alive."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        """Start the thread with this name; results are passed to `loop`."""
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         Thread(target=self._run, name=name, daemon=True).start()

@@ -90,7 +90,7 @@ def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[st
 
 def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -> AdminClient:
     """Open and return an admin client, which logs nothing, as each request returns its errors.
-    Raises as `open_client`.
+    Raises `LogError` for a configuration that librdkafka can't use.
 
     `on_error` is called with errors of connections, within the client's `poll`.
     """
@@ -110,6 +110,7 @@ UNKNOWN_TOPIC_ERRORS: Final = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
+"""Errors that say that a topic, or a partition of it, doesn't exist."""
 PERMANENT_ERRORS: Final = frozenset(
     {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
 )

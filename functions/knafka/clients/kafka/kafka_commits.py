@@ -57,18 +57,15 @@ class OffsetCommits:
         self._last: dict[int, OffsetAndMetadata] = {}
         """The last commit of each partition, by this reader or, before it has made one, by the
         group."""
-        self._again: dict[int, OffsetAndMetadata] = {}
+        self._to_repeat: dict[int, OffsetAndMetadata] = {}
         """Commits that failed in a rebalance, and are repeated."""
         self._repeat_at = 0.0
+        """Monotonic time from which on `_to_repeat` may be committed."""
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Make the commits of partitions that are still `owned`, without waiting for Kafka."""
         owned_commits = {number: commit for number, commit in commits.items() if number in owned}
-        self._again = {
-            number: pending_commit
-            for number, pending_commit in self._again.items()
-            if number not in commits
-        }
+        self._drop_repetitions(commits)
         if owned_commits:
             self._last.update(owned_commits)
             with suppress(KafkaException):
@@ -80,8 +77,16 @@ class OffsetCommits:
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
         """Make commits again that failed during a rebalance, if `COMMIT_RETRY_INTERVAL` seconds
         have passed."""
-        if self._again and time.monotonic() > self._repeat_at:
-            self.commit(consumer, self._again, owned)
+        if self._to_repeat and time.monotonic() > self._repeat_at:
+            self.commit(consumer, self._to_repeat, owned)
+
+    def _drop_repetitions(self, commits: Commits) -> None:
+        """Repeat no earlier commits of the partitions that now get these commits."""
+        self._to_repeat = {
+            number: earlier_commit
+            for number, earlier_commit in self._to_repeat.items()
+            if number not in commits
+        }
 
     def note_result(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
@@ -99,17 +104,13 @@ class OffsetCommits:
                 and last_commit is not None
                 and last_commit.offset == entry.offset
             ):
-                self._again[number] = last_commit
+                self._to_repeat[number] = last_commit
                 self._repeat_at = time.monotonic() + COMMIT_RETRY_INTERVAL
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Commit and wait as `commit_and_wait`, and repeat no earlier commits of these partitions.
         Raises `KafkaException`."""
-        self._again = {
-            number: pending_commit
-            for number, pending_commit in self._again.items()
-            if number not in commits
-        }
+        self._drop_repetitions(commits)
         self._last.update(commits)
         self.commit_and_wait(consumer, commits, owned)
 
@@ -139,23 +140,23 @@ class OffsetCommits:
         self._last[partition] = committed
 
     def last_offset(self, partition: int) -> int | None:
-        """Return the offset below which the reader's owner has settled everything, as far as it has
-        told by a commit; None: nothing was committed."""
+        """Return the offset of the partition's last commit, below which everything is settled;
+        None: nothing was committed."""
         last_commit = self._last.get(partition)
         return None if last_commit is None else last_commit.offset
 
     def forget(self, partition: int) -> None:
         """Forget the commits of a partition that is no longer owned."""
         self._last.pop(partition, None)
-        self._again.pop(partition, None)
+        self._to_repeat.pop(partition, None)
 
     def _to_topic_partitions(
         self, consumer: Consumer, commits: Commits, epochs: Epochs
     ) -> list[TopicPartition]:
-        """Return these commits as confluent-kafka's objects, with the leader epoch of the last
-        record read, by which the next reader notices that the log has lost its end; with that of
-        `epochs` if it is later. The epoch may be later than that of the record at the offset: too
-        low an epoch would look like a loss."""
+        """Return these commits as confluent-kafka's objects, with leader epochs, by which the next
+        reader notices that the log has lost its end. Each has the epoch of the last record read, or
+        that of `epochs` if it is later: a later epoch than that of the record at the offset does no
+        harm, while an earlier one would look like a loss."""
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position([partition(numbering, number) for number in commits]):
             number = numbering.number(entry.topic, entry.partition)
@@ -175,9 +176,10 @@ class OffsetCommits:
 def with_epochs(
     consumer: Consumer, offsets: Sequence[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Return these offsets, to be committed for a group that reads nothing now, with the leader
-    epochs in which their logs end now: later than those of the records before them, which is as
-    good. Blocks for `timeout` seconds at most. Raises `KafkaException`."""
+    """Return these offsets, which are to be committed for a group that reads nothing now, with
+    leader epochs. The epochs are those in which the logs end now; they may be later than those of
+    the records at the offsets, which does no harm. Blocks for `timeout` seconds at most. Raises
+    `KafkaException`."""
     places = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
     ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(places, timeout)}
     complete = []
@@ -200,27 +202,28 @@ def end_epochs(
     partition, as far as Kafka says so within `timeout` seconds; a request that fails is repeated
     until then. Raises nothing."""
     deadline = time.monotonic() + timeout
-    found: dict[tuple[str, int], int] = {}
+    epochs: dict[tuple[str, int], int] = {}
     missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
     while True:
         with suppress(KafkaException):
             for end in consumer.offsets_for_times(missing, max(0.1, deadline - time.monotonic())):
                 if end.error is None:
-                    found[end.topic, end.partition] = epoch_of(end)
-        missing = [entry for entry in missing if (entry.topic, entry.partition) not in found]
+                    epochs[end.topic, end.partition] = epoch_of(end)
+        missing = [entry for entry in missing if (entry.topic, entry.partition) not in epochs]
         if not missing or time.monotonic() + COMMIT_RETRY_INTERVAL > deadline:
-            return found
+            return epochs
         time.sleep(COMMIT_RETRY_INTERVAL)
 
 
 def elected_since(
     consumer: Consumer, committed: Sequence[TopicPartition]
 ) -> dict[tuple[str, int], int]:
-    """Return the partitions, of these commits of a group, since which a leader was elected, with
-    the leader epochs in which their logs end now, or `NO_EPOCH` if Kafka doesn't say so.
+    """Return the partitions in which a leader was elected since these commits of a group, by topic
+    and partition, with the leader epochs in which their logs end now; `NO_EPOCH`: Kafka doesn't say
+    it, so a leader may have been elected.
 
-    What their metadata say of the records above the offset may be of records that are gone, even if
-    those below it are still there. Commits without metadata or without a leader epoch are left out.
+    The metadata of such a commit may describe records above its offset that are gone, even if those
+    below it are still there. Commits without metadata or without a leader epoch are left out.
     Blocks for `ELECTION_TIMEOUT` seconds at most.
     """
     asked = [

@@ -31,9 +31,10 @@ LIVENESS_CHECK_INTERVAL: Final = 5.0
 
 
 class Liveness:
-    """Checks that one consumer still hears from Kafka; its thread calls `check` after each read."""
+    """Checks that Kafka still answers one consumer, whose thread calls `check` after each read."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
+        """`connection` opens the other client; requests ask for the metadata of `topic`."""
         self._connection = connection
         self._topic = topic
         self._ask_at = time.monotonic() + MAX_CONSUMER_SILENCE

@@ -49,6 +49,7 @@ MOVING_ERRORS: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
+"""Errors of a request that may succeed a moment later, as a coordinator or leader is moving."""
 NO_ANSWER: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -57,6 +58,7 @@ NO_ANSWER: Final = frozenset(
         KafkaError._ALL_BROKERS_DOWN,
     }
 )
+"""Errors of a request to which Kafka gave no answer."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -76,6 +78,7 @@ class AdminCalls:
         self._errors = ConnectionErrors()
         self._refreshing: Future[None] | None = None
         self._answered_at = time.monotonic()
+        """When Kafka last answered, or the client was opened."""
         self.admin = open_admin(connection, self._errors.record)
         """The admin client; `reopen` replaces it."""
         self._opened = 1
@@ -103,6 +106,7 @@ class AdminCalls:
         """
 
         async def answers(timeout: float) -> dict[K, T]:
+            """Send the request and return its results by key."""
             return await self._wait_for_results(
                 send_request(timeout), timeout, leaving_out, some=some
             )
@@ -145,13 +149,14 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, T]:
-        """Wait for the futures and return their results by key."""
+        """Wait for the futures and return their results by key; `leaving_out`, `some` and errors as
+        in `results_by_key`, but raises `KafkaException`."""
         results = {}
         first_error: KafkaException | None = None
         for key, future in futures.items():
             # All futures are done at the same time: awaiting each would cost more than the request.
             if not future.done():
-                await self._answer(future, timeout)
+                await self._wait_for_answer(future, timeout)
             try:
                 results[key] = future.result()
             except KafkaException as error:
@@ -171,9 +176,8 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, Any]:
-        """Send a request with one future for all results; returns and raises as `results_by_key`.
-
-        A failed key has a `KafkaError` as its result.
+        """Send a request with one future for all results, in which a failed key has a `KafkaError`;
+        returns and raises as `results_by_key`.
 
         With thousands of keys, a future for each would cost more than the request.
         """
@@ -186,7 +190,7 @@ class AdminCalls:
             # librdkafka must be able to set a result even after the caller was cancelled.
             answer.set_running_or_notify_cancel()
             send_request(answer, timeout)
-            await self._answer(answer, timeout)
+            await self._wait_for_answer(answer, timeout)
             results = answer.result()
             errors = [result for result in results.values() if isinstance(result, KafkaError)]
             if not errors:
@@ -216,7 +220,7 @@ class AdminCalls:
         """Stop the threads; calls that have not begun are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, future: Future[Any], timeout: float) -> None:
+    async def _wait_for_answer(self, future: Future[Any], timeout: float) -> None:
         """Wait until `future` is done. Raises `LogError` for an error that waiting won't mend, and
         `KafkaException` after `timeout` seconds, also if its client was replaced meanwhile."""
         answered = asyncio.wrap_future(future)
@@ -237,7 +241,7 @@ class AdminCalls:
             answered.cancel()
 
     def _refresh(self) -> None:
-        """Read all metadata in a thread, unless that is under way."""
+        """Make librdkafka read the cluster's metadata, in a thread, unless that is under way."""
 
         def ask() -> None:
             """Read all metadata with the present client; errors are ignored."""
@@ -303,10 +307,11 @@ class AdminCalls:
 def read_watermarks(
     consumer: Consumer, topic: str, partitions: Iterable[int], timeout: float
 ) -> dict[int, tuple[int, int]]:
-    """Return the first offset and the end offset of each partition. Blocks.
+    """Return the first offset and the end offset of each partition, by number. Blocks for `timeout`
+    seconds for each request.
 
-    The request is repeated for up to `timeout` seconds while a partition's leader is moving, as
-    after a topic's creation. Raises `KafkaException`.
+    Requests are repeated for up to `timeout` seconds while a partition's leader is moving, as after
+    a topic's creation. Raises `KafkaException`.
     """
     deadline = time.monotonic() + timeout
     bounds: dict[int, tuple[int, int]] = {}

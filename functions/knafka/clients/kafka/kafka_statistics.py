@@ -33,14 +33,17 @@ _TOPICS: Final = '"topics":'
 """Text at which a report's topics begin, behind all other fields that are used; no topic's name
 contains it."""
 _OF_PRODUCER: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
+"""Matches the report of a producer, by the `type` among its first fields."""
 _QUEUED: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
+"""Finds the length of each partition's fetch queue, in records (`cnt`) and in bytes (`size`)."""
 
 Sample: TypeAlias = tuple[Labels, float]
+"""Labels and value."""
 
 
 def without_statistics(connection: Connection) -> Connection:
-    """Return the connection without `ClientStatistics.connection`, for a client of which no metric
-    is wanted."""
+    """Return the connection without the settings of `ClientStatistics.connection`, for a client
+    that shall not report."""
     return {name: value for name, value in connection.items() if name not in _REPORTING}
 
 
@@ -109,6 +112,7 @@ class _Reports:
     """The reports of some clients, parsed once, at their first use."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Keep the reports as librdkafka's JSON."""
         self._texts = texts
         self._pooled: dict[str, _CombinedReports] | None = None
 
@@ -140,11 +144,13 @@ class _Samples:
         self._samples = samples
 
     def __iter__(self) -> Iterator[Sample]:
+        """Compute the samples; the first iteration parses the reports."""
         return self._samples(self._reports.pooled)
 
 
 def _add(pooled: _CombinedReports, report: Mapping[str, Any], topics: str) -> None:
-    """Add a report to the sums of its kind."""
+    """Add a client's report, which is parsed without its topics, and the text of these to the
+    combined reports of its kind. librdkafka's times are in us (`rtt`) and ms (`throttle`)."""
     for broker in report["brokers"].values():
         # Bootstrap addresses and the group's coordinator are connections to the same nodes.
         if broker["nodeid"] < 0 or broker["source"] not in ("learned", "configured"):

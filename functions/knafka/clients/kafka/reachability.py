@@ -54,7 +54,9 @@ class Reachability:
         self._on_away = on_away
         self._renew = renew
         self._is_all_down = False
+        """Whether librdkafka has reported that no broker is connected, and nothing came since."""
         self._acknowledged = 0
+        """Number of acknowledgements so far."""
         self._asking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -105,7 +107,7 @@ class Reachability:
                 is_unanswered = error.retriable and acknowledged_before == self._acknowledged
                 unanswered = unanswered + 1 if is_unanswered else 0
                 if unanswered >= (1 if self._is_all_down else MAX_UNANSWERED):
-                    self._give_up(error)
+                    self._note_away(error)
                     renew_at = min(renew_at, loop.time() + RENEW_INTERVAL)
                 if loop.time() >= renew_at:
                     self._renew()
@@ -116,7 +118,7 @@ class Reachability:
                 self.away = None
                 return
 
-    def _give_up(self, error: LogError) -> None:
+    def _note_away(self, error: LogError) -> None:
         """Note that Kafka is away, and why; call `on_away` if it wasn't."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)

@@ -23,6 +23,7 @@ TOKEN: Final = "token"
 CA: Final = "ca.crt"
 """Files of the folder with the pod's own credentials."""
 API_SERVER_TIMEOUT: Final = 5.0
+"""Seconds for connecting, and for each wait for a part of the response."""
 MAX_RESPONSE_BYTES: Final = 256 * 1024
 ACCEPT: Final = "application/json, application/jwk-set+json"
 """`Accept` header of a request; the keys are served only as the second type, and requests that
@@ -89,4 +90,5 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
     """Refuses redirections, as the server redirected to would get this pod's token."""
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
+        """Return None, so that urllib raises the redirection as an `HTTPError`."""
         return None

@@ -4,8 +4,8 @@
     /openid/v1/jwks                   -> public keys
 
 The keys are read in the background with the pod's own token and CA: at the start, every
-`KEY_READ_INTERVAL`, and when a token names an unknown key, at most once in `PAUSE`. While the API
-server is away, the last keys stay in use.
+`KEY_READ_INTERVAL`, and when a token names an unknown key, at most once in
+`UNKNOWN_KEY_READ_INTERVAL`. While the API server is away, the last keys stay in use.
 
 Not here: what a token must claim (`core.tokens.auth_tokens`).
 """
@@ -37,12 +37,14 @@ JWKS: Final = "/openid/v1/jwks"
 server, which would get this pod's token."""
 KEY_READ_INTERVAL: Final = 300.0
 """Seconds between two reads: a withdrawn key is accepted for so long."""
-PAUSE: Final = 10.0
+UNKNOWN_KEY_READ_INTERVAL: Final = 10.0
 """Seconds between two reads for unknown keys, so that invented keys cause no more reads."""
 FAILED_READ_INTERVAL: Final = 2.0
 """Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
 MIN_RSA_BITS: Final = 2048
+MIN_EC_BITS: Final = 256
+"""Limits of the key set: keys that are looked at, and the shortest keys that are trusted."""
 
 Fetch = Callable[[str], bytes]
 """Returns the body at a path of the API server; blocks. Raises `OSError`."""
@@ -68,6 +70,7 @@ class JwkKey:
     """A `SigningKey` of the library PyJWT."""
 
     def __init__(self, key: PyJWK) -> None:
+        """Take a key, which verifies only the algorithm that it names."""
         self._key = key
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
@@ -80,7 +83,8 @@ class JwkKey:
 
 
 def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
-    """Return the usable keys of a JWK set by id. Raises `KeysUnreadable`."""
+    """Return the usable keys of a JWK set by id: RSA and EC keys for signatures, of an allowed
+    algorithm and sufficient length. Raises `KeysUnreadable` if the document is no JWK set."""
     try:
         listed = msgspec.json.decode(document, type=_Jwks).keys
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -96,9 +100,8 @@ def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
             key = PyJWK(described)
         except Exception:  # the library raises many kinds of errors for invalid keys
             continue
-        if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", 0) >= (
-            MIN_RSA_BITS if described["kty"] == "RSA" else 256
-        ):
+        min_bits = MIN_RSA_BITS if described["kty"] == "RSA" else MIN_EC_BITS
+        if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", 0) >= min_bits:
             keys[key_id] = JwkKey(key)
     return keys
 
@@ -115,7 +118,9 @@ class ApiServerKeys:
         """`clock` returns monotonic seconds, `wall_clock` seconds since the Unix epoch, as in
         tokens."""
         self.issuer: str | None = None
+        """The issuer that tokens must name; None: not read yet."""
         self.generation = 0
+        """How often the issuer or the keys have changed."""
         self._keys: Mapping[str, SigningKey] = {}
         self._described: bytes = b""
         """The key set that was read last, as JSON."""
@@ -123,10 +128,11 @@ class ApiServerKeys:
         self._clock = clock
         self._wall_clock = wall_clock
         self._read_at: float | None = None
-        self._newest = 0.0
-        """Unix time; the key of a token that was issued later may be newer than the keys that were
-        read."""
-        self._wanted = asyncio.Event()
+        """When the keys were last read, by `clock`; None: not yet."""
+        self._complete_until = 0.0
+        """Unix time until which the keys that were read are all that exist; a token that was issued
+        later may have a newer key."""
+        self._read_requested = asyncio.Event()
         self.tried = asyncio.Event()
         """Set after the first read, whether it succeeded or not."""
 
@@ -137,15 +143,16 @@ class ApiServerKeys:
     def read_again(self, issued: float) -> bool:
         """Request another read, as a token that was issued at `issued` (Unix time) names an unknown
         key. Returns False if the keys were read after that: then the key doesn't exist."""
-        if self._read_at is not None and self._clock() - self._read_at < PAUSE:
-            return issued > self._newest  # its sender tries again, when another read is allowed
-        self._wanted.set()
+        if self._read_at is not None and self._clock() - self._read_at < UNKNOWN_KEY_READ_INTERVAL:
+            # The sender of a newer token tries again, when another read is allowed.
+            return issued > self._complete_until
+        self._read_requested.set()
         return True
 
     async def follow(self) -> None:
         """Read the keys regularly, and when `read_again` requests it, until cancelled."""
         while True:
-            self._wanted.clear()
+            self._read_requested.clear()
             try:
                 await self._read()
                 wait = KEY_READ_INTERVAL
@@ -157,14 +164,15 @@ class ApiServerKeys:
             self.tried.set()
             try:
                 async with asyncio.timeout(wait):
-                    await self._wanted.wait()
+                    await self._read_requested.wait()
             except TimeoutError:
                 continue
             if wait == FAILED_READ_INTERVAL:
                 await asyncio.sleep(FAILED_READ_INTERVAL)
 
     async def _read(self) -> None:
-        """Read the issuer and its keys from the API server."""
+        """Read the issuer and its keys from the API server. Raises `OSError` and
+        `KeysUnreadable`; then the last keys stay in use."""
         began = self._wall_clock()
         discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
         described = await asyncio.to_thread(self._fetch, JWKS)
@@ -178,11 +186,11 @@ class ApiServerKeys:
                 raise KeysUnreadable("none of its keys can be used")
             self.issuer, self._keys, self._described = issuer, keys, described
             self.generation += 1
-        self._read_at, self._newest = self._clock(), began - LEEWAY
+        self._read_at, self._complete_until = self._clock(), began - LEEWAY
 
 
 def fetch_with_credentials(url: str, folder: Path) -> Fetch:
-    """Return the function that fetches keys, with parameters and errors as in
-    `api_server.ask_with_credentials`."""
+    """Return the function that reads from the API server at `url` with the token and CA in
+    `folder`. Raises `InvalidDocument` if the URL isn't https."""
     ask = ask_with_credentials(url, folder)
     return lambda path: ask(path, None)

@@ -34,19 +34,27 @@ _STATUS_HINTS: Final = {
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
+    """Metadata of a TokenRequest: when the token was issued."""
+
     creation_timestamp: datetime | None = None
 
 
 class _Spec(msgspec.Struct, rename="camel"):
+    """Spec of a TokenRequest, as the API server has changed it: seconds that the token is valid."""
+
     expiration_seconds: float = EXPIRATION
 
 
 class _Status(msgspec.Struct, rename="camel"):
+    """Status of a TokenRequest: the token, and when it expires."""
+
     token: str
     expiration_timestamp: datetime | None = None
 
 
 class _Answer(msgspec.Struct):
+    """The API server's answer to a TokenRequest."""
+
     status: _Status
     spec: _Spec = msgspec.field(default_factory=_Spec)
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)

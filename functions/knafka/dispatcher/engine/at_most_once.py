@@ -54,6 +54,7 @@ class ConfirmedReader:
     """
 
     pause_is_free: Final = False
+    """A pause discards the records that were read ahead (`ports.log.LogReader`)."""
 
     def __init__(
         self,
@@ -62,10 +63,12 @@ class ConfirmedReader:
         policy: int,
         limit: int,
     ) -> None:
-        """Open the inner reader, which commits on request. `policy`: checksum for the commit
+        """Open the inner reader, which commits on request. `assignment`: the drain, which learns
+        which partitions it gets and loses; `policy`: checksum of the retry policy, for the commit
         metadata (`core.progress`); `limit`: the most records that may be read and not yet
         committed. Raises TypeError if that reader can't confirm commits."""
         self.ends: Positions = {}
+        """Partitions whose end the last read has reached, with the offset where each continues."""
         self._assignment = assignment
         self._policy = policy
         self._limit = limit
@@ -79,6 +82,8 @@ class ConfirmedReader:
         """Ranges of offsets above the position that an earlier, at-least-once owner has settled, by
         partition."""
         self._give_up_at: float | None = None
+        """When a commit that isn't confirmed makes the drain fail, on the event loop's clock; None:
+        no commit is unconfirmed."""
         self._loop = asyncio.get_running_loop()
         reader = open_reader(self)
         if not isinstance(reader, ConfirmingReader):
@@ -101,6 +106,7 @@ class ConfirmedReader:
         room = max(1, min(limit, self._limit) - len(self._uncommitted))
         for record in await self._reader.read(room, timeout):
             number, offset = record.partition(), record.offset()
+            # False for a record that was read before, and for one of a revoked partition.
             if offset >= self._next_offsets.get(number, offset + 1):
                 self._next_offsets[number] = offset + 1
                 self._uncommitted.append(record)
@@ -116,7 +122,8 @@ class ConfirmedReader:
 
     async def _commit(self) -> bool:
         """Commit the offsets of all records that were read; returns True once Kafka has confirmed
-        it, False if the commit must be repeated. Raises `LogError`."""
+        the commit or there is nothing to commit, False if it must be repeated. Raises
+        `LogError`."""
         commits = {
             number: OffsetAndMetadata(next_offset, self._encode_metadata(number, next_offset))
             for number, next_offset in self._next_offsets.items()
@@ -142,8 +149,8 @@ class ConfirmedReader:
         return True
 
     def _encode_metadata(self, number: int, next_offset: int) -> str:
-        """Encode the commit metadata of a partition: the ranges at or above `next_offset` that are
-        settled."""
+        """Return the commit metadata of a partition: its settled ranges at or above `next_offset`.
+        Ranges below are forgotten."""
         settled_ahead = [
             offsets for offsets in self._settled.get(number, ()) if offsets[0] >= next_offset
         ]
@@ -151,21 +158,25 @@ class ConfirmedReader:
         return encode(next_offset, Progress(settled_ahead), self._policy)[0]
 
     def pause(self, partitions: Sequence[int]) -> None:
+        """Return no more records of these partitions until `resume`."""
         self._reader.pause(partitions)
 
     def resume(self, partitions: Sequence[int]) -> None:
+        """Return records of these partitions again."""
         self._reader.resume(partitions)
 
     def commit(self, commits: Commits) -> None:
         """Do nothing: all records that `read` has returned are committed."""
 
     async def close(self, timeout: float) -> None:
+        """Revoke all partitions and leave the group, within `timeout` seconds."""
         await self._reader.close(timeout)
 
     # Assignment
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Note the commits of newly assigned partitions."""
+        """Note where the group's commits let each newly assigned partition start (None: at offset
+        0), then assign the partitions to the drain."""
         for number, committed in partitions.items():
             offset, metadata = committed or OffsetAndMetadata(0)
             self._next_offsets[number] = self._committed[number] = offset
@@ -173,7 +184,8 @@ class ConfirmedReader:
         self._assignment.on_assigned(partitions)
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Forget partitions; returns no commits, as everything returned is committed."""
+        """Forget partitions once the drain has finished with them. Returns no commits: each record
+        that `read` has returned is committed."""
         self._drop(partitions)
         await self._assignment.on_revoked(partitions)
         return {}
@@ -206,9 +218,10 @@ class AtMostOnceDrain(Drain):
         now: Callable[[], float],
         tracing: EgressTracing | None = None,
     ) -> None:
-        """Create the drain as `Drain`, with a `ConfirmedReader` around its reader."""
+        """Create the drain as `Drain.__init__` does, with a `ConfirmedReader` around its reader."""
         super().__init__(egress, replace(clients, open_reader=self._open_confirmed), now, tracing)
         self._partitions.may_read = self._may_read
+        # A kill loses the records that are held, so hold only as many as can be sent at once.
         self._partitions.max_records, self._partitions.min_share = egress.max_in_flight, 1
         self._open_inner = clients.open_reader
         self._confirmed: ConfirmedReader | None = None
@@ -217,8 +230,8 @@ class AtMostOnceDrain(Drain):
         lost."""
 
     def _open_confirmed(self, assignment: Assignment) -> LogReader:
-        """Open the reader that confirms commits; it holds one record at a time under a rate
-        limit."""
+        """Open the reader that confirms commits. It reads as many records as may be in flight, or
+        one at a time if the Egress has a rate limit."""
         limit = min(READ_LIMIT, self._egress.max_in_flight)
         if self._egress.rate_limit is not None:
             limit = 1
@@ -239,29 +252,29 @@ class AtMostOnceDrain(Drain):
         return super().progress(ended, error)
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return the seconds until the drain is idle, as `Drain` does; uncommitted records count as
-        work."""
+        """Return the seconds until the drain will have been without work for `idle` seconds, as
+        `Drain` does; uncommitted records count as work."""
         if self._confirmed is not None and self._confirmed.uncommitted:
             self._active_at = self._loop.time()
         return super().seconds_until_idle(idle)
 
     def _may_read(self) -> bool:
-        """Whether no event waits for the rate limit now: reading (and so committing) more would
-        lose them if this process dies."""
+        """Whether more records may be read: not while events wait for the rate limit. A read
+        commits its records, which a kill would lose while they wait, too."""
         if self._egress.rate_limit is None:
             return True
         return self._workers.may_begin and not self._workers.has_waiting
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Finish the held events, until `_stop_at`: they are committed, so no other drain reads
-        them."""
+        """Deliver the held events until `_stop_at`, as no other drain reads committed events
+        again."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while (
             self._partitions.unsettled and (seconds_left := self._stop_at - self._loop.time()) > 0
         ):
-            # Reading keeps the drain in its group; a read commits what it returns, so that is
-            # taken, too.
+            # Reading keeps the drain in its group. A read commits the records that it returns, so
+            # the drain has to deliver these, too.
             reader.pause(list(self._partitions))
             self.take(await reader.read(1, 0.0))
             await self._wait_until(
@@ -280,8 +293,8 @@ class AtMostOnceDrain(Drain):
                 self._workers.release(partition)
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Finish the events of these partitions, within `DRAIN_REVOKE_TIMEOUT`; returns no
-        commits."""
+        """Wait until the events of these partitions are settled, at most `DRAIN_REVOKE_TIMEOUT`,
+        then forget the partitions. Returns no commits: all their events are committed."""
         revoked_partitions = self._partitions.those_of(partitions)
         if not self._stopping:
             self.shrunk_at = self._loop.time()
@@ -293,21 +306,21 @@ class AtMostOnceDrain(Drain):
         return {}
 
     def on_lost(self, partitions: Sequence[int]) -> None:
-        """Forget partitions, but count their unfinished events as lost later."""
+        """Forget partitions. Their unfinished events count as lost once their attempts end."""
         self._revoked_partitions += self._partitions.those_of(partitions)
         super().on_lost(partitions)
 
     def _count_lost(self) -> None:
-        """Count and log the unfinished events of revoked partitions that have no attempt under
-        way."""
-        under_way = []
+        """Count and log the unfinished events of revoked partitions as lost; a partition with an
+        attempt under way is looked at again later."""
+        with_attempts = []
         for partition in self._revoked_partitions:
             if partition.in_flight:
-                under_way.append(partition)
+                with_attempts.append(partition)
             elif count := len(partition.tracker.unsettled):
                 self.counts.events.lost += count
                 log.warning(
                     "%s: %d events of partition %d are lost: committed, and not finished before "
                     "it went", self._egress.group, count, partition.number,
                 )  # fmt: skip
-        self._revoked_partitions = under_way
+        self._revoked_partitions = with_attempts

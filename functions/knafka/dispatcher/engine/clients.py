@@ -15,6 +15,8 @@ MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 """Bytes of requests that a drain may hold in a dispatcher of its own."""
 
 OpenReader: TypeAlias = Callable[[Assignment], LogReader]
+"""Opens a drain's reader; the `Assignment` (the drain) learns which partitions it gets and
+loses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ class CommitLoop:
         self, group: str, policy: int, partitions: HeldPartitions, workers: Workers,
         counts: DrainCounts,
     ) -> None:  # fmt: skip
-        """`policy` is the checksum of `policy_of`. Drains that begin together would commit
-        together, so each commits at a moment of the interval that is derived from its group's
-        name."""
+        """`policy` is the checksum of the Egress's retry policy (`core.progress.policy_of`). Drains
+        that begin together would commit together, so each commits at a moment of the interval that
+        is derived from its group's name."""
         self._policy = policy
         self._partitions = partitions
         self._workers = workers
@@ -44,13 +44,14 @@ class CommitLoop:
         self._loop = asyncio.get_running_loop()
 
     def note_records(self) -> None:
-        """Note that records have come: positions are committed soon again."""
+        """Note that records are about to be taken: if no others are unsettled, the next commit is
+        made earlier."""
         if self._wait is not None and not self._partitions.touched:
             self._wait.note_record()
 
     async def run(self, reader: LogReader) -> None:
-        """Commit the positions every `COMMIT_INTERVAL`; less often beside many drains that share a
-        reader, and of partitions for which it brings nothing."""
+        """Commit the positions that have changed every `COMMIT_INTERVAL`. If many drains share
+        `reader`, commit less often, and least often in partitions that bring no records."""
         shared = reader if isinstance(reader, SharedReader) else None
         await asyncio.sleep(self._interval(shared) * self._share)
         partitions = self._partitions
@@ -61,7 +62,9 @@ class CommitLoop:
                 if commit is not None and commit != partition.committed:
                     commits[partition.number] = partition.committed = commit
                 self._workers.release(partition)
-            partitions.touched = {each for each in partitions.touched if each.tracker.unsettled}
+            partitions.touched = {
+                partition for partition in partitions.touched if partition.tracker.unsettled
+            }
             if commits:
                 self._counts.commits += 1
                 reader.commit(commits)
@@ -71,15 +74,17 @@ class CommitLoop:
                 await self._wait_for_records(shared)
 
     def _interval(self, shared: SharedReader | None) -> float:
-        """Return the seconds until the next commit while there is something to commit. A partition
-        that isn't read until its commit metadata has room again is looked at each second."""
-        if shared is None or not all(each.may_read for each in self._partitions.touched):
+        """Return the seconds until the next commit while there is something to commit. It is
+        `COMMIT_INTERVAL` for a reader that isn't shared (`shared` None), and while a partition
+        isn't read until its commit metadata has room again."""
+        may_read_all = all(partition.may_read for partition in self._partitions.touched)
+        if shared is None or not may_read_all:
             return COMMIT_INTERVAL
         return shared.commit_interval
 
     def _partitions_to_commit(self, shared: SharedReader | None) -> list[AssignedPartition]:
-        """Return the partitions whose positions are to be committed now. Where a shared reader has
-        many drains, those for which nothing came are among them only from time to time."""
+        """Return the partitions whose positions are to be committed now. With a shared reader these
+        are all partitions once in `quiet_commit_interval`, else only those that brought records."""
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
@@ -90,7 +95,8 @@ class CommitLoop:
         return list(self._partitions.values())
 
     async def _wait_for_records(self, shared: SharedReader) -> None:
-        """Wait until the next commit; longer while no records come for this drain."""
+        """Wait for the next commit: `quiet_commit_interval`, or until soon after the first record
+        for this drain."""
         self._wait = CommitWait(
             self._loop, shared.commit_interval, shared.quiet_commit_interval, self._share
         )
@@ -102,14 +108,15 @@ class CommitLoop:
 
 class CommitWait:
     """Waits up to `quiet_interval` seconds; once a record has come, only until this drain's next
-    moment to commit, of which there is one in each `interval` seconds. `share`, from 0 to 1, says
-    which: drains with different shares commit at different moments."""
+    moment to commit. There is one such moment in each `interval` seconds, after the part `share`
+    (0 to 1) of it, so that drains with different shares commit at different moments."""
 
     __slots__ = ("_due", "_interval", "_is_due", "_loop", "_share", "_timer")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, interval: float, quiet_interval: float, share: float
     ) -> None:
+        """Start the timer of `quiet_interval` on `loop`."""
         self._loop = loop
         self._interval = interval
         self._share = share
@@ -125,9 +132,11 @@ class CommitWait:
             self._timer.cancel()
 
     def note_record(self) -> None:
-        """Note that a record has come since the last commit."""
+        """Note that a record has come since the last commit: wait only until the drain's next
+        moment to commit."""
         now, interval = self._loop.time(), self._interval
-        due = now + ((self._share * interval - now) % interval or interval)
+        seconds_left = (self._share * interval - now) % interval or interval
+        due = now + seconds_left
         if due < self._due:
             self._timer.cancel()
             self._due = due

@@ -64,12 +64,18 @@ class CongestionControl:
         """Why the last attempt failed; empty without congestion."""
         self._max = max_in_flight
         self._window = float(max_in_flight)
+        """`limit` with its fraction, as it grows by less than 1 for each answer."""
         self._threshold = float(max_in_flight)
+        """Window from which on an answer raises it slowly."""
         self._failures = 0
+        """Failed attempts in a row."""
         self._failed_events: set[int] = set()
+        """Events of these failed attempts."""
         self._slowed_down_at = 0.0
         self._probed_at = 0.0
-        self._pace = FIRST_PROBE_INTERVAL
+        """When a probe last began or an attempt last failed."""
+        self._probe_interval = FIRST_PROBE_INTERVAL
+        """Seconds from `_probed_at` to the next probe."""
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         """Change the highest number of attempts that may be under way at once."""
@@ -110,10 +116,10 @@ class CongestionControl:
         self.reason = str(outcome.failure or f"status {outcome.status}")
         self._probed_at = now
         if self.is_open:
-            self._pace = min(self._pace * 2, MAX_PROBE_INTERVAL)
+            self._probe_interval = min(self._probe_interval * 2, MAX_PROBE_INTERVAL)
         elif self._failures >= FAILURES_TO_OPEN and len(self._failed_events) >= EVENTS_TO_OPEN:
             self.is_open = True
-            self._pace = FIRST_PROBE_INTERVAL
+            self._probe_interval = FIRST_PROBE_INTERVAL
             self._threshold = max(1.0, self._window / 2)
         elif self._failures >= FAILURES_TO_SLOW_DOWN:
             self._slow_down(now)
@@ -128,7 +134,8 @@ class CongestionControl:
 
     def next_probe_at(self, probes: int) -> float:
         """Return when another event may begin to probe while `probes` of them are unsettled."""
-        return max(self.paused_until, self._probed_at + self._pace * max(1, probes // PROBES))
+        interval = self._probe_interval * max(1, probes // PROBES)
+        return max(self.paused_until, self._probed_at + interval)
 
     def describe(self) -> str:
         """Return a sentence that says why attempts are held back; empty if they aren't."""

@@ -48,8 +48,8 @@ class DrainCounts:
     0."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
-        """Return the sums of all counts, except the lengths of chains (`…_in_a_row`), of which the
-        higher one is kept."""
+        """Return the sums of all counts; of the lengths of chains (`…_in_a_row`), the higher
+        one."""
         return DrainCounts(
             self.events + other.events,
             self.failures + other.failures,

@@ -68,8 +68,7 @@ DRAIN_REVOKE_TIMEOUT: Final = 2.0
 """Seconds that attempts under way may still take when a partition is revoked; slower ones are
 repeated by the next owner."""
 DRAIN_CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the last commit and for leaving the group, besides the time for attempts under
-way."""
+"""Seconds for the last commit and for leaving the group, after the attempts under way."""
 
 
 class Drain:
@@ -207,7 +206,8 @@ class Drain:
         return self.progress(ended, problem)
 
     async def _fetch(self, reader: LogReader) -> Ended:
-        """Read and take records until the drain is idle or stopped; returns which."""
+        """Read and take records; returns `Ended.IDLE` once the drain has been without work for
+        `idle` seconds, `Ended.STOPPED` once it is stopped."""
         while not self._stopping:
             idle = math.inf if self.idle is None else self.idle
             if (seconds_until_idle := self.seconds_until_idle(idle)) <= 0:
@@ -267,7 +267,7 @@ class Drain:
 
     def seconds_until_idle(self, idle: float) -> float:
         """Return the seconds until the drain will have been without work for `idle` seconds, if no
-        record comes."""
+        record comes. A closed rate limit counts as work (`AttemptRate`)."""
         self.catch_up()
         now = self._loop.time()
         if self._partitions.unsettled > 0 or not self._workers.may_begin:
@@ -285,8 +285,8 @@ class Drain:
     # Called by a shared reader
 
     def catch_up(self) -> None:
-        """Count the records that a shared reader has skipped for this drain, and advance the
-        offsets."""
+        """Count the records that a shared reader has skipped for this drain until now, and advance
+        the offsets past them; nothing to do for a reader of its own."""
         if self._shared is not None:
             self._shared.catch_up()
 
@@ -295,8 +295,8 @@ class Drain:
         return self._tracing is not None and self._tracing.is_sampled(envelope)
 
     def may_select(self, number: int) -> bool:
-        """Whether the shared reader may skip records of this partition that don't match the
-        filter."""
+        """Whether the shared reader may skip records of this partition that don't match the filter:
+        not while it has to read records whose state is in an earlier owner's commit."""
         partition = self._partitions.get(number)
         return (
             partition is not None
@@ -306,7 +306,7 @@ class Drain:
 
     def note_selected_from(self, number: int, offset: float) -> None:
         """Note that the shared reader returns only matching records of this partition from `offset`
-        on."""
+        on; infinity: it returns every record again."""
         if (partition := self._partitions.get(number)) is not None:
             partition.matching_from = offset
 
@@ -364,7 +364,8 @@ class Drain:
         await self._commit_loop.run(reader)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Start reading these partitions from their commits; None: nothing was committed."""
+        """Note newly assigned partitions, and the progress in the metadata of their commits; None:
+        nothing was committed."""
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
         for number, committed in partitions.items():
@@ -394,6 +395,6 @@ class Drain:
         return {number: commit for number, commit in commits if commit is not None}
 
     def on_lost(self, partitions: Sequence[int]) -> None:
-        """Forget partitions that belong to another dispatcher: nothing may be committed."""
+        """Forget partitions that belong to another dispatcher: nothing more may be committed."""
         for number in partitions:
             self._partitions.forget(number)

@@ -1,4 +1,4 @@
-"""Intake: what becomes of a record that was read.
+"""Intake: parses and filters each record that was read, and queues the events to send.
 
 record --settled before--> skipped
        --filter--no------> settled
@@ -33,7 +33,8 @@ class Intake:
         self, egress: Egress, parser: Parser, tracing: EgressTracing | None,
         partitions: HeldPartitions, sender: Sender, workers: Workers, counts: DrainCounts,
     ) -> None:  # fmt: skip
-        """Compile the filter."""
+        """Compile the filter. `tracing`: None if spans are not recorded; matching events go to
+        `workers`, records without an event to `sender` as dead letters."""
         self._matches_filter = compile_trigger(
             egress.filter, egress.filters, counts.count_filter_error
         )
@@ -99,7 +100,9 @@ class Intake:
                 self._admit(event)
 
     def _admit(self, event: PendingEvent) -> None:
-        """Queue an event in its lane, and give it to the workers if it may be sent now."""
+        """Queue an event in its lane, and give it to the workers if it is the lane's next. If an
+        earlier owner of the partition began its delivery, continue there, after the rest of its
+        backoff."""
         partition = event.partition
         partition.held_bytes += event.size
         wait = 0.0

@@ -17,9 +17,12 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from knafka.core.contract import Order
 
 Lane: TypeAlias = bytes | None
+"""A record's key, or `WHOLE_PARTITION`; None: the event waits for no other one."""
 T = TypeVar("T")
+"""The type of the events."""
 
 WHOLE_PARTITION: Final = b""
+"""The one lane of a partition whose events keep the order of their offsets."""
 
 
 def lane_function(order: Order) -> Callable[[bytes | None], Lane]:
@@ -39,6 +42,7 @@ class Lanes(Generic[T]):
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, deque[T] | None] = {}
+        """The waiting events of each lane that has an event under way; None: no event waits."""
 
     def admit(self, lane: Lane, event: T) -> bool:
         """Add an event to its lane; returns True if it may be sent now, else a later `release`

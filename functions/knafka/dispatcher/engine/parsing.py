@@ -38,12 +38,14 @@ class OwnParser:
     """A `Parser` that caches nothing."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        """Parse the record's event. Raises `InvalidEvent`."""
         return read(headers, record.value())
 
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Encode the request, as `Parser.request` says, anew at each call."""
+        """Encode the request that delivers the event; returns its header lines, after `prefix`, and
+        its body."""
         head, body = encode_request(record, envelope, format_, located)
         return prefix + head, body
 
@@ -51,7 +53,8 @@ class OwnParser:
 def encode_request(
     record: Record, envelope: Envelope, format_: Format, located: bool
 ) -> tuple[bytes, bytes]:
-    """Encode the request that delivers a record's event; returns its header lines and its body."""
+    """Encode the request that delivers a record's event; returns its header lines and its body.
+    `located`: include the attributes with the record's partition and offset."""
     if located:
         partition = partition_of(record.partition())
         return located_request_of(envelope, partition, record.offset(), format_)
@@ -59,5 +62,5 @@ def encode_request(
 
 
 def delivery_head(egress: Egress) -> bytes:
-    """Return the header lines of each delivery that are no attributes."""
+    """Return the header lines that each delivery of this Egress has besides its event's."""
     return b"kn-namespace: %s\r\n" % egress.namespace.encode()

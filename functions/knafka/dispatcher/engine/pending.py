@@ -108,7 +108,8 @@ class AssignedPartition:
 
     @property
     def position(self) -> int:
-        """The offset below which every record is settled."""
+        """The offset below which every record is settled; before the first record, that of the
+        earlier owner's commit."""
         position = self.tracker.position
         return self.initial_offset if position is None else position
 
@@ -119,8 +120,9 @@ class AssignedPartition:
             self.backoffs.pop().cancel()
 
     def to_commit(self, policy: int) -> OffsetAndMetadata | None:
-        """Return the position and its metadata (`core.progress`); None: no record was read yet.
-        `policy` is the checksum of `policy_of`."""
+        """Return the position, with metadata (`core.progress`) if there is anything to say of the
+        records above it; None: no record was read yet. `policy` is the checksum of the Egress's
+        retry policy (`policy_of`)."""
         tracker = self.tracker
         if (position := tracker.position) is None:
             return None
@@ -318,7 +320,8 @@ class PendingEvent:
 
     @property
     def state(self) -> DeliveryState:
-        """The state of its delivery, which a commit's metadata keeps."""
+        """The state of its delivery, which a commit's metadata keeps. Its outcome is the failure
+        for good or, before that, the last attempt's."""
         failed_outcome = self.failed
         if failed_outcome is None and self.log and self.log[-1].began == self.last_attempt:
             failed_outcome = self.log[-1].outcome
@@ -334,14 +337,16 @@ class PendingEvent:
         )
 
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
-        """Continue the delivery where an earlier owner stopped; under another policy its retries
-        start anew."""
+        """Continue the delivery where an earlier owner stopped. If the retry policy or a
+        destination has changed (`same_policy` False), start with the subscriber and no retries,
+        unless the event has failed for good and only its dead letter has to be stored."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt
         if state.failed is not None:
             self.log = [Attempt(state.last_attempt, state.failed)]
-        if same_policy or (state.stage is DeliveryStage.TOPIC and state.failed is not None):
+        has_to_be_stored = state.stage is DeliveryStage.TOPIC and state.failed is not None
+        if same_policy or has_to_be_stored:
             self.stage = state.stage
             self.tries = state.tries
             self.due = state.due

@@ -18,19 +18,21 @@ LATE: Final = 0.002
 
 
 class AttemptRate:
-    """Applies the declared rate limit to one drain. The drain must not end before the limit is open
-    again, as the next drain starts with a fresh limit."""
+    """Applies the declared rate limit to one drain. A drain must not end while `is_open` is False,
+    as the next drain's first attempt may begin at once."""
 
     def __init__(self, limit: RateLimit) -> None:
+        """Begin with an open limit: the first attempt may begin at once."""
         self.is_open = True
         """Whether an attempt may begin."""
         # Attempts that begin within a unit were due within it, or at most `LATE` before it.
         self._interval = limit.interval + LATE / limit.requests_per_unit
         self._next = 0.0
+        """When the next attempt may begin."""
 
     def begin(self, now: float) -> None:
-        """Note that an attempt begins at `now`, in seconds of a monotonic clock; call `refresh`
-        next."""
+        """Note that an attempt begins at `now` (seconds of a monotonic clock); the caller then
+        calls `refresh` to update `is_open`."""
         is_on_time = self._next <= now <= self._next + LATE
         self._next = (self._next if is_on_time else now) + self._interval
 

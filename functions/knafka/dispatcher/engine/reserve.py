@@ -41,22 +41,24 @@ RESERVE_CHECK_INTERVAL: Final = 0.005
 
 
 class Reserve:
-    """Delays the attempts of one drain while slow ones hold most places; `durations` counts ended
-    attempts."""
+    """Delays the attempts of one drain while slow ones hold most places."""
 
     def __init__(self, durations: Histogram) -> None:
+        """`durations` is the histogram of the drain's ended attempts, in seconds."""
         self._durations = durations
         self._counted_at = 0.0
         self._older = self._newer = [0] * len(durations.counts)
         """The histogram's counts at the start of the period that is evaluated, and at the start of
         the next one."""
         self._unchecked_until = 0.0
+        """Until when attempts may begin without a check."""
         self._next_at = 0.0
+        """When the next attempt may begin in the reserve."""
 
     def may_begin_unchecked(self, oldest: float, now: float) -> bool:
         """Whether an attempt may begin without a check of those under way; `oldest` is when the
         first of them began."""
-        seconds_left = self._unchecked_until - now
+        seconds_left = self._unchecked_until - now  # more than the interval: the clock was set back
         return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 
     def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:
@@ -81,8 +83,8 @@ class Reserve:
         # At this rate, attempts take half of the free places while the oldest attempt doubles its
         # time.
         share = (ended_slow + slow_count) / (ended + slow_count)
-        delay_before_attempt = min(2 * share * oldest / max(1, places - slow_count), MAX_DELAY)
-        self._next_at = max(self._next_at, now - RESERVE_CHECK_INTERVAL) + delay_before_attempt
+        delay_to_next = min(2 * share * oldest / max(1, places - slow_count), MAX_DELAY)
+        self._next_at = max(self._next_at, now - RESERVE_CHECK_INTERVAL) + delay_to_next
         return 0.0
 
     def _skip_checks(self, now: float) -> float:

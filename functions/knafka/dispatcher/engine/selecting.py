@@ -73,7 +73,7 @@ class SharedReader(LogReader, Protocol):
         ...
 
     def catch_up(self) -> None:
-        """Call `note_skipped` of the drain for the records that were skipped until now."""
+        """Report the records that were skipped until now to the drain, by its `note_skipped`."""
         ...
 
     def interrupt(self) -> None:

@@ -23,7 +23,9 @@ from knafka.tracing.context import TRACEPARENT, SpanContext, decode
 from knafka.tracing.spans import KNATIVE, Attributes, Span, SpanKind, Tracer
 
 Send: TypeAlias = Callable[[Draft], Awaitable[tuple[Outcome, bytes] | None]]
+"""Sends a reply; returns None if it was delivered, else the outcome and the response's body."""
 Append: TypeAlias = Callable[[Draft], Awaitable[LogError | None]]
+"""Stores a record in Kafka; returns None once it is durable, else why it was not stored."""
 
 
 class AttemptedEvent(Protocol):
@@ -40,6 +42,8 @@ class AttemptedEvent(Protocol):
 
 E = TypeVar("E", bound=AttemptedEvent)
 Post: TypeAlias = Callable[[Target, E, bool], Awaitable[tuple[Outcome, bytes]]]
+"""Sends an event to a target; returns the outcome, and the body that explains a failure. The bool:
+whether a reply in the response is handled."""
 
 _HEADER: Final = b"\r\ntraceparent: %s\r\n"
 """The header line, with the line end before it, so that a `ce-traceparent` of the same value
@@ -51,6 +55,7 @@ class EgressTracing:
 
     def __init__(self, tracer: Tracer, egress: Egress) -> None:
         self.tracer = tracer
+        # Knative's name of a span's destination: `trigger:NAME.NAMESPACE`.
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
 
     def is_sampled(self, envelope: Envelope) -> bool:

@@ -69,7 +69,9 @@ class Workers:
         self._retries: deque[PendingEvent] = deque()
         """Events due for a retry while only probes may be sent."""
         self._probes: set[PendingEvent] = set()
+        """Unsettled events that probe a subscriber that is away."""
         self._probes_due: deque[PendingEvent] = deque()
+        """Probes whose next attempt is due."""
         self._not_for_subscriber: deque[PendingEvent] = deque()
         """Events that are due and not bound for the subscriber: dead letters, and kept replies."""
         self._under_way: dict[PendingEvent, None] = {}
@@ -121,7 +123,7 @@ class Workers:
         self._signal_capacity()
 
     def resume(self) -> None:
-        """Begin attempts again after `stop`."""
+        """Begin attempts again after `stop`: wake or start all workers."""
         self._stopping = False
         for _ in range(self._limit):
             self._wake_worker()
@@ -154,7 +156,7 @@ class Workers:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether events bound for the subscriber wait for a worker, a probe or the rate limit."""
+        """Whether any event waits to be sent to the subscriber."""
         return bool(self._ready or self._retries or self._probes_due)
 
     @property
@@ -198,7 +200,8 @@ class Workers:
             self.on_crash()
 
     async def _work(self) -> None:
-        """Run one worker: make one attempt after another."""
+        """Run one worker until it is cancelled: take the next event that may be sent, make one
+        attempt, and settle the event or queue it again."""
         congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
         while True:
             # A worker that has nothing to do needs no turn: where each of many Egresses gets an
@@ -246,8 +249,8 @@ class Workers:
             self.on_settled_while_paused()
 
     def _settle_or_retry(self, event: PendingEvent, decision: Done | Retry) -> None:
-        """Settle the event, or queue its next attempt, after an attempt that changes its
-        partition's retries."""
+        """Settle the event if `decision` is `Done`, else queue its next attempt; keeps the
+        partition's set of retried events and the set of probes up to date."""
         partition = event.partition
         if isinstance(decision, Done):
             self._probes.discard(event)
@@ -301,7 +304,7 @@ class Workers:
                 return event
             if event in partition.retrying:  # there was no token for its first attempt
                 return event
-            partition.held_back.append(event)
+            partition.held_back.append(event)  # the commit metadata has no room for its state
         return None
 
     def _reserve_delays(self, limit: int) -> bool:
@@ -365,8 +368,8 @@ class Workers:
         return True
 
     def _apply_congestion_limit(self) -> None:
-        """Begin the attempts that the congestion control allows now; end all probing once it is
-        closed."""
+        """Wake as many workers as the congestion control allows attempts now. Once the subscriber
+        answers again, no event is a probe any more, and the retries that waited are ready."""
         if not self._congestion.is_open and (self._probes or self._retries):
             for event in self._probes:
                 event.is_probe = False
@@ -386,7 +389,8 @@ class Workers:
         self._timer = self._loop.call_at(wake_at, self._wake_now)
 
     def _wake_now(self) -> None:
-        """Begin the attempts that are allowed now; the timer of `_wake_later` calls this."""
+        """Wake workers for the attempts that are allowed now; the timer of `_wake_later` calls
+        this."""
         self._timer = None
         self._apply_congestion_limit()
         self._wake_worker()

@@ -157,6 +157,7 @@ class PartitionBuffer:
         self.index: FilterIndex[Cursor] = FilterIndex()
         """Filters of the selective cursors."""
         self.wants_trace: Callable[[Envelope], bool] = lambda envelope: False
+        """Returns whether the drains record spans of an event, even if their filters drop it."""
 
     @property
     def end_index(self) -> int:
@@ -173,8 +174,8 @@ class PartitionBuffer:
         return self.end_index - max(plain, self.first_index, fastest)
 
     def holds(self, count: int) -> bool:
-        """Whether there are `count` records or more from the first one that some group hasn't
-        taken."""
+        """Whether the buffer must hold `count` records or more, counted from the first one that
+        some group hasn't taken."""
         return len(self.records) >= count and self.end_index - self.slowest_index >= count
 
     @property
@@ -188,25 +189,27 @@ class PartitionBuffer:
         return self.start <= position.offset <= self.end and self.epochs.allow(position)
 
     def takes(self, position: Position, ahead: int) -> bool:
-        """Whether a cursor may continue here: in a record that is held, or will be read after
-        `ahead` others at most; `contradicted` looks at the latter."""
+        """Whether a cursor may join this buffer at the position: in it, or at most `ahead` offsets
+        after its end while more records follow. In the latter case `contradicted` checks the
+        position once the records before it are read."""
         if position.offset > self.end:
             return position.offset <= self.end + ahead and self.known_end != self.end
         return self.start <= max(0, position.offset) and self.epochs.allow(position)
 
     def contradicted(self) -> list[Cursor]:
-        """Return the cursors whose position isn't one of this log, as records of a later leader
-        epoch lie below it, or as the log ends before it."""
-        found: list[Cursor] = []
+        """Return the unproven cursors that were read from another log than this one, because this
+        log ends before their position or has records of a later leader epoch below it. Cursors that
+        turn out to belong to this log no longer count as unproven."""
+        contradicted: list[Cursor] = []
         for cursor, epoch in list(self.unproven.items()):
             if cursor.offset > self.end:
                 if self.known_end == self.end:
-                    found.append(cursor)
+                    contradicted.append(cursor)
             elif self.epochs.allow(Position(cursor.offset, epoch)):
                 del self.unproven[cursor]
             else:
-                found.append(cursor)
-        return found
+                contradicted.append(cursor)
+        return contradicted
 
     def join(self, cursor: Cursor, epoch: int = NO_EPOCH) -> None:
         """Add a cursor whose offset is in the buffer or read later, and notify its owner of records
@@ -377,8 +380,8 @@ class PartitionBuffer:
 
 
 def _discard(cursors: set[Cursor], cursor: Cursor) -> None:
-    """Remove a cursor from a set. An emptied set is cleared, as Python would otherwise go through
-    it as slowly as when it was full."""
+    """Remove a cursor from a set. An emptied set is cleared, as Python iterates over it as slowly
+    as when it was full otherwise."""
     cursors.discard(cursor)
     if not cursors:
         cursors.clear()

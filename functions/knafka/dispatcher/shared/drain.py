@@ -143,7 +143,8 @@ class EgressDrains:
                 await self._clients.subscriber.close()
 
     def _open(self, open_reader: OpenReader, assignment: Assignment) -> LogReader:
-        """Open the reader and remember it, for its committed offsets."""
+        """Open the drain's reader by `open_reader`, and keep it to ask for its committed offsets
+        once the drain has ended."""
         self._reader = open_reader(assignment)
         return self._reader
 
@@ -295,7 +296,7 @@ class ShardDrain:
 
     def _apply_contract(self) -> None:
         """Stop the drains of removed and changed Egresses, and start those of new and changed
-        ones."""
+        ones. Until stopped drains have ended, `position` stays at the earlier contract's."""
         reported_position, earlier_position = self.position, self._contract.position
         self._contract = self._follower.contract
         desired = self._contract.entries
@@ -333,9 +334,9 @@ class ShardDrain:
         drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
-        """Return the seconds until all drains are idle; if these are `IDLE_CHECK_INTERVAL` or more,
-        the seconds of any drain for which they are, so that seldom many drains are asked. Infinity:
-        they never end by themselves."""
+        """Return the seconds until all drains are idle; infinity: they never end by themselves.
+        From `IDLE_CHECK_INTERVAL` on the result may be too low, as the first drain that is busy for
+        so long ends the loop."""
         if self._idle is None:
             return math.inf
         longest = self._active_at + self._idle - self._loop.time()

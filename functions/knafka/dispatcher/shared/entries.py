@@ -14,6 +14,7 @@ class ShardEntries:
     """A `contract_topic.Entries` of Egresses, by group."""
 
     def __init__(self, shard: str) -> None:
+        """`shard` is the group that names this process's shard."""
         self._shard = shard
 
     def entry_of(self, key: str, value: bytes) -> Egress | None:

@@ -1,4 +1,6 @@
-"""The leader epochs of a buffer's records: which positions are of the same log.
+"""The leader epochs of a buffer's records, which say whether a position belongs to the same log.
+
+A Kafka partition's leader epoch rises with each new leader, which may have lost the log's end.
 
 offset   0 1 2 3 4 | 5 6 7 ...      A position (20, epoch 0) is of a log that is gone: the
 epoch            0 | 2              records from 5 to 19 have replaced those that were read.
@@ -29,8 +31,9 @@ class KnownEpochs:
         self._starts += starts
 
     def allow(self, position: Position) -> bool:
-        """Whether all records below a position, of which the last was read, have its leader epoch
-        or earlier ones. False if that isn't known; True if the position has no epoch."""
+        """Whether a group may continue at this position: the record before it has the position's
+        leader epoch or an earlier one. True if the position has no epoch; False if the record's
+        epoch isn't known."""
         if position.epoch == NO_EPOCH or position.offset <= 0:
             return True
         epoch = next(

@@ -98,7 +98,9 @@ class Fetcher:
         self._placement = placement
         self._limits = limits
         self._beginning: dict[int, Position] = {}
+        """Partitions that the consumer doesn't read yet, with the positions to start at."""
         self._dropping: set[int] = set()
+        """Partitions that the consumer still reads but needn't."""
 
     def add(self, number: int, position: Position) -> PartitionBuffer:
         """Start to read a partition from this position; returns its buffer."""
@@ -196,8 +198,9 @@ class Fetcher:
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
     def _restart(self, buffer: PartitionBuffer, shared: Position) -> PartitionBuffer:
-        """Replace the buffer of a partition whose log is another one from `shared` on; its cursors
-        start there, or earlier, and so do those that are in no buffer."""
+        """Replace the buffer of a partition whose log is another one from `shared` on, and return
+        the new one. Cursors beyond `shared` are restarted; those before it, and unproven ones, keep
+        their position."""
         number, start = buffer.number, max(0, shared.offset)
         if start > 0:  # the source reads from the partition's beginning
             self._source.drop({number})
@@ -272,8 +275,8 @@ class Fetcher:
         return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Evict the groups that lag by more than half of the buffer, the slowest first, so that the
-        next ones can join its new buffer."""
+        """Evict the groups that lag by more than half of the buffer, unless all do. The slowest
+        goes first, so that the others can join its new buffer."""
         slow_cursors = [
             cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
         ]

@@ -190,8 +190,8 @@ class GroupReader:
         return records
 
     def notify(self, number: int, is_record: bool) -> int:
-        """Note that there is more of a partition; hands records to a waiting drain at once, and
-        returns how many it took."""
+        """Note that a partition has new records, or only a new end (`is_record` False). Hands
+        records to a drain that waits in `read` at once; returns how many it took."""
         self._partitions_with_news[number] = None
         if not is_record:
             return 0
@@ -316,8 +316,8 @@ class GroupReader:
         return Position(cursor.offset, self._epoch_of(cursor.number))
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Start a partition anew whose log is another one from `shared` on, and drop its old
-        commits; from there, or earlier if the drain hasn't settled all below it."""
+        """Start a partition anew, as its log is another one from `shared` on: there, or earlier if
+        the drain hasn't settled all records below. Drops the commits that are not made yet."""
         number = cursor.number
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
         if start.offset < 0:
@@ -443,8 +443,8 @@ class GroupReader:
             self.committed[number] = full_commits[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epochs of commits, by partition: those of the last records read, or
-        later ones (`Commit.end_epoch`)."""
+        """Return the leader epochs to commit, by partition: that of the last record read, or that
+        of the log's end at the assignment if it is later (`Commit.end_epoch`)."""
         return {
             number: max(self._epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Final, cast
 
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
 from knafka.dispatcher.engine.parsing import Format, encode_request
 from knafka.ports.log import Record
+
+OVERHEAD_BYTES: Final = 1000
+"""Bytes that a record is assumed to take besides its value."""
 
 
 class SharedRecord:
@@ -61,7 +64,7 @@ class SharedRecord:
     @property
     def size(self) -> int:
         """Approximate bytes in memory."""
-        return len(self._value or b"") + 1000
+        return len(self._value or b"") + OVERHEAD_BYTES
 
 
 def envelope_of(record: SharedRecord) -> Envelope:
@@ -83,6 +86,7 @@ class SharedParser:
     """A `Parser` for `SharedRecord`s. All drains get the same objects, and must not change them."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        """Return the record's event, parsed once for all drains. Raises as `envelope_of`."""
         return envelope_of(cast(SharedRecord, record))
 
     def request(

@@ -48,6 +48,7 @@ class ServedShard:
         self._follower.listeners.append(self._follow)
         self._following: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        """Set when a request under way must report a new position of the contract."""
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
@@ -106,7 +107,8 @@ class ServedShard:
         return self._served.setdefault(egress.group, ServedEgress(egress, self._tracer))
 
     def _follow(self) -> None:
-        """Apply the contract: forget removed Egresses, update the others, and add new ones."""
+        """Update the served Egresses to the contract: forget removed ones, change the others, and
+        add new ones. Their drains follow by themselves."""
         egresses = self._follower.contract.entries
         self._served = {
             group: served for group, served in self._served.items() if group in egresses
@@ -122,7 +124,8 @@ class ServedShard:
         return ""
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress; see `streaming.stream`."""
+        """Answer a request for a drain with lines of progress until the drain ends, the request's
+        budget is spent or the client disconnects (`caller` is done then); `send` is ASGI's."""
         await stream(self._lease, request, caller, send, line_maker(), self._news)
 
     def note_refusal(self) -> None:

@@ -59,8 +59,9 @@ class SharedTopic:
         offsets: GroupOffsets,
         limits: FetchLimits | None = None,
     ) -> None:
-        """Store how to open the group's member and a reader; the process joins the group with the
-        first reader that is opened."""
+        """Store how to open the group's member and the fetchers' consumers (`open_source`). The
+        process joins the group once `open_reader` is first called; `limits` of each fetcher, None:
+        the usual ones."""
         self.name = name
         self.fetchers: list[Fetcher] = []
         self._open_member = open_member
@@ -75,7 +76,7 @@ class SharedTopic:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
-        """Open the reader of another group."""
+        """Open the reader of one more group; `assignment`, its drain, is told of its partitions."""
         reader = GroupReader(self, group, assignment, self._offsets)
         self._readers.append(reader)
         if self._owned:
@@ -134,8 +135,8 @@ class SharedTopic:
             self._owned.clear()
 
     async def _commit_round(self, member: GroupMember) -> None:
-        """Make the waiting commits, if Kafka confirms that the partitions are still this
-        process's."""
+        """Make the waiting commits, if Kafka confirms that the partitions still belong to this
+        process. Lasts `COMMIT_ROUND_SECONDS`, over which the commits are spread."""
         loop = asyncio.get_running_loop()
         # A reader whose last commit is still under way asks again when it has ended.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
@@ -231,7 +232,7 @@ class SharedTopic:
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
         """Add a cursor to a buffer near its position, of any fetcher but `avoid`; else to a new
         buffer, in a new fetcher if all others read this partition already. The consumer of a new
-        one asks Kafka whether the position is one of the present log."""
+        buffer asks Kafka whether the position belongs to the present log."""
         number, other_fetchers = (
             cursor.number,
             [fetcher for fetcher in self.fetchers if fetcher is not avoid],

@@ -23,10 +23,10 @@ from knafka.clients.kafka.admin.kafka_groups import KafkaGroups
 from knafka.clients.kafka.admin.kafka_lag import limit_to_ends, partitions_beyond_end
 from knafka.clients.kafka.admin.kafka_ranges import (
     EARLIEST,
-    GONE,
     LATEST,
+    NO_TOPIC_ERRORS,
     KafkaRanges,
-    listed,
+    list_offsets,
     with_offset,
 )
 from knafka.clients.kafka.consumers.kafka_whole_topic import (
@@ -98,7 +98,7 @@ class KafkaAdmin:
         request_timeout: float = ADMIN_REQUEST_TIMEOUT,
         max_read_bytes: int | None = None,
     ) -> None:
-        """`max_read_bytes`: limit of `read_all`, as in `read_whole`."""
+        """`max_read_bytes`: bytes of memory that the records of one `read_all` may take."""
         self._connection = connection
         self._max_read_bytes = max_read_bytes
         self._calls = AdminCalls(connection, request_timeout)
@@ -114,7 +114,7 @@ class KafkaAdmin:
 
     @property
     def _admin(self) -> AdminClient:
-        return self._calls.admin
+        return self._calls.admin  # not stored, as it may be replaced
 
     async def cluster_id(self) -> str:
         """Return the Kafka cluster's id. Raises `LogError`."""
@@ -154,7 +154,7 @@ class KafkaAdmin:
         with explain_denials(topic=("DescribeConfigs", topic)):
             entries = await self._calls.results_by_key(
                 lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
-                leaving_out=GONE,
+                leaving_out=NO_TOPIC_ERRORS,
             )
         if not entries:
             return None
@@ -187,13 +187,14 @@ class KafkaAdmin:
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     async def end_offsets(self, topic: str) -> Positions:
+        """Return the end offset of each partition. Raises `LogError`."""
         partitions = (await self._describe_existing(topic)).partitions
         ends = await self._list_positions(partitions, LATEST)
         return {number: end.offset for number, end in ends.items()}
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
-        """Return the end offsets of many topics, with one request; topics and partitions that can't
-        be read are left out."""
+        """Return the end offsets of many topics, with one request while their partitions are
+        cached. What can't be read is left out; raises `LogError` if nothing can be read."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: cached
@@ -233,12 +234,15 @@ class KafkaAdmin:
         return ends
 
     async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
+        """Return the start and end offsets of those of many topics that can be read."""
         return await self._topic_ranges.ranges(topics)
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
+        """Return the Unix time of each topic's first record. Raises `LogError`."""
         return await self._topic_ranges.first_timestamps(topics)
 
     async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """Change these settings of a topic and no others. Raises `LogError`."""
         await self._topic_ranges.set_config(topic, config)
 
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
@@ -253,8 +257,8 @@ class KafkaAdmin:
     async def _start_positions(
         self, partitions: Sequence[TopicPartition], start: Start
     ) -> dict[int, TopicPartition]:
-        """Return the positions at which a new group starts, with leader epochs, by which a leader
-        that is elected later says whether the log has lost its end since."""
+        """Return the positions at which a new group starts, by partition. They have leader epochs,
+        so that Kafka can say later whether the log has lost its end since."""
         if start == "earliest":
             return await self._list_positions(partitions, EARLIEST)
         # The ends are read first: a record that is written later is found by its time, or lies
@@ -263,12 +267,13 @@ class KafkaAdmin:
         return ends if start == "latest" else ends | await self._list_positions(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """Return the lag of each group on one topic."""
+        """Return the lag of each group on one topic; without a request if the topic's ends were
+        read lately and all groups are known to have committed them. Raises `LogError`."""
         committed: Mapping[str, Commits] = {}
         if (recent_ends := self._recent_ends(topic)) is not None:
             ends = recent_ends.by_partition
             topic_partitions = [TopicPartition(topic, number) for number in ends]
-            committed = await self._groups.behind(
+            committed = await self._groups.commits_of_groups(
                 groups, recent_ends.topic_id, topic_partitions, ends
             )
             if self._groups.have_committed(groups, recent_ends.topic_id, ends):
@@ -285,55 +290,40 @@ class KafkaAdmin:
                 if id_ == description.id
                 else {}
             )
-            committed = await self._groups.behind(
+            committed = await self._groups.commits_of_groups(
                 groups, description.id, description.partitions, ends
             )
         # The ends are read after the groups' offsets, so that no group seems to be beyond an end.
         ranges, fresh = await self._ranges_of(topic, description)
         return {
-            group: Lag(
-                dict.fromkeys((partition.partition for partition in description.partitions), 0)
-                | {
-                    number: lag_of(commits.get(number), start, end)
-                    for number, (start, end) in ranges.items()
-                },
-                partitions_beyond_end(commits, ranges),
-                {number: end for number, (_, end) in ranges.items()},
-                _metadata_of(commits),
-            )
-            for group, commits in (
-                (group, limit_to_ends(commits, ranges, fresh))
-                for group, commits in committed.items()
-            )
+            group: _lag_on(description, ranges, limit_to_ends(commits, ranges, fresh))
+            for group, commits in committed.items()
         }
 
     def _recent_ends(self, topic: str) -> _CachedEnds | None:
-        """Return the ends that `end_offsets_of_all` has read within `ENDS_CACHE_SECONDS`; None: it
-        hasn't."""
+        """Return the ends that were read within the last `ENDS_CACHE_SECONDS`; None: none were."""
         ends = self._cached_ends.get(topic)
         return ends if ends and time.monotonic() - ends.at <= ENDS_CACHE_SECONDS else None
 
     async def _ranges_of(
         self, topic: str, description: _DescribedTopic
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
-        """Return start and end of each partition, and the partitions that this call has read.
-        Raises `LogError` if no range is known.
+        """Return start and end of each partition, and the numbers of those that were read by this
+        call. Raises `LogError` if no range is known.
 
         A partition that can't be read has no leader, so nothing is appended to it: its last known
         range is returned, if one is known.
         """
         starts, ends = [
-            {
-                partition.partition: offset
-                for partition, offset in (
-                    await self._offsets_of_partitions(
-                        with_offset(description.partitions, offset_spec), some=True
-                    )
-                ).items()
-            }
+            await self._offsets_of_partitions(
+                with_offset(description.partitions, offset_spec), some=True
+            )
             for offset_spec in (EARLIEST, LATEST)
         ]
-        read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
+        read = {
+            partition.partition: (starts[partition], ends[partition])
+            for partition in starts.keys() & ends.keys()
+        }
         # A topic that was created anew has another id, and its earlier ranges don't apply.
         id_, cached_ranges = self._cached_ranges.get(topic, (description.id, {}))
         ranges = cached_ranges | read if id_ == description.id else read
@@ -343,6 +333,7 @@ class KafkaAdmin:
         return ranges, read.keys()
 
     async def has_group(self, group: str) -> bool:
+        """Whether Kafka knows the group. Raises `LogError`."""
         return await self._groups.exists(group)
 
     async def has_committed(self, group: str, topic: str) -> bool:
@@ -354,31 +345,34 @@ class KafkaAdmin:
         )
 
     async def delete_group(self, group: str) -> None:
+        """Delete the group with its offsets, if it exists. Raises `LogError`."""
         await self._groups.delete(group)
 
     async def members(self, group: str) -> Collection[str]:
+        """Return the client ids of the group's members. Raises `LogError`."""
         return await self._groups.members(group)
 
     def forget_group(self, group: str) -> None:
+        """Forget the cached commits of a group, as they may have been changed."""
         self._groups.forget(group)
 
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note the offsets that a dispatcher reports as committed, so that `lags` needs no
-        request."""
+        """Note the offsets that a dispatcher, which has made these groups' commits for `since`
+        seconds, reports as committed: while the topic ends there, `lags` needs no request."""
         if (cached := self._cached_partitions.get(topic)) is not None:
             self._groups.note(groups, cached.id, positions, since)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        """Return the last `limit` records of a topic, oldest first."""
+        """Return the last `limit` records of a topic, oldest first. Raises `LogError`."""
         await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
             return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 
     async def last_with_key(self, topic: str, key: bytes) -> Record | None:
-        """Return the last record of a topic that has this key; None if there is none."""
+        """Return the last record that has this key; None: there is none. Raises `LogError`."""
         await self._describe_existing(topic)
         read = partial(read_last_with_key, self._connection, topic, key)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
@@ -406,7 +400,7 @@ class KafkaAdmin:
         with explain_denials(topic=("Describe", _any_of(topics))):
             described = await self._calls.results_by_key(
                 lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
-                leaving_out=GONE,
+                leaving_out=NO_TOPIC_ERRORS,
                 some=some,
             )
         return {
@@ -429,16 +423,13 @@ class KafkaAdmin:
         """Return each partition's offset and leader epoch at `offset_spec`: `EARLIEST`, `LATEST` or
         a timestamp; for a timestamp, only of partitions with a later record. Raises `LogError` for
         a partition without a leader."""
-        results = await self._listed(with_offset(partitions, offset_spec))
+        results = await self._list_offsets(with_offset(partitions, offset_spec))
+        # For a timestamp, -1 means: no later record. Else a negative offset means: no leader.
+        lowest_offset = -1 if offset_spec >= 0 else 0
         for partition in partitions:
-            # For a timestamp, -1 means: no later record. Otherwise a negative offset means: no
-            # leader.
-            if partition not in results or results[partition].offset < (
-                -1 if offset_spec >= 0 else 0
-            ):
-                raise LogError(
-                    f"partition {partition.partition} of {partition.topic} has no leader"
-                )
+            if partition not in results or results[partition].offset < lowest_offset:
+                place = f"partition {partition.partition} of {partition.topic}"
+                raise LogError(f"{place} has no leader")
         return {
             partition.partition: TopicPartition(
                 partition.topic,
@@ -459,33 +450,42 @@ class KafkaAdmin:
         A partition whose leader has just gone is left out. With `some`, so are other partitions
         that can't be read now; raises `LogError` if none can be read.
         """
-        results = await self._listed(partitions, some=some)
+        results = await self._list_offsets(partitions, some=some)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset for partition, result in results.items() if result.offset >= 0
         }
 
-    async def _listed(
+    async def _list_offsets(
         self, partitions: list[TopicPartition], *, some: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Return the result of `listed`; an error names the right that is missing."""
-        topics = _any_of({partition.topic for partition in partitions})
-        with explain_denials(topic=("Describe", topics)):
-            return await listed(self._calls, partitions, some=some)
+        """Return what `kafka_ranges.list_offsets` does; an error names the missing right."""
+        topics = {partition.topic for partition in partitions}
+        with explain_denials(topic=("Describe", _any_of(topics))):
+            return await list_offsets(self._calls, partitions, some=some)
 
     async def _request_unless_done(
-        self, harmless: int, ask: Callable[[float], Future[Any]]
+        self, done_before: int, ask: Callable[[float], Future[Any]]
     ) -> bool:
-        """Send a request; returns True if it succeeded, False if it failed with the code
-        `harmless`, as it was done before."""
-        return bool(
-            await self._calls.results_by_key(lambda timeout: {True: ask(timeout)}, {harmless})
-        )
+        """Send a request by `ask`, which gets a timeout in seconds. Returns True if it succeeded,
+        False if it failed with the code `done_before`: there was nothing left to do."""
+        answers = self._calls.results_by_key(lambda timeout: {True: ask(timeout)}, {done_before})
+        return bool(await answers)
 
 
 def _any_of(topics: Collection[str]) -> str:
     """Return the first topic by name, for an error that may concern any of them."""
     return min(topics, default="")
+
+
+def _lag_on(topic: _DescribedTopic, ranges: Mapping[int, tuple[int, int]], commits: Commits) -> Lag:
+    """Return the lag of a group with these commits; 0 in partitions without a known range."""
+    no_lag = dict.fromkeys((partition.partition for partition in topic.partitions), 0)
+    lags = {
+        number: lag_of(commits.get(number), start, end) for number, (start, end) in ranges.items()
+    }
+    ends = {number: end for number, (_, end) in ranges.items()}
+    return Lag(no_lag | lags, partitions_beyond_end(commits, ranges), ends, _metadata_of(commits))
 
 
 def _metadata_of(commits: Commits) -> Mapping[int, str]:

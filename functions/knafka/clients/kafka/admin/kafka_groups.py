@@ -53,7 +53,7 @@ longer ones."""
 
 DETACHING_SUFFIX: Final = ".detaching"
 """Suffix of the group that holds a group's offsets while `detach` creates the group anew."""
-_NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
+_NO_GROUP_ERRORS: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,14 @@ class KafkaGroups:
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], int]]:
-        """Return what `committed_partitions` returns, and of these commits what `elected_since`
-        does. Raises `LogError`."""
+        """Return what `committed_partitions` returns, and the partitions in which a leader was
+        elected since their commit, each with the leader epoch of its log's end (`elected_since`).
+        Raises `LogError`."""
         requested = list(partitions)
         elected: dict[tuple[str, int], int] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
-            """Read the commits, and ask for the elections since."""
+            """Read the commits, and store in `elected` where a leader was elected since."""
             answers = consumer.committed(requested, timeout=timeout)
             elected.clear()
             elected.update(elected_since(consumer, answers))
@@ -168,13 +169,13 @@ class KafkaGroups:
         self.forget(group)
 
     async def delete(self, group: str) -> None:
-        """Delete the group, if it exists."""
+        """Delete the group with its offsets, if it exists. Raises `LogError`."""
         with explain_denials(group=("Delete", group)):
             await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.delete_consumer_groups(
                     [group], request_timeout=timeout
                 ),
-                leaving_out=_NONE,
+                leaving_out=_NO_GROUP_ERRORS,
             )
         self.forget(group)
 
@@ -210,28 +211,19 @@ class KafkaGroups:
             await self.commit(group, offsets)
         await self.delete(copy)
 
-    async def behind(
+    async def commits_of_groups(
         self,
         groups: Sequence[str],
         topic_id: str,
         partitions: Sequence[TopicPartition],
         ends: Positions,
     ) -> Mapping[str, Commits]:
-        """Return the commits of each group: from the cache if that says that the group is at
-        `ends`, else from Kafka. Raises `LogError`."""
+        """Return the commits of each group on the topic with this id and these partitions: from the
+        cache if that says that the group is at the topic's `ends`, else from Kafka. Raises
+        `LogError`."""
         now = time.monotonic()
         if now >= self._clean_up_at:
-            unexpired = {
-                group: {id_: cached for id_, cached in by_topic.items() if cached.until > now}
-                for group, by_topic in self._known.items()
-            }
-            self._known = {group: by_topic for group, by_topic in unexpired.items() if by_topic}
-            self._forgotten = {
-                key: forgotten_at
-                for key, forgotten_at in self._forgotten.items()
-                if now - forgotten_at < MAX_REPORTED_SECONDS
-            }
-            self._clean_up_at = now + MAX_CACHE_SECONDS / 6
+            self._clean_up(now)
         committed: dict[str, Commits] = {}
         uncached_groups = []
         for group in groups:
@@ -263,6 +255,20 @@ class KafkaGroups:
                 task.cancel()
         return committed
 
+    def _clean_up(self, now: float) -> None:
+        """Forget what no call needs any more: expired entries, and old calls of `forget`."""
+        unexpired = {
+            group: {id_: cached for id_, cached in by_topic.items() if cached.until > now}
+            for group, by_topic in self._known.items()
+        }
+        self._known = {group: by_topic for group, by_topic in unexpired.items() if by_topic}
+        self._forgotten = {
+            group: forgotten_at
+            for group, forgotten_at in self._forgotten.items()
+            if now - forgotten_at < MAX_REPORTED_SECONDS
+        }
+        self._clean_up_at = now + MAX_CACHE_SECONDS / 6
+
     def have_committed(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
         """Whether the cache says that all these groups have committed these ends."""
         now = time.monotonic()
@@ -273,8 +279,8 @@ class KafkaGroups:
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
     ) -> None:
         """Cache the offsets that Kafka has confirmed to a dispatcher for these groups, whose
-        commits it has made for `since` seconds. While the topic ends at these offsets, `behind`
-        needs no request.
+        commits it has made for `since` seconds. While the topic ends at these offsets,
+        `commits_of_groups` needs no request.
 
         A group for which `forget` was called within that time is left out: somebody else may have
         reset its offsets.
@@ -306,7 +312,7 @@ class KafkaGroups:
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group, *more], request_timeout=timeout
                 ),
-                leaving_out=_NONE,
+                leaving_out=_NO_GROUP_ERRORS,
             )
 
     def forget(self, group: str) -> None:
@@ -317,8 +323,8 @@ class KafkaGroups:
     async def _call_as_group(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
     ) -> list[TopicPartition]:
-        """Call a new consumer of the group in a thread, with a timeout in seconds; returns its
-        partitions. Raises `LogError`."""
+        """Open a consumer of the group in a thread, without joining the group, and pass it to
+        `call` with a timeout in seconds; returns what `call` does. Raises `LogError`."""
 
         def call_in_thread(timeout: float) -> list[TopicPartition]:
             """Open the group's consumer, pass it to `call` and close it; returns the answers of

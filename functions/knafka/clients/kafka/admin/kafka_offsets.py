@@ -44,6 +44,7 @@ class KafkaOffsets:
     """Reads and commits the offsets of groups without members; used on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
+        """Open the admin client. Raises `LogError`."""
         self._calls = AdminCalls(connection, COMMIT_REQUEST_TIMEOUT)
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
@@ -58,8 +59,9 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits, without metadata if a leader was elected since. Raises
-        `GroupHasMembers` and `LogError`."""
+        """Return the group's commits by partition; without their metadata where a leader was
+        elected since, as the records that they describe may be gone. Raises `GroupHasMembers` and
+        `LogError`."""
         calls = self._calls
         answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -91,7 +93,8 @@ class KafkaOffsets:
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
-        """Make all these commits, by partition, and wait for Kafka. Raises `GroupHasMembers` and
+        """Make all these commits, by partition, and wait for Kafka; repeats the request for
+        `COMMIT_REQUEST_TIMEOUT` while a coordinator moves. Raises `GroupHasMembers` and
         `LogError`."""
         deadline = time.monotonic() + COMMIT_REQUEST_TIMEOUT
         offsets = [
@@ -121,4 +124,5 @@ class KafkaOffsets:
         return next((partition.error for partition in partitions if partition.error), None)
 
     async def close(self) -> None:
+        """Stop the threads of the admin client."""
         self._calls.close()

@@ -25,27 +25,29 @@ LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 FIRST_RECORD_TIME: Final = 0
 """A timestamp, for which Kafka returns the first record's offset and timestamp."""
 
-GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
-ANOTHER: Final = GONE | {KafkaError._UNKNOWN_PARTITION}
+NO_TOPIC_ERRORS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+"""Errors that say that a topic doesn't exist."""
+NO_PARTITION_ERRORS: Final = NO_TOPIC_ERRORS | {KafkaError._UNKNOWN_PARTITION}
 """Errors that say that the topic was deleted meanwhile, or created anew with fewer partitions."""
 PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
 
 
 def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[TopicPartition]:
-    """Return the partitions with the offset `offset_spec`: `EARLIEST`, `LATEST` or a timestamp."""
+    """Return the partitions with `offset_spec` (`EARLIEST`, `LATEST` or a timestamp in ms) as their
+    offset: the form in which `list_offsets` takes a question."""
     return [
         TopicPartition(partition.topic, partition.partition, offset_spec)
         for partition in partitions
     ]
 
 
-async def listed(
+async def list_offsets(
     calls: AdminCalls, partitions: list[TopicPartition], *, some: bool = False
 ) -> dict[TopicPartition, Any]:
-    """Return offset and timestamp of the record that each partition's own `offset` asks for, in one
-    request. With `some`, partitions that can't be read now are left out; raises `LogError` if none
-    can."""
+    """Return Kafka's answer for each partition in one request: offset, timestamp and leader epoch
+    of the record that the partition's `offset` asks for (`with_offset`). With `some`, partitions
+    that can't be read now are left out; raises `LogError` if none can."""
     if not partitions:
         return {}
     # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
@@ -54,7 +56,7 @@ async def listed(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
             calls.admin, partitions, answer, request_timeout=timeout
         ),
-        leaving_out=ANOTHER if some else (),
+        leaving_out=NO_PARTITION_ERRORS if some else (),
         some=some,
     )
 
@@ -67,47 +69,48 @@ class KafkaRanges:
         calls: AdminCalls,
         partitions: Callable[[Collection[str]], Awaitable[Mapping[str, Sequence[TopicPartition]]]],
     ) -> None:
-        """`partitions` returns the partitions of the topics that exist."""
+        """`partitions` returns the partitions of those of the given topics that exist."""
         self._calls = calls
         self._partitions = partitions
         self._known: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
+        """Cached partitions by topic, each with the monotonic time when they were read."""
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of the topics, as `LogAdmin.ranges_of_all` says."""
+        """Return the start and end offsets of the topics, by name, with two requests while their
+        partitions are cached. Topics that don't exist and partitions without a leader are left out.
+        Raises `LogError` if nothing can be read."""
         partitions = await self._existing_partitions(topics)
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
         starts, ends = [
-            await listed(self._calls, with_offset(partitions, offset_spec), some=True)
+            await list_offsets(self._calls, with_offset(partitions, offset_spec), some=True)
             for offset_spec in (EARLIEST, LATEST)
         ]
         starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
         for partition in starts.keys() & ends.keys():
             start, end = starts[partition].offset, ends[partition].offset
             if min(start, end) >= 0:  # else its leader has just gone
-                topic_offsets = starts_and_ends.setdefault(partition.topic, ({}, {}))
-                topic_offsets[0][partition.partition], topic_offsets[1][partition.partition] = (
-                    start,
-                    end,
-                )
+                topic_starts, topic_ends = starts_and_ends.setdefault(partition.topic, ({}, {}))
+                topic_starts[partition.partition] = start
+                topic_ends[partition.partition] = end
         for topic in topics:
-            if topic not in starts_and_ends:
+            if topic not in starts_and_ends:  # its cached partitions may be those of a deleted one
                 self._known.pop(topic, None)
         return {topic: Range(*topic_offsets) for topic, topic_offsets in starts_and_ends.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the Unix time of each topic's first record, as `LogAdmin.first_timestamps`
-        says."""
+        """Return the Unix time of each topic's first record, by name, with one request; topics
+        without records are left out. Raises `LogError`."""
         partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
         timestamps: dict[str, float] = {}
-        for partition, record in (await listed(self._calls, partitions, some=True)).items():
+        for partition, record in (await list_offsets(self._calls, partitions, some=True)).items():
             if record.offset >= 0 and record.timestamp >= 0:
                 seconds = record.timestamp / 1000
                 timestamps[partition.topic] = min(timestamps.get(partition.topic, seconds), seconds)
         return timestamps
 
     async def set_config(self, topic: str, config: Mapping[str, str]) -> None:
-        """Set these configs of a topic, as `LogAdmin.set_topic_config` says."""
+        """Change these settings of a topic and no others. Raises `LogError`."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in config.items()

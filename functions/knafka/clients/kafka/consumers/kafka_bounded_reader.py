@@ -69,6 +69,7 @@ class _Partitions(NamedTuple):
     """The partitions of a topic."""
 
     known: list[TopicPartition]
+    """All partitions."""
     led: list[TopicPartition]
     """Partitions that have a leader."""
 
@@ -107,7 +108,8 @@ class BoundedReader:
         return self._opened_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Yield all records of a partition, as `TransactionalLog.read_all`; one call at a time."""
+        """Yield the records of a partition from its start to its present end, in batches; one call
+        at a time. Raises `LogError`."""
         topic_partition = TopicPartition(topic, partition)
         try:
             end = self._ends([topic_partition])[partition]
@@ -141,7 +143,8 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
-        """Return the next records, and the offset below which all were read."""
+        """Return the records from `next_offset` on that have arrived, after waiting a second for
+        the first, and the offset below which all were read then. Raises `LogError`."""
         # consume() alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
@@ -161,7 +164,7 @@ class BoundedReader:
         return records, max(next_offset, records[-1].offset() + 1) if records else next_offset
 
     def ends(self, topic: str) -> Positions:
-        """Return the end offsets of a topic, as `TransactionalLog.ends`."""
+        """Return the end offset of each partition of a topic. Raises `LogError`."""
         return self._ends(self.partitions(topic))
 
     def partitions(self, topic: str) -> list[TopicPartition]:
@@ -188,8 +191,8 @@ class BoundedReader:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists, as `TransactionalLog.ensure_topic`; for an existing
-        topic the right to create topics isn't needed."""
+        """Create a topic unless it exists; for an existing topic the right to create topics isn't
+        needed. Raises `LogError`."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -223,8 +226,8 @@ class BoundedReader:
         return True
 
     def committed(self, topic: str, timeout: float) -> Positions:
-        """Return the group's committed offsets, as `TransactionalLog.committed`. Raises `LogError`
-        after `timeout` seconds."""
+        """Return the offset that the group has committed, of each partition with a commit. Raises
+        `LogError` after `timeout` seconds."""
         # librdkafka's admin client may crash the process at this request (`kafka_groups`).
         topic_partitions = committed_of(self._consumer, self.partitions(topic), timeout)
         return {
@@ -234,7 +237,8 @@ class BoundedReader:
         }
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """Return the end offsets that can be read now, as `TransactionalLog.reachable_ends`."""
+        """Return the end offset of each partition of a topic; None: it can't be read now. Raises
+        `LogError`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -264,7 +268,8 @@ class BoundedReader:
         return partitions
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """Return the group's commits as they are now, as `TransactionalLog.committed_now`."""
+        """Return the group's commits by partition, without those of transactions under way, for
+        which `committed` waits. Raises `LogError`."""
         if self._opened_uncommitted_consumer is None:
             # A consumer that reads only committed records would wait for transactions under way.
             group_settings = {"isolation.level": "read_uncommitted", "group.id": self._group}

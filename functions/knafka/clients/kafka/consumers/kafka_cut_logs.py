@@ -45,9 +45,10 @@ _CUT: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+
 
 
 def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None:
-    """Assign partitions, not paused; those whose start has a leader epoch are read only once Kafka
-    has said that this epoch reaches up to the start. Else a poll returns an error of
-    `LOST_OFFSET_ERRORS`. Raises `LogError` if that can't be arranged."""
+    """Assign partitions, and start to read each at its position in `starts`. If the position has a
+    leader epoch, librdkafka first asks Kafka where that epoch ends; if it ends below the position,
+    the log was cut, and a poll returns an error of `LOST_OFFSET_ERRORS` instead of records. Raises
+    `LogError` if a partition can't be assigned so."""
     places = [TopicPartition(start.topic, start.partition) for start in starts]
     checked = [start for start in starts if start.offset > 0 and epoch_of(start) != NO_EPOCH]
     try:
@@ -83,24 +84,24 @@ def _seek(consumer: Consumer, start: TopicPartition) -> None:
 
 
 def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
-    """Return up to where, and to which leader epoch, the log of a partition is still the one that
-    was read, from the message with an error of `LOST_OFFSET_ERRORS`. None: that isn't known, or no
-    leader was elected since, so that nothing was cut and the topic was created anew. May block for
+    """Return where a partition's log was cut: below this offset, with its leader epoch, it is still
+    the log that was read. `message` has an error of `LOST_OFFSET_ERRORS`. None: that isn't known,
+    or no leader was elected since, so the topic was created anew instead. May block for
     `EPOCH_TIMEOUT` seconds."""
     topic, number, error = message.topic(), message.partition(), message.error()
     if topic is None or number is None or error is None:
         return None
-    if (found := _CUT.search(error.str())) is None:
+    if (place := _CUT.search(error.str())) is None:
         return None
-    cut = TopicPartition(topic, number, int(found[1]), "", int(found[2]))
-    end = end_epochs(consumer, [cut], EPOCH_TIMEOUT).get((topic, number), NO_EPOCH)
-    return cut if end > epoch_of(cut) else None
+    cut = TopicPartition(topic, number, int(place[1]), "", int(place[2]))
+    end_epoch = end_epochs(consumer, [cut], EPOCH_TIMEOUT).get((topic, number), NO_EPOCH)
+    return cut if end_epoch > epoch_of(cut) else None
 
 
 def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:
-    """Return where to read a partition again that has lost its end, or was created anew: where it
-    was cut, or earlier if only what lies below `settled` needs no delivery any more; its start, if
-    one of them is unknown. May block as `cut_of`."""
+    """Return where to read a partition again whose log was cut or created anew: at the cut, or at
+    `settled`, the offset below which all records are settled, if that is lower; at the start of the
+    log if the cut or `settled` is unknown. `message` is that of `cut_of`. May block as `cut_of`."""
     cut = None if settled is None else cut_of(consumer, message)
     if cut is None or settled is None:
         return TopicPartition(str(message.topic()), int(message.partition() or 0), OFFSET_BEGINNING)

@@ -82,6 +82,7 @@ class _UnknownProtocolFilter(logging.Filter):
     `fall_back_to_classic` handles that."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to keep a line of librdkafka's log."""
         return "ConsumerGroupHeartbeat fatal error" not in record.getMessage()
 
 
@@ -109,6 +110,7 @@ class GroupConsumer(ABC):
         self._callbacks = callbacks or {}
         self.protocol = protocol
         self.joined = False
+        """Whether the group has assigned partitions to this consumer, if only none."""
         self._errors = ConnectionErrors()
         self._liveness = Liveness(connection, self._topics[0])
         self._opened_at = time.monotonic()
@@ -117,7 +119,7 @@ class GroupConsumer(ABC):
         self._subscribe()
 
     def _open(self) -> Consumer:
-        """Open the consumer."""
+        """Open a consumer of the group, not subscribed yet. Raises `LogError`."""
         return open_client(
             Consumer,
             {
@@ -132,7 +134,7 @@ class GroupConsumer(ABC):
         )
 
     def _subscribe(self) -> None:
-        """Subscribe to the topics."""
+        """Subscribe to the topics, which joins the group, or sends a heartbeat of a member."""
         self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
         self.consumer.subscribe(
             self._topics,
@@ -146,14 +148,19 @@ class GroupConsumer(ABC):
         log_error(error)
         self._errors.record(error)
 
-    @abstractmethod
-    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+    # Callbacks of the group, which librdkafka calls within a poll
 
     @abstractmethod
-    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Take over newly assigned partitions, maybe none: from now on this is a member."""
 
     @abstractmethod
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None: ...
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Finish with partitions that go to another member; until then it has to wait."""
+
+    @abstractmethod
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Forget partitions that belong to another member already."""
 
     def send_due_heartbeat(self) -> None:
         """Send a heartbeat if one is due; only the consumer protocol needs it."""
@@ -233,7 +240,8 @@ def start_position_of(committed: TopicPartition) -> TopicPartition:
 
 
 def assign_paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-    """Accept the assigned partitions but pause them, so that nothing is read."""
+    """Accept the assigned partitions, as a member has to, but pause them, so that nothing is
+    read."""
     consumer.incremental_assign(
         [
             TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)

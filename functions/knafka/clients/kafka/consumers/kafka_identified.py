@@ -1,5 +1,5 @@
-"""A reader of a topic that must be read anew once it was deleted and created again, as are contract
-topics: what the old topic held counts no more.
+"""A reader that fails when its topic was deleted and created again, as the state that was read from
+the old topic, such as a contract, is void then.
 
 How it notices: `kafka_replaced_topics`.
 """
@@ -16,4 +16,5 @@ class KafkaIdentifiedReader(KafkaPositionedReader):
     by another one of the name; it must be closed then."""
 
     def _react_to_replacement(self) -> dict[int, Position]:
+        """Raise `LogError`, where the base class reads the new topic from its start."""
         raise LogError(f"the topic {self._topic} was deleted and created again")

@@ -31,8 +31,8 @@ class KafkaMember(KafkaReader):
         await self.read(1, timeout)
 
     async def confirm(self, positions: Positions) -> bool:
-        """Commit these positions for the process's own group; returns whether Kafka accepts
-        them."""
+        """Commit these offsets, by partition, for the process's own group. Returns whether Kafka
+        accepts them, which it does only while this process is a member."""
         commits = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         answer: bool = await self._thread.call(partial(self._membership.confirm, commits))
         return answer

@@ -109,10 +109,9 @@ class Membership(GroupConsumer):
     # While the consumer is a member
 
     def restart_partition(self, number: int, message: Message | None = None) -> int | None:
-        """Read a partition again whose log no longer has the offset to be read next, as `message`
-        says, from where the log was cut, or from its start; without a message from its start.
-        Returns that offset, negative for the start; None if the partition isn't owned. Calls the
-        `Assignment` for a lost partition, then for a new one."""
+        """Read a partition again from its start; or, if the error in `message` says that its log
+        was cut, from the cut. Returns that offset, negative for the start; None if the partition
+        isn't owned. Tells `Assignment` that it was lost, and assigned without a commit."""
         if number not in self.owned:
             return None
         if message is None:
@@ -135,12 +134,12 @@ class Membership(GroupConsumer):
 
     def restart_topic(self, topic: str) -> None:
         """Read the owned partitions of a topic again from their start, as it is another topic."""
-        for number in [each for each in self.owned if self._numbering.topic(each) == topic]:
+        for number in [number for number in self.owned if self._numbering.topic(number) == topic]:
             self.restart_partition(number)
 
     def restart_assigned(self, topics: Collection[str]) -> Collection[int]:
-        """Read those partitions of replaced topics from their start that were assigned since
-        `restart_topic`; returns their numbers."""
+        """Read the partitions of these replaced topics that were assigned since `restart_topic`
+        from their start; returns their numbers."""
         assigned = self.owned.keys() - self._owned_anew
         numbers = [number for number in assigned if self._numbering.topic(number) in topics]
         for number in numbers:
@@ -154,8 +153,8 @@ class Membership(GroupConsumer):
         self._assignment.on_assigned({number: None})
 
     def rejoin_if_stalled(self) -> None:
-        """Join the group again with a new consumer if a new one hears of partitions of which this
-        one hears nothing; to be called only when no record waits in the consumer's queue."""
+        """Join the group again with a new consumer if this one has stalled in a partition
+        (`kafka_stalled_partitions`); to be called only when its queue holds no record."""
         stalled = self.stalled.find(self.consumer)
         if not stalled:
             return
@@ -189,8 +188,8 @@ class Membership(GroupConsumer):
         return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
-        """Make the commits of partitions that are still owned, without waiting for Kafka;
-        `known_restarts` had its value when they were requested."""
+        """Make the commits of partitions that are still owned, without waiting for Kafka.
+        `known_restarts` is the attribute's value at the moment when they were requested."""
         if self._restarts:
             commits = {
                 number: commit
@@ -200,8 +199,8 @@ class Membership(GroupConsumer):
         self._commits.commit(self.consumer, commits, self.owned)
 
     def _was_restarted(self, number: int, known_restarts: Mapping[int, int]) -> bool:
-        """Whether a commit is of the log that a partition had before it was restarted, and would
-        hide the new log's first records."""
+        """Whether a partition was restarted since a commit was requested: the commit is of the
+        former log, and would hide records of the new one."""
         return self._restarts.get(number, 0) != known_restarts.get(number, 0)
 
     def repeat_commit(self) -> None:
@@ -242,8 +241,8 @@ class Membership(GroupConsumer):
     # Leaving
 
     def finish(self, timeout: float) -> None:
-        """Stop reading, and request `last_commits`, which will be known within `timeout`
-        seconds."""
+        """Stop reading, and request the last commits from `Assignment`: the future `last_commits`
+        is done within `timeout` seconds."""
         self._is_finishing = True
         self._finishing, self.owned = self.owned, {}
         numbers = sorted(self._finishing)
@@ -302,7 +301,7 @@ class Membership(GroupConsumer):
     # Callbacks of the group, within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Start to read newly assigned partitions."""
+        """Start to read newly assigned partitions at the group's commits, and tell `Assignment`."""
         self.joined = True
         if self._is_finishing:
             assign_paused(consumer, partitions)
@@ -345,7 +344,7 @@ class Membership(GroupConsumer):
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Make the last commits of revoked partitions."""
+        """Wait for `Assignment` to finish with revoked partitions, and make their last commits."""
         finishing = set(map(self.number_of, partitions)) & self._finishing.keys()
         numbers = self._forget_owned(partitions)
         try:
@@ -360,7 +359,8 @@ class Membership(GroupConsumer):
             consumer.incremental_unassign(partitions)
 
     def _last_commits_of(self, numbers: Sequence[int], finishing: Collection[int]) -> Commits:
-        """Return the last commits of revoked partitions, once their attempts have finished."""
+        """Return the last commits of revoked partitions once their attempts have finished; for the
+        partitions `finishing`, `finish` has requested them already."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
             revoked: Any = self._assignment.on_revoked(numbers)

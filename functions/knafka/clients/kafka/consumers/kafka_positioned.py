@@ -61,35 +61,48 @@ class KafkaPositionedReader:
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
+        """Partitions whose end the last read has reached, with the offset of the end."""
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
+        """Leader epochs that begin in the records of the last read, by partition."""
         self.restarted: Mapping[int, Position] = {}
+        """Partitions that the last read began anew, with the position up to which their log is the
+        one that was read before."""
         self._replaced = ReplacedTopics(connection, [topic])
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
         self._begun: set[int] = set()
+        """Partitions that are being read."""
         self._epochs: dict[int, int] = {}
+        """Leader epoch of the last record of each partition."""
         self._failure: LogError | None = None
+        """The error that the next read raises."""
         self._liveness = Liveness(connection, topic)
         self._stalled = StalledPartitions(connection)
 
     def _open(self) -> Consumer:
-        """Open the consumer."""
+        """Open and return a consumer without partitions, in a group of its own. Raises
+        `LogError`."""
         group = f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         return open_client(
             Consumer, {"logger": _librdkafka, **READING, **self._connection, "group.id": group}
         )
 
     def begin(self, positions: Mapping[int, Position]) -> None:
+        """Start to read partitions at these positions; if that fails, the next read raises the
+        error."""
         self._thread.call(partial(self._begin, dict(positions)))
 
     def drop(self, partitions: Collection[int]) -> None:
+        """Stop reading these partitions."""
         self._thread.call(partial(self._drop, set(partitions)))
 
     def pause(self, partitions: Collection[int]) -> None:
+        """Read no records of these partitions until `resume`."""
         self._thread.call(partial(self._set_paused, set(partitions), paused=True))
 
     def resume(self, partitions: Collection[int]) -> None:
+        """Read records of these partitions again."""
         self._thread.call(partial(self._set_paused, set(partitions), paused=False))
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
@@ -159,7 +172,8 @@ class KafkaPositionedReader:
             return self._read_messages(limit, timeout)
 
     def _read_messages(self, limit: int, timeout: float) -> _PositionedRead:
-        """Read as `_read`; raises `KafkaException`, too."""
+        """Poll messages once and sort them into records, ends and restarted partitions. Raises
+        `LogError` and `KafkaException`."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -203,15 +217,16 @@ class KafkaPositionedReader:
         return _PositionedRead(records, ends, restarted, new_epochs)
 
     def _react_to_replacement(self) -> dict[int, Position]:
-        """Read all partitions from their start, as the topic was deleted and created again; returns
-        them as `restarted`."""
+        """Read all partitions from their start, as the topic was deleted and created again. Returns
+        their entries of `restarted`."""
         log.warning("%s was deleted and created again: it is read from its start", self._topic)
         for number in self._begun:
             self._restart(number)
         return dict.fromkeys(self._begun, Position(BEGINNING))
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
-        """Poll up to `limit` messages, noting ends in `ends`."""
+        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Ends of
+        partitions that come before it are noted in `ends` instead."""
         # As in `kafka_reader`, consume() alone would wait for the whole batch; an end alone doesn't
         # end the read.
         deadline = time.monotonic() + timeout
@@ -228,8 +243,8 @@ class KafkaPositionedReader:
         )
 
     def _replace_if_stalled(self) -> None:
-        """Replace the consumer if it hears nothing of partitions of which a new consumer does; the
-        new one finds out whether their logs were replaced."""
+        """Replace the consumer if it has stalled in a partition (`kafka_stalled_partitions`). The
+        new one continues at the same positions, and finds out whether their logs were replaced."""
         if not (stalled := self._stalled.find(self._consumer)):
             return
         log.warning(
@@ -251,8 +266,8 @@ class KafkaPositionedReader:
         self._stalled.pause(paused)
 
     def _restart_partition(self, message: Message, number: int) -> Position:
-        """Read a partition from its start, as its log has no such offset; returns the position up
-        to which the log is the one that was read."""
+        """Read a partition from its start, as its log no longer has the next offset, which
+        `message` reports. Returns the position up to which the log is the one that was read."""
         cut = cut_of(self._consumer, message)
         log.warning(
             "partition %d of %s is another log than before, and is read again: %s",
@@ -275,7 +290,7 @@ class KafkaPositionedReader:
 
 
 class _PositionedRead(NamedTuple):
-    """What one read has found; see `PositionedReader`."""
+    """The result of one read on the thread; fields as the attributes of `KafkaPositionedReader`."""
 
     records: list[Record]
     ends: dict[int, int]
@@ -292,13 +307,16 @@ def _epoch_of(message: Message) -> int:
 def _epoch_starts(
     records: Sequence[Record], number: int, epoch: int | None
 ) -> Sequence[EpochStart]:
-    """Return the leader epochs that begin in a partition's records, of which the one before has
-    `epoch`."""
+    """Return the leader epochs that begin in those of the records that belong to the partition
+    `number`; the record before them has `epoch`, None: it isn't known."""
     starts: list[EpochStart] = []
     for record in records:
-        if record.partition() == number and (found := _epoch_of(cast(Message, record))) != epoch:
-            starts.append(EpochStart(record.offset(), found))
-            epoch = found
+        if record.partition() != number:
+            continue
+        record_epoch = _epoch_of(cast(Message, record))
+        if record_epoch != epoch:
+            starts.append(EpochStart(record.offset(), record_epoch))
+            epoch = record_epoch
     return starts
 
 

@@ -51,6 +51,7 @@ class KafkaReader:
     """
 
     pause_is_free: Final = False
+    """A pause discards the records that were prefetched."""
 
     def __init__(
         self,
@@ -64,13 +65,14 @@ class KafkaReader:
         may_repeat: bool = True,
     ) -> None:
         """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
-        group without reading. `may_repeat` False: return no record again that was read before a
-        topic was replaced, and a commit's metadata even if a leader was elected since, though the
-        records that they describe may be gone. Raises `LogError`."""
+        group without reading. `may_repeat` False, for delivery at most once: a replaced topic is
+        not read again from its start, and a commit's metadata counts even if a leader was elected
+        since, though the records that it describes may be gone. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
+        """Partitions whose end the last read has reached, with the offset where each continues."""
         # Used only on the thread:
         member_arguments = connection, group, self._numbering, assignment, protocol, reads
         self._membership = Membership(*member_arguments, trusts_metadata=not may_repeat)
@@ -105,7 +107,8 @@ class KafkaReader:
             return self._read_messages(limit, timeout)
 
     def _read_messages(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
-        """Read as `_read`; raises `KafkaException`, too."""
+        """Poll messages once, and react to restarts, errors and rebalances; returns records and
+        ends. Raises `LogError` and `KafkaException`."""
         membership = self._membership
         membership.send_due_heartbeat()
         membership.repeat_commit()
@@ -177,8 +180,8 @@ class KafkaReader:
             self._failure = name_missing_right(log_error_of(error), topic=topic, group=group)
 
     def _restart_partition(self, message: Message) -> int:
-        """Read a partition from where its log was cut, or from its start, as it has no such offset;
-        returns its number."""
+        """Read a partition from where its log was cut, or from its start, as the log no longer has
+        the next offset, which `message` reports; returns the partition's number."""
         number = self.number_of(cast(Record, message))
         offset = self._membership.restart_partition(number, message)
         if offset is not None:
@@ -192,7 +195,8 @@ class KafkaReader:
         return number
 
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
-        """Poll up to `limit` messages, noting ends."""
+        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Ends of
+        partitions that come before it are noted instead."""
         # consume() alone would wait for the whole batch, but a read should return once there is a
         # record. A partition's end alone doesn't end a read, as it is reported again after each
         # record that comes alone.
@@ -218,9 +222,12 @@ class KafkaReader:
         return True
 
     def pause(self, partitions: Sequence[int]) -> None:
+        """Read no records of these partitions until `resume`; if that fails, the next read raises
+        the error."""
         self._thread.call(partial(self._pause_or_resume, Membership.pause, partitions))
 
     def resume(self, partitions: Sequence[int]) -> None:
+        """Read records of these partitions again; if that fails, the next read raises the error."""
         self._thread.call(partial(self._pause_or_resume, Membership.resume, partitions))
 
     def _pause_or_resume(
@@ -228,8 +235,8 @@ class KafkaReader:
         change: Callable[[Membership, Iterable[int]], None],
         partitions: Sequence[int],
     ) -> None:
-        """Pause or resume those of the partitions that this member owns, on the consumer's
-        thread."""
+        """Call `change` (`Membership.pause` or `resume`) with those of the partitions that this
+        member owns, on the consumer's thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
@@ -243,6 +250,8 @@ class KafkaReader:
         self._thread.call(partial(membership.commit, commits, membership.known_restarts))
 
     async def commit_now(self, commits: Commits) -> None:
+        """Commit these offsets and return when Kafka has confirmed all. Raises `LogError`, also if
+        a partition isn't owned."""
         membership = self._membership
         await self._thread.call(partial(membership.commit_now, commits, membership.known_restarts))
 

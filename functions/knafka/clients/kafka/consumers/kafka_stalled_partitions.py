@@ -5,7 +5,7 @@ again, the new one's epochs begin at 0, and librdkafka asks with the old one for
 error (confluentinc/librdkafka#4898, in 2.16.0). Even a new assignment doesn't help, only a new
 consumer does. A position that stands still proves nothing: the partition may have no new record, or
 one of an open transaction. So a partition counts as stalled only if a new consumer, begun at
-the same position, hears something of it.
+the same position, gets something of it.
 
 Not here: replacing the consumer (`kafka_membership`, `kafka_positioned`).
 """
@@ -49,7 +49,7 @@ partition without a leader."""
 STALL_REQUEST_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to say where partitions end; it takes milliseconds."""
 NEW_CONSUMER_TIMEOUT: Final = 3.0
-"""Seconds in which a new consumer must hear of a partition that counts as stalled."""
+"""Seconds in which a new consumer must get something of a partition that counts as stalled."""
 PROBE_GROUP_PREFIX: Final = "knafka-stall-probe"
 """Prefix of the group id that librdkafka requires; Kafka never sees it."""
 
@@ -114,7 +114,8 @@ class StalledPartitions:
             self._ends[topic, number] = offset
 
     def positions(self, consumer: Consumer) -> list[TopicPartition]:
-        """Return where the consumer goes on in each partition, paused ones too."""
+        """Return the position at which the consumer continues in each partition, also in paused
+        ones."""
         starts = list(self._starts.values())
         return [
             start if position.offset < 0 else position
@@ -155,12 +156,14 @@ class StalledPartitions:
         return []
 
     def _look_less_often(self) -> None:
-        """Double the interval of looks, which blocked in vain and so delayed other partitions."""
+        """Double the interval of looks: the last one blocked, found nothing, and delayed the
+        reading of all partitions."""
         self._interval = min(2 * self._interval, MAX_STALL_CHECK_INTERVAL)
         self._check_at = time.monotonic() + self._interval
 
     def _positions_without_news(self, consumer: Consumer) -> dict[_Key, TopicPartition]:
-        """Return the positions of partitions of which nothing was heard since the last look."""
+        """Return the positions of the partitions that gave the consumer neither a record nor
+        another end since the last look."""
         watched = [start for key, start in self._starts.items() if key not in self._paused]
         unmoved: dict[_Key, TopicPartition] = {}
         for start, position in zip(watched, _positions(consumer, watched), strict=True):
@@ -174,8 +177,9 @@ class StalledPartitions:
     def _with_another_end(
         self, consumer: Consumer, positions: Mapping[_Key, TopicPartition]
     ) -> dict[_Key, TopicPartition]:
-        """Return those of these positions that aren't at their partition's end, or whose end can't
-        be had."""
+        """Return those of these positions from which more should have been read: the partition's
+        end, as Kafka says it, or its leader epoch, is another one than the consumer knows, or Kafka
+        doesn't say it."""
         end_queries = [TopicPartition(*key, OFFSET_END) for key in positions]
         answers = consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT)
         return {
@@ -187,15 +191,15 @@ class StalledPartitions:
         }
 
     def _known_end(self, key: _Key, position: TopicPartition) -> int:
-        """Return the end as far as the consumer knows; it may be behind the position, as markers of
-        transactions are no records. Negative if nothing was heard."""
+        """Return the partition's end as far as the consumer knows. It may be higher than the
+        position, as markers of transactions are no records. Negative if nothing was heard."""
         return max(position.offset, self._ends.get(key, position.offset))
 
     def _heard_by_new_consumer(
         self, positions: Mapping[_Key, TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the partitions of which a new consumer, begun at these positions, hears what the
-        watched one doesn't."""
+        """Return the partitions of which a new consumer, begun at these positions, gets a record,
+        an end or an error that the watched consumer didn't get."""
         group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         configuration = {**READING, **self._connection, "group.id": group, "log_level": 0}
         heard: set[_Key] = set()
@@ -229,7 +233,7 @@ def names_of(partitions: Iterable[TopicPartition]) -> str:
 
 
 def _key(partition: TopicPartition) -> _Key:
-    """Return what identifies a partition."""
+    """Return topic and number of a partition."""
     return partition.topic, partition.partition
 
 

@@ -34,7 +34,7 @@ commits."""
 TAIL_REQUEST_TIMEOUT: Final = 10.0
 """Seconds for each request, and without progress while records are fetched."""
 
-POLL: Final = 0.1
+TAIL_POLL_TIMEOUT: Final = 0.1
 """Seconds of one poll, after which `TAIL_REQUEST_TIMEOUT` is checked."""
 
 _READING: Final[Mapping[str, Any]] = {
@@ -65,10 +65,12 @@ class KafkaTail:
         """The next offset to read, by partition."""
 
     def begin(self, since: int) -> None:
+        """Continue at the topic's first record since a time (milliseconds since the Unix epoch)."""
         self._call(partial(self._begin, since))
 
     async def read_on(self, limit: int) -> Sequence[Record]:
-        """Return the next records, `limit` at most. Raises `LogError`."""
+        """Return the next records, `limit` at most; none once all records that the topic had at the
+        call are read. Raises `LogError`."""
         records: Sequence[Record] = await self._call(partial(self._read_on, limit))
         return records
 
@@ -116,7 +118,8 @@ class KafkaTail:
         return self._opened
 
     def _ends(self) -> dict[int, int]:
-        """Return the current end of each partition, after giving new ones a position."""
+        """Return the current end of each partition, after setting the position of partitions that
+        have none; empty if the topic doesn't exist. Raises `LogError` and `KafkaException`."""
         consumer = self._consumer
         described = consumer.list_topics(self._topic, timeout=TAIL_REQUEST_TIMEOUT).topics[
             self._topic
@@ -137,22 +140,20 @@ class KafkaTail:
             start_times = [
                 TopicPartition(self._topic, number, self._since) for number in new_partitions
             ]
-            for found_offset in consumer.offsets_for_times(
-                start_times, timeout=TAIL_REQUEST_TIMEOUT
-            ):
-                if found_offset.error is not None:
-                    raise log_error_of(found_offset.error)
+            for start in consumer.offsets_for_times(start_times, timeout=TAIL_REQUEST_TIMEOUT):
+                if start.error is not None:
+                    raise log_error_of(start.error)
                 # Without a record since then, reading starts at the end.
-                end = bounds[found_offset.partition][1]
-                self._next[found_offset.partition] = (
-                    found_offset.offset if found_offset.offset >= 0 else end
-                )
-        for number, (start, _) in bounds.items():
-            self._next[number] = max(self._next[number], start)
+                end = bounds[start.partition][1]
+                self._next[start.partition] = start.offset if start.offset >= 0 else end
+        for number, (first_offset, _) in bounds.items():
+            self._next[number] = max(self._next[number], first_offset)
         return {number: end for number, (_, end) in bounds.items()}
 
     def _fetch(self, ends: Mapping[int, int], behind: set[int], limit: int) -> list[Record]:
-        """Return the next records of partitions that aren't read to their ends; none if all are."""
+        """Return up to `limit` next records of the partitions `behind`, which are not read to their
+        `ends`; none if these ends are reached without a record. Raises `LogError` without an answer
+        for `TAIL_REQUEST_TIMEOUT`."""
         consumer = self._consumer
         records: list[Record] = []
         consumer.assign(
@@ -164,7 +165,7 @@ class KafkaTail:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
                 # consume() alone would wait for `limit` records.
-                first_message = consumer.poll(POLL)
+                first_message = consumer.poll(TAIL_POLL_TIMEOUT)
                 if first_message is None:
                     continue
                 for message in (

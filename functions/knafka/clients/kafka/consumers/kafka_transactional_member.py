@@ -59,7 +59,7 @@ CONSUMER_SETTINGS: Final = {
 
 _METADATA: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
-"""The start of librdkafka's description of a member; its group and its id follow."""
+"""librdkafka's description of a member: this prefix, its generation, then group and member id."""
 
 
 class TransactionalMember(GroupConsumer):
@@ -83,6 +83,7 @@ class TransactionalMember(GroupConsumer):
         """librdkafka's description of the membership under which records were read; None: it was no
         member."""
         self.reached: dict[Partition, int] = {}
+        """Ends that were reached and that the caller has not taken yet, by owned partition."""
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
         """Leader epoch of each offset that was committed at the assignment, or of later records."""
@@ -98,7 +99,9 @@ class TransactionalMember(GroupConsumer):
         self._raised: BaseException | None = None
         """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
+        """The error of a message in the current read, which raises it."""
         self._refusal: LogError | None = None
+        """The error that every read raises from now on."""
         self._stalled = StalledPartitions(connection)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
 
@@ -137,8 +140,8 @@ class TransactionalMember(GroupConsumer):
         return records
 
     def _check_stalled(self) -> None:
-        """Raise `LogError` if a new consumer hears of partitions of which this one hears nothing:
-        this log has to be opened anew."""
+        """Raise `LogError` if the consumer has stalled in a partition (`kafka_stalled_partitions`):
+        its owner has to open another log."""
         if stalled := self._stalled.find(self.consumer):
             self._refusal = LogError(
                 f"the consumer stands still in {names_of(stalled)}: a new one goes on"
@@ -208,7 +211,7 @@ class TransactionalMember(GroupConsumer):
         self.consumer.incremental_assign([restart])
         self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
         self._stalled.begin([restart])
-        # `Claims` hears of no commit: that of the group is of records that are gone.
+        # Assigned without a commit: the group's commit is of records that are gone.
         self.owned[place] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
         self._epochs[place] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {place: None})
@@ -273,7 +276,8 @@ class TransactionalMember(GroupConsumer):
                 self._epochs[place] = epoch
 
     def go_back(self) -> None:
-        """Read the records again that were returned since the last commit."""
+        """Read the records again that were returned since the last commit, as their transaction was
+        aborted or they could not be returned."""
         self._to_reread |= self._returned_since_commit & self.owned.keys()
         self._returned_since_commit.clear()
         self._seek_back()
@@ -375,7 +379,8 @@ def _place_of(record: Message | Record) -> Partition:
 
 
 def _identity_of(consumer: Consumer) -> Any:
-    """Return the membership under which a consumer may commit; None while it has none."""
+    """Return librdkafka's description of the membership under which a consumer may commit; None
+    while it is no member. Raises `LogError` if the description has another format."""
     description = consumer.consumer_group_metadata()
     if not description.startswith(_METADATA):
         raise LogError("this librdkafka describes a member in an unknown way")

@@ -85,14 +85,14 @@ def read_last_with_key(
     try:
         for number, (low, high) in _read_bounds(consumer, topic, timeout).items():
             end, size = high, 1
-            found = None
-            while end > low and found is None:
+            last: Message | None = None
+            while end > low and last is None:
                 start = max(low, end - size)
                 block = TopicPartition(topic, number, start)
-                found = _last_in_block(consumer, block, end, key, timeout)
+                last = _last_in_block(consumer, block, end, key, timeout)
                 end, size = start, size * BLOCK_GROWTH
-            if found is not None and (newest is None or _time_of(newest) <= _time_of(found)):
-                newest = found
+            if last is not None and (newest is None or _time_of(newest) <= _time_of(last)):
+                newest = last
     finally:
         consumer.close()
     return cast("Record | None", newest)
@@ -101,10 +101,10 @@ def read_last_with_key(
 def _last_in_block(
     consumer: Consumer, start: TopicPartition, end: int, key: bytes, timeout: float
 ) -> Message | None:
-    """Return the last record with this key from an offset on and before another. Raises
-    `LogError`."""
+    """Return the last record with this key from the position `start` on and before the offset
+    `end`; None: there is none. Raises `LogError`, also without an answer for `timeout` seconds."""
     consumer.assign([start])
-    found = None
+    last = None
     while True:
         message = consumer.poll(timeout)
         if message is None:
@@ -113,17 +113,17 @@ def _last_in_block(
         if error is None:
             offset = cast(int, message.offset())
             if offset < end and message.key() == key:
-                found = message
+                last = message
             if offset >= end - 1:
-                return found
+                return last
         elif error.code() == KafkaError._PARTITION_EOF:
-            return found
+            return last
         elif not error.retriable():
             raise log_error_of(error)
 
 
 def _time_of(record: Message) -> int:
-    """Return when a record was written, in milliseconds."""
+    """Return a record's timestamp, in milliseconds since the Unix epoch."""
     return record.timestamp()[1]
 
 
@@ -143,7 +143,8 @@ def _open_consumer(connection: Connection) -> Consumer:
 
 
 def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int, tuple[int, int]]:
-    """Return the first offset of each partition, and the next one. Raises `LogError`."""
+    """Return the first offset of each partition, and the one after its last record. Raises
+    `LogError`."""
     metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
     if metadata.error is not None:
         raise log_error_of(metadata.error)

@@ -22,6 +22,7 @@ class KeysInFlight(Generic[Producer]):
 
     def __init__(self) -> None:
         self.producer_of: dict[bytes, Producer] = {}
+        """The producer of each key that has a record in flight."""
         self._more_records: dict[bytes, int] = {}
         """Number of a key's records in flight besides the first; most keys have none, and no
         entry."""
@@ -44,10 +45,11 @@ class KeysInFlight(Generic[Producer]):
             self._more_records[key] = more_records - 1
 
     def __len__(self) -> int:
+        """Number of entries; 0 once no record with a key is in flight."""
         return len(self.producer_of) + len(self._more_records)
 
 
-class Together:
+class RecordGroup:
     """Records that were appended together and get one report, after the last one's result."""
 
     __slots__ = ("_error", "_overtaken", "_refused_keys", "_report", "left")
@@ -76,7 +78,8 @@ class Together:
             self._overtaken = True
 
     def settle(self, error: LogError | None, records: int = 1) -> None:
-        """Note the result of `records` of the records, and report after the last."""
+        """Note that `records` more records of the group have the result `error` (None: stored);
+        report once all have one."""
         self._error = self._error or error
         self.left -= records
         if not self.left:

@@ -30,7 +30,7 @@ ANY_PARTITION: Final = -1
 """librdkafka's value that makes the partitioner choose a partition."""
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 BUFFER_RECORDS: Final = 50_000
-"""Records that a producer buffers at most, so that its memory stays bounded while Kafka is away."""
+"""Bytes and records that a producer buffers at most: its memory is bounded while Kafka is away."""
 
 
 class ReplaceableProducer:
@@ -56,7 +56,7 @@ class ReplaceableProducer:
         """Why no record can be sent, nor another producer opened; None: records can be sent."""
 
     def _open(self) -> Producer:
-        """Open the producer."""
+        """Open and return a producer. Raises `LogError`."""
         return open_client(
             Producer,
             {

@@ -60,8 +60,8 @@ class TimedOutTopics:
             self._task = asyncio.create_task(self._replace_if_recreated())
 
     async def _replace_if_recreated(self) -> None:
-        """Ask Kafka for the ids of the topics whose records timed out. Replace the producers if for
-        one of these ids they were replaced fewer than `MAX_REPLACEMENTS` times."""
+        """Ask Kafka for the ids of the topics whose records timed out. Replace the producers, but
+        not more than `MAX_REPLACEMENTS` times for the same topic's id."""
         await asyncio.sleep(max(DESCRIBE_DELAY, self._next_replacement_at - time.monotonic()))
         timed_out, self._timed_out = self._timed_out, set()
         # If Kafka doesn't answer, the next record that times out starts another attempt.
@@ -87,7 +87,8 @@ class TimedOutTopics:
                     raise
 
     def _count_replacement_if_allowed(self, topic: str, topic_id: str) -> bool:
-        """Count a replacement for a topic; returns False if there were enough for its id."""
+        """Count a replacement of the producers because of a topic with this id, and return True;
+        return False if there were `MAX_REPLACEMENTS` already."""
         known_id, count = self._replacements.get(topic, (topic_id, 0))
         count = count + 1 if known_id == topic_id else 1
         if count > MAX_REPLACEMENTS:

@@ -68,13 +68,18 @@ class TransactionalProducer:
         self._transactional_id = transactional_id
         self._errors = ConnectionErrors()
         self._is_batching = True
+        """Whether records are sent in batches; False once a topic has refused a batch."""
         self._fenced = False
+        """Whether the present producer has taken over the transactional id."""
         self._fencing_began_at = 0.0
+        """Monotonic time of the first call of `fence` that didn't succeed; 0: the last one did."""
         self._failed: list[_UnstoredRecord] = []
+        """Records of the present transaction that were not stored."""
         self._producer = self._open()
 
     def _open(self) -> Producer:
-        """Open the producer."""
+        """Open and return a producer, which sends records one by one if a batch was too large.
+        Raises `LogError`."""
         batching = {} if self._is_batching else {"batch.size": 1}
         return open_client(
             Producer,
@@ -144,7 +149,8 @@ class TransactionalProducer:
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
         """Store these records and offsets in one transaction, as `member` of the group
-        (`Consumer.consumer_group_metadata`). Raises as `TransactionalLog.commit`."""
+        (`Consumer.consumer_group_metadata`). Raises `TransactionAborted` if nothing was stored
+        (`RecordTooLarge` because of one record), else `LogError`."""
         self._failed.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
@@ -173,7 +179,8 @@ class TransactionalProducer:
             ) from error
 
     def _produce(self, output: Output, deadline: float) -> None:
-        """Queue a record, waiting for room until `deadline`."""
+        """Queue a record, waiting for room in the buffer until `deadline` (monotonic time). Raises
+        `KafkaException`."""
         while True:
             try:
                 self._producer.produce(
@@ -195,7 +202,8 @@ class TransactionalProducer:
                 return
 
     def _flush(self, deadline: float) -> None:
-        """Wait until all records are stored, at most until `deadline`."""
+        """Wait until all records are stored, at most until `deadline`. Raises `KafkaException`, at
+        once if a record could not be stored."""
         while self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic()))):
             if self._failed or time.monotonic() > deadline:
                 break
@@ -258,8 +266,8 @@ class TransactionalProducer:
                 unknown_topic=first_error.unknown_topic,
             )
         topic, key = too_large[0].topic, too_large[0].key
-        in_batches = Counter((record.topic, record.partition) for record in too_large)
-        if self._is_batching and max(in_batches.values()) > 1:
+        refused_by_partition = Counter((record.topic, record.partition) for record in too_large)
+        if self._is_batching and max(refused_by_partition.values()) > 1:
             # The topic's limit is for batches: each record may be small enough.
             log.warning("%s takes no batches: records go one by one", topic)
             self._is_batching = False

@@ -38,10 +38,11 @@ log = logging.getLogger(__name__)
 
 
 class KafkaTransactions:
-    """A `TransactionalLog` on real Kafka; `writing`: the producer's connection if it differs. The
-    first call that needs the transactional id takes it over, so before any record is read."""
+    """A `TransactionalLog` on real Kafka. Before it reads any record, it takes over its
+    transactional id, so that a process that had the id can commit nothing any more."""
 
     reached: Mapping[Partition, int]
+    """Partitions whose end the last `read` has reached, with the offset of the end."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class KafkaTransactions:
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
     ) -> None:
         """Open the producer and join the group on the topics; `claims` is notified of partitions.
-        Raises `LogError`."""
+        `writing`: the producer's connection; None: that of the consumer. Raises `LogError`."""
         self.reached = {}
         self._claims = claims
         self._producer = TransactionalProducer(writing or connection, transactional_id)
@@ -63,6 +64,7 @@ class KafkaTransactions:
         # which ids are taken.
         member_connection = {**connection, "client.id": transactional_id}
         self._member = TransactionalMember(member_connection, group, topics, claims, protocol)
+        # Reads up to a point, without the group's rebalances.
         self._bounded = BoundedReader(connection, group)
         self._broken: LogError | None = None
         """The error that all further calls raise; None: there is none."""
@@ -119,12 +121,13 @@ class KafkaTransactions:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create the topic unless it exists, as `TransactionalLog.ensure_topic` says. Raises
-        `LogError`, also if an earlier error has ended this log."""
+        """Create the topic unless it exists. Raises `LogError`, also if an earlier error has ended
+        this log."""
         self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
     def ends(self, topic: str) -> Positions:
+        """Return the end offset of each partition of a topic. Raises `LogError`."""
         return self._bounded.ends(topic)
 
     def committed(self, topic: str) -> Positions:
@@ -134,12 +137,17 @@ class KafkaTransactions:
         return self._bounded.committed(topic, STABLE_TIMEOUT)
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        """Return the end offset of each partition of a topic; None: it can't be read now. Raises
+        `LogError`."""
         return self._bounded.reachable_ends(topic)
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        """Return the group's commits by partition, without those of transactions under way. Raises
+        `LogError`."""
         return self._bounded.committed_now(topic)
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume the reading of those of these partitions that this member owns."""
         self._member.set_paused(partitions, paused=paused)
 
     def close(self, timeout: float) -> None:
@@ -156,7 +164,7 @@ class KafkaTransactions:
             log.warning("Kafka did not let go of a member within %g s", timeout)
 
     def _close(self) -> None:
-        """Close all clients."""
+        """Leave the group and close all clients; blocks while Kafka is frozen."""
         self._member.consumer.close()
         self._producer.close()
         self._bounded.close()

@@ -7,7 +7,6 @@ the other producers are polled on the loop.
 
 Each topic has its own limit of batches, but librdkafka has one limit for all topics. So a record
 that is refused as too large is sent again alone, which shows whether the record or its batch was.
-Configuration is passed as `kafka_client.Connection`.
 
 More than 400 lines, so that a record's way from `append` to its report is in one class.
 """
@@ -27,7 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of
-from knafka.clients.kafka.producers.kafka_in_flight import KeysInFlight, Together
+from knafka.clients.kafka.producers.kafka_in_flight import KeysInFlight, RecordGroup
 from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka.producers.kafka_timed_out_topics import TimedOutTopics
 from knafka.clients.kafka.reachability import Reachability
@@ -70,8 +69,8 @@ _Report: TypeAlias = tuple[
 
 
 class KafkaWriter:
-    """A `LogWriter` on up to three producers, of which the second and third are opened when first
-    needed."""
+    """A `LogWriter` on up to three producers; the second and third are opened at their first
+    use."""
 
     def __init__(self, connection: Connection) -> None:
         """Open the prompt producer and start its polling thread; called on the event loop. Raises
@@ -92,6 +91,7 @@ class KafkaWriter:
         self._gather_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
+        """Whether the next planned poll comes after `POLL_BUSY`."""
         self._in_flight = 0
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""
@@ -99,7 +99,7 @@ class KafkaWriter:
         """Topics that have refused a batch and stored its records alone."""
         self._keys = KeysInFlight[ReplaceableProducer]()
         self._reports: deque[_Report] = deque()
-        self._settled: deque[Together] = deque()
+        self._settled: deque[RecordGroup] = deque()
         """Groups of records that are all settled, to be reported."""
         self._has_stored = False
         """Whether Kafka has stored records since `_reachability` last noted an acknowledgement."""
@@ -117,6 +117,7 @@ class KafkaWriter:
 
     @property
     def in_flight(self) -> int:
+        """Number of records that were appended and are not reported yet."""
         return self._in_flight
 
     @property
@@ -136,6 +137,7 @@ class KafkaWriter:
 
     @property
     def away(self) -> LogError | None:
+        """Why Kafka is known to be away; None: it is available, or its state is unknown."""
         return self._reachability.away
 
     def append(
@@ -187,18 +189,16 @@ class KafkaWriter:
         """
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
-        group = Together(len(records), reported)
+        group = RecordGroup(len(records), reported)
 
         def on_report(record: Draft, error: KafkaError | None, message: Message) -> None:
             """Note in the group whether the record was stored or refused as too large, and queue
-            its result for `_report`."""
-            # On whichever thread polls.
+            its result for `_report`; called on the thread that polls its producer."""
             if error is None:
                 group.store(record.key)
             elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 group.refuse(record.key)
-            report = (group.settle, error, message, record.headers, record.key, counts)
-            self._reports.append(report)
+            self._reports.append((group.settle, error, message, record.headers, record.key, counts))
 
         def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
             """Count a record that the gathering producer has stored, and queue its group after the
@@ -275,7 +275,7 @@ class KafkaWriter:
         return self._alone
 
     def _poll_soon(self) -> None:
-        """Poll the producers without a thread after `POLL_BUSY`, unless that is planned."""
+        """Plan a poll of the producers without a thread in `POLL_BUSY`, unless one is planned."""
         if not self._busy:
             self._poll_after(POLL_BUSY)
 
@@ -458,14 +458,14 @@ class KafkaWriter:
             raise
 
     async def _ask(self, timeout: float) -> None:
-        """Send a request to Kafka and wait for its answer, as `reachability.Ask`."""
+        """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`,
+        which is not `retriable` if Kafka refuses this client."""
         try:
             await asyncio.to_thread(self._prompt.ask, timeout)
         except KafkaException as error:
-            problem = str(self._errors) or error.args[0].str()
             errors = self._errors
             may_pass = errors.refusal is None if self._answered else errors.is_unreachable
-            raise LogError(problem, retriable=may_pass) from error
+            raise LogError(str(errors) or error.args[0].str(), retriable=may_pass) from error
         self._answered = True
         self._errors.forget_all()
 

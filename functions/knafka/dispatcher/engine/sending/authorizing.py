@@ -46,6 +46,7 @@ class _CachedToken:
     __slots__ = ("problem", "request", "token")
 
     def __init__(self, jitter: float) -> None:
+        """Begin without a token; `jitter`, from 0 to 1, varies when it is renewed."""
         self.token = SinkToken(jitter)
         self.request: asyncio.Task[None] | None = None
         self.problem = ""
@@ -83,8 +84,8 @@ class SinkTokens:
         return await self._await_request(cached)
 
     def note_refusal(self, account: Account, audience: str, refused_token: bytes) -> bool:
-        """Note that the destination refused the token `refused_token`; returns what
-        `SinkToken.note_refusal` returns."""
+        """Note that the destination answered 401 to a request with this token. Returns whether a
+        request with another token may end differently; False: the answer stands."""
         return self._ensure_cached(account, audience).token.note_refusal(
             refused_token, self._clock()
         )
@@ -168,8 +169,9 @@ class AuthorizedSubscriber:
         self._account = account
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """Send one request, as `Subscriber.post` does; after a 401 it is sent once more with a new
-        token. Raises `DeliveryError`, with `Reason.NO_TOKEN` if there is no token."""
+        """POST `body` with the header lines `head` and a token to `target`, within `timeout`
+        seconds; after a 401 once more with a new token. Raises `DeliveryError`, with
+        `Reason.NO_TOKEN` if there is no token."""
         audience, account = target.audience, self._account
         if audience is None:
             return await self._subscriber.post(target, head, body, timeout)
@@ -201,6 +203,7 @@ class AuthorizedSubscriber:
         return _redact(token, await self._subscriber.post(target, head, body, max(0.0, timeout)))
 
     async def close(self) -> None:
+        """Close the connections of the wrapped subscriber."""
         await self._subscriber.close()
 
 

@@ -130,6 +130,7 @@ class BrokerDeadLetters:
             return decision
 
     async def close(self, timeout: float) -> None:
+        """Close the reader of the dead-letter topic, within `timeout` seconds."""
         await self._tail.close(timeout)
 
     async def _has_letter(self, identity: _RecordIdentity, record: Record) -> bool:

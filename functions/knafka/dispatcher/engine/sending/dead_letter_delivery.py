@@ -78,8 +78,8 @@ class DeadLetterDelivery:
         return Retry(0.0)
 
     def resume(self, event: PendingEvent) -> None:
-        """Continue a dead letter that an earlier owner of its partition began; without a sink now,
-        in the topic."""
+        """Continue a dead letter that an earlier owner of its partition began: at the sink, or in
+        the topic if the Trigger has no sink any more."""
         if event.stage is DeliveryStage.SINK:
             if self._sink is None:
                 event.stage = DeliveryStage.TOPIC
@@ -87,13 +87,15 @@ class DeadLetterDelivery:
                 self._encode_for_sink(event)
 
     def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
-        """Return the coroutine of one attempt at the sink or the topic, as `Sender.attempt`."""
+        """Return the coroutine of one attempt at the sink or the topic; it returns `Done` once the
+        event is settled, else the `Retry` of its next attempt."""
         if event.stage is DeliveryStage.SINK:
             return self._deliver_to_sink(event)
         return self._deliver_to_topic(event)
 
     def skip_sink(self, event: PendingEvent) -> Retry:
-        """Send an event to the topic whose handling raised; returns when."""
+        """Move an event whose handling has raised an exception to the topic. Returns when its next
+        attempt is due: at once, or after a delay if the exception came from that stage."""
         if event.stage is DeliveryStage.TOPIC:
             # The dead letter could not be built: leave out the event's headers next time.
             event.headers = None
@@ -104,7 +106,8 @@ class DeadLetterDelivery:
         return Retry(0.0)
 
     async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
-        """Make one attempt at the dead letter sink; returns what follows."""
+        """Make one attempt at the dead letter sink; returns `Done` if the sink took the event, else
+        the `Retry` of the next attempt, there or at the topic."""
         assert self._sink is not None
         if event.trace is None:
             outcome, _ = await self._post(self._sink, event, False)
@@ -146,7 +149,7 @@ class DeadLetterDelivery:
 
     async def _write(self, event: PendingEvent, topic: DeadLetterTopic) -> Done | Retry:
         """Write the event's dead letter into `topic`; if it is too large, write a stub without its
-        data."""
+        data. Returns `Done` once it is durable, else the `Retry` of the next attempt."""
         record = event.record
         headers, value = self._build(event, is_of_trigger=topic is self._topic)
         draft = Draft(record.key(), headers, value)
@@ -188,8 +191,8 @@ class DeadLetterDelivery:
         return Retry(DEAD_LETTER_DELAYS[min(event.tries, len(DEAD_LETTER_DELAYS)) - 1])
 
     def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
-        """Move an event to another stage; a dead letter that has come back too often skips the
-        sink."""
+        """Move an event to another stage. A dead letter that has come back from the sink
+        `MAX_HOPS` times goes to the topic instead."""
         if stage is DeliveryStage.SINK and event.hops >= MAX_HOPS:
             stage = DeliveryStage.TOPIC
             self._counts.dead_letters_in_a_row = MAX_HOPS
@@ -203,7 +206,7 @@ class DeadLetterDelivery:
             self._encode_for_sink(event)
 
     def _encode_for_sink(self, event: PendingEvent) -> None:
-        """Encode the event as a dead letter for the sink, with its number of hops."""
+        """Encode the sink's request for the event's dead letter, with its hops raised by 1."""
         headers, value = self._build(event)
         envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))], value)
         head, event.body = request_of(envelope, self._egress.delivery.format)
@@ -212,8 +215,9 @@ class DeadLetterDelivery:
     def _build(
         self, event: PendingEvent, *, is_of_trigger: bool = True
     ) -> tuple[RecordHeaders, bytes | None]:
-        """Return headers and value of the event's dead letter. `is_of_trigger` False: it is the
-        Broker's, and names no Trigger and no destination."""
+        """Return headers and value of the event's dead letter; without the event's headers if it
+        can't be built with them. `is_of_trigger` False: it is the Broker's, and names no Trigger
+        and no destination."""
         failed_outcome = event.failed
         assert failed_outcome is not None
         record = event.record
@@ -255,7 +259,8 @@ class DeadLetterDelivery:
             return dead_letter_of([], record.value(), without_event, origin)
 
     def _note_delivered(self, event: PendingEvent, destination: str) -> None:
-        """Count a dead letter that was delivered, and log it, at most once in `REPEAT_INTERVAL`."""
+        """Count a dead letter that the sink or topic `destination` has taken, and log it, at most
+        once in `REPEAT_INTERVAL`."""
         failed_outcome = event.failed
         assert failed_outcome is not None
         self._counts.count_dead_letter(failed_outcome)

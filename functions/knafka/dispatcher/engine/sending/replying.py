@@ -67,6 +67,7 @@ class _RetriedReplies(ABC):
     """Base of handlers that store or send replies, and retry them."""
 
     failure_reason: Reason
+    """Why the delivery fails if the reply can't be stored or sent."""
 
     def __init__(self, egress: Egress, counts: DrainCounts) -> None:
         self._subscriber_url = egress.subscriber.url
@@ -75,7 +76,8 @@ class _RetriedReplies(ABC):
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         """Store or send the reply, if the response holds one; keep it in the event if another
-        attempt may succeed. Returns the outcome, and the body that explains a failure."""
+        attempt may succeed. Returns the outcome, and the body that explains a failure in a dead
+        letter: the response's, or a sentence."""
         if response.cut and claims_event(response.headers):
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
@@ -94,11 +96,12 @@ class _RetriedReplies(ABC):
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
         if reply is not None:
-            pending = PendingReply(reply, response.status, response.body)
-            if (failure := await self._forward(pending, event.trace)) is not None:
-                if not failure[0].permanent:
-                    event.keep_reply(pending)
-                return failure
+            pending_reply = PendingReply(reply, response.status, response.body)
+            if (failure := await self._forward(pending_reply, event.trace)) is not None:
+                outcome, body = failure
+                if not outcome.permanent:
+                    event.keep_reply(pending_reply)
+                return outcome, body
             self._events.replied += 1
         return Outcome(response.status), response.body
 
@@ -112,7 +115,8 @@ class _RetriedReplies(ABC):
         return Outcome(event.reply.status), event.reply.body
 
     def _note_deep_reply(self, replies: int) -> None:
-        """Count and log a chain of `replies` replies to replies."""
+        """Keep the length of the longest chain of replies to replies, and log this one, of
+        `replies` replies."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
         log.warning(
@@ -136,6 +140,7 @@ class StoredReplies(_RetriedReplies):
     failure_reason = Reason.REPLY_NOT_STORED
 
     def __init__(self, egress: Egress, counts: DrainCounts, writer: LogWriter) -> None:
+        """Replies go to the Egress's reply topic; without one, to the topic that it reads."""
         super().__init__(egress, counts)
         self._writer = writer
         self._topic = egress.reply_topic or egress.topic
@@ -191,8 +196,8 @@ class SentReplies(_RetriedReplies):
         return await trace.send(self._target, self._send, reply.draft)
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
-        """Send a reply once; returns None if it was delivered, else the outcome and body of
-        `handle`."""
+        """Send a reply once; returns None if it was delivered, else the outcome and body that
+        `handle` returns."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:
@@ -223,16 +228,19 @@ class DiscardedReplies:
     """Discards the replies of a Subscription without a reply destination, unread."""
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Return the response's status and body, without looking for a reply."""
         return Outcome(response.status), response.body
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Never called, as `handle` keeps no reply in the event."""
         raise AssertionError("nobody keeps a reply that is discarded")
 
 
 def make_reply_handler(
     egress: Egress, counts: DrainCounts, clients: Clients, now: Callable[[], float]
 ) -> Replies:
-    """Return the handler of this Egress's replies."""
+    """Return the handler of this Egress's replies: a Trigger's are stored in its Broker's topic, a
+    Subscription's are sent to its reply destination, or discarded without one."""
     if egress.kind == "Trigger":
         return StoredReplies(egress, counts, clients.writer)
     if egress.reply is None:

@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 _ACCEPTED: Final = Outcome(202), b""
+"""Outcome and body of an attempt that was answered with 202."""
 _REPLY_FAILURES: Final = frozenset({Reason.REPLY_NOT_STORED, Reason.REPLY_NOT_DELIVERED})
 
 
@@ -76,10 +77,8 @@ class Sender:
         self._subscriber = clients.subscriber
         self._counts = counts
         self._events = counts.events
-        self._observe_attempt, self._observe_latency = (
-            counts.attempts.observe,
-            counts.latency.observe,
-        )
+        self._observe_attempt = counts.attempts.observe
+        self._observe_latency = counts.latency.observe
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -126,7 +125,7 @@ class Sender:
                 outcome, body = await event.trace.post("attempt", self._post, self._target, event)
             now = self._now()
             self._observe_attempt(now - event.last_attempt)
-        is_reply = event.reply is not None
+        is_reply = event.reply is not None  # it is kept, as it failed now or earlier
         if outcome.failure is Reason.NO_TOKEN:
             if not is_reply:
                 event.attempts -= 1  # no request was sent
@@ -188,8 +187,8 @@ class Sender:
         )
 
     def _record_failure(self, event: PendingEvent, outcome: Outcome, *, is_reply: bool) -> None:
-        """Count a failed attempt in the metrics and in the event's tries (of its reply, if that
-        has failed), and report it to the congestion control."""
+        """Count a failed attempt in the metrics and in the event's tries (in `reply_tries` if a
+        reply was not stored or sent), and report it to the congestion control."""
         self._counts.count_failure(outcome)
         event.record_failed_attempt(outcome)
         self._report_to_congestion(outcome, event)
@@ -227,7 +226,7 @@ class Sender:
                 *place,
                 exc_info=error,
             )
-        if event.failed is None:
+        if event.failed is None:  # else the event failed for good before, for its own reason
             event.failed, event.response_body = failed_outcome, _encode(problem)
             event.last_attempt = event.last_attempt or self._now()
             event.first_attempt = event.first_attempt or event.last_attempt
