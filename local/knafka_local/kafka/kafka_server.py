@@ -213,7 +213,7 @@ class KafkaServer:
         return self._meta.exists()  # Kafka writes it last, and by a rename
 
     def _log_size(self) -> int:
-        """Return the bytes of Kafka's log file; 0 if it doesn't exist."""
+        """Return the size of Kafka's log file in bytes; 0 if it doesn't exist."""
         return self.log_file.stat().st_size if self.log_file.exists() else 0
 
     def _check_directory(self) -> None:
@@ -292,7 +292,7 @@ class KafkaServer:
             raise self._failure_with_log(f"Kafka could not format {self._topics}", log_size_before)
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
-        """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
+        """Start a JVM; the kernel kills it when this thread ends (see `die_with_parent`)."""
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
         words = (str(self._distribution.java), *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
@@ -301,8 +301,8 @@ class KafkaServer:
         )
 
     async def _wait_until_ready(self, node: Child, log_size_before: int) -> None:
-        """Wait until the node answers; raises `LocalKafkaError` if it ends first or takes too
-        long."""
+        """Wait until the node answers. Raises `LocalKafkaError` if it ends first or takes too long,
+        with what Kafka logged after `log_size_before` bytes."""
         ended = asyncio.create_task(node.wait())
         ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
         try:
@@ -376,7 +376,7 @@ def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
         free_ports = {}
         for name, port in ports.items():
             listener = stack.enter_context(socket.socket())
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore TIME_WAIT
             try:
                 listener.bind((host, port or free_port()))
             except OSError as error:
