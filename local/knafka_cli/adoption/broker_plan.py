@@ -109,30 +109,11 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
     stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
     waits: list[str] = []
     for trigger in seen.triggers:
-        group, problem = group_of(trigger, seen.naming)
-        trigger_id = Identity.of(trigger)
-        if problem is not None:
-            problems.append(problem)
-            continue
-        in_kafka = seen.groups.get(group, SeenGroup())
-        if in_kafka.members and not is_adopted:
-            waits.append(members_left(group, in_kafka))
-        if in_kafka.uncommitted and GROUP_STATUS not in annotations_of(trigger):
-            stays.append(
-                f"Trigger {trigger_id.name}  was never Ready: it begins at the topic's end"
-            )
-            continue
-        waiting = count_text(in_kafka.waiting, "event")
-        stays.append(f"Trigger {trigger_id.name}  group {group}  {waiting} waiting")
-        if in_kafka.uncommitted:
-            partitions = ", ".join(map(str, in_kafka.uncommitted))
-            problems.append(
-                f"group {group} has no offset on partitions {partitions}: Trigger {trigger_id} "
-                f"would get them from their beginning: have {PEER} make it Ready first, or delete "
-                "the Trigger"
-            )
-        if annotations_of(trigger).get(GROUP_STATUS) != group:
-            steps.append(WriteAnnotations("Trigger", trigger_id, {GROUP_STATUS: group}))
+        trigger_plan = _plan_trigger(seen, trigger, is_adopted)
+        stays += trigger_plan.stays
+        problems += trigger_plan.problems
+        waits += trigger_plan.waits
+        steps += trigger_plan.steps
     if seen.topic is not None and not seen.has_external_topic:
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id}
         existing = annotations_of(seen.broker)
@@ -152,6 +133,33 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
         f"{PEER}'s controller stays away while a Broker of class Kafka is Knafka's",
     ]
     return Plan(about, stays, differences(seen), problems, waits, steps, then)
+
+
+def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:
+    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers."""
+    identity = Identity.of(trigger)
+    about = f"Trigger {identity.name}"
+    group, problem = group_of(trigger, seen.naming)
+    if problem is not None:
+        return Plan(about, problems=[problem])
+    in_kafka = seen.groups.get(group, SeenGroup())
+    waits = [members_left(group, in_kafka)] if in_kafka.members and not is_adopted else []
+    recorded_group = annotations_of(trigger).get(GROUP_STATUS)
+    if in_kafka.uncommitted and recorded_group is None:
+        line = f"{about}  was never Ready: it begins at the topic's end"
+        return Plan(about, stays=[line], waits=waits)
+    problems = []
+    if in_kafka.uncommitted:
+        partitions = ", ".join(map(str, in_kafka.uncommitted))
+        problems.append(
+            f"group {group} has no offset on partitions {partitions}: Trigger {identity} would get "
+            f"them from their beginning: have {PEER} make it Ready first, or delete the Trigger"
+        )
+    steps: list[Step] = []
+    if recorded_group != group:
+        steps.append(WriteAnnotations("Trigger", identity, {GROUP_STATUS: group}))
+    line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+    return Plan(about, stays=[line], problems=problems, waits=waits, steps=steps)
 
 
 def _is_adopted(seen: SeenBroker) -> bool:

@@ -207,20 +207,21 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}
     by_entry = {}
     for uid, entry in seen.entries.items():
-        own = entry.get("delivery") or {}
-        sentences = list(delivery_differences(own or channel_delivery))
-        if own and (rest := sorted(channel_delivery.keys() - own.keys())):
+        own_delivery = entry.get("delivery") or {}
+        sentences = list(delivery_differences(own_delivery or channel_delivery))
+        inherited = sorted(channel_delivery.keys() - own_delivery.keys())
+        if own_delivery and inherited:
             sentences.append(
-                f"{PEER} also applies the channel's {', '.join(rest)} to it, Knafka doesn't"
+                f"{PEER} also applies the channel's {', '.join(inherited)} to it, Knafka doesn't"
             )
         by_entry[_entry_name(uid, entry)] = sentences
     differences = difference_sentences(by_entry, "all Subscriptions")
     peers_secret = seen.peers_config.get(SECRET_NAME_KEY, "")
     if peers_secret:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
-        ours = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
+        own_secret = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
         differences.append(
-            f"{PEER} shows Kafka the Secret {namespace}/{peers_secret}, and Knafka {ours}"
+            f"{PEER} shows Kafka the Secret {namespace}/{peers_secret}, and Knafka {own_secret}"
         )
     if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
         differences.append(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from knafka_cli.adoption.broker_plan import plan_broker_adoption, plan_broker_release
 from knafka_cli.adoption.channel_plan import plan_channel_adoption, plan_channel_release
-from knafka_cli.adoption.looking import OBJECTS, Looking
+from knafka_cli.adoption.looking import OBJECTS, AdoptionObserver
 from knafka_cli.adoption.plan import PEER, Document, Plan, SetFinalizers, Step, WriteAnnotations
 from knafka_cli.adoption.source_plan import plan_source_adoption, plan_source_release
 from knafka_operator.decisions.status import CONTRACT_UPDATED, DELIVERING, is_ready, why_not_ready
@@ -38,7 +38,7 @@ on Triggers and KafkaSources. Until it has reconciled an object, the status has 
 conditions, which may be Ready."""
 
 
-class Adopter(Looking):
+class Adopter(AdoptionObserver):
     """Makes plans for objects of one cluster, and carries them out, under the rights of its
     user."""
 

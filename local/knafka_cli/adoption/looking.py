@@ -90,7 +90,7 @@ SOURCES_PEERS: Final = (
 """Workloads that may not run while KafkaSources are taken over."""
 
 
-class Looking:
+class AdoptionObserver:
     """Reads the objects of one cluster with its user's rights; a base class of `Adopter`."""
 
     def __init__(
