@@ -65,6 +65,7 @@ class InstallationConsole:
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
+        """`data` is the installation's data folder; `letters` None: connect to the real Kafka."""
         self._running = running
         self._data = data
         self._letters = letters or DeadLetterTopics()

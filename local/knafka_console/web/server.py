@@ -145,7 +145,7 @@ class ConsoleServer:
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """Return the web application of a console; `hosts` None: any host, for viewers who sign in."""
+    """Return a console's web application, with the routes of `sign_in`; `hosts` None: any host."""
     handlers = _Handlers(source_of)
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:

@@ -184,19 +184,25 @@ class LocalCluster(MemoryCluster):
         """Write an object's status, with a local address, and keep its names."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
-        # Keep the names before anybody acts on the status: a topic whose id is written nowhere has
-        # no owner.
-        if document["kind"] in RECONCILED and "annotations" in status:
-            stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
-            if stored is not None:
-                previous = (stored.get("status") or {}).get("annotations") or {}
-                annotations = {**previous, **status["annotations"]}
-                # In a status update, null deletes an annotation.
-                kept = {key: value for key, value in annotations.items() if value is not None}
-                if document["kind"] == SENSOR:
-                    kept = _with_generation(stored, kept)
-                self._names.put(name_of(document), kept)
+        # Before the write, so that nobody acts on a status first: a topic whose id is kept nowhere
+        # has no owner.
+        self._keep_names(document, status)
         await super().write_status(document, status)
+
+    def _keep_names(self, document: Document, status: Document) -> None:
+        """Keep the names in the status of a reconciled object, which is about to be written."""
+        if document["kind"] not in RECONCILED or "annotations" not in status:
+            return
+        stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
+        if stored is None:
+            return
+        previous = (stored.get("status") or {}).get("annotations") or {}
+        annotations = {**previous, **status["annotations"]}
+        # In a status update, null deletes an annotation.
+        kept = {key: value for key, value in annotations.items() if value is not None}
+        if document["kind"] == SENSOR:
+            kept = _with_generation(stored, kept)
+        self._names.put(name_of(document), kept)
 
 
 def version_of(kind: str) -> str:

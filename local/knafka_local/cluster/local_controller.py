@@ -235,6 +235,7 @@ class LocalController(Controller):
 
     def sensor_places(self) -> list[SensorPlace]:
         """Return which topics each Sensor uses; Sensors that aren't ready to run are left out."""
+        # A Sensor that is ready to run is scaled: by a scaler, with a contract.
         contracts = [
             record.scaled[1]
             for record in self._operator.states.sensors.values()

@@ -102,6 +102,7 @@ class LocalServing:
         brokers: LocalReceiver,
         channels: LocalReceiver,
     ) -> None:
+        """`brokers` is the receiver of all Brokers, and `channels` that of all KafkaChannels."""
         self._cluster = cluster
         self._programs = programs
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}

@@ -74,8 +74,7 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
 }
-"""Broker properties in which this node differs from Kafka's defaults; comments name the default and
-the reason."""
+"""Broker properties that differ from Kafka's defaults; comments name the default and the reason."""
 
 KAFKA_START_ATTEMPTS: Final = 3
 """Starts that are tried until the node has loaded its consumer groups."""
@@ -181,8 +180,7 @@ class KafkaServer:
         raise self._failure_with_log("Kafka could not load its consumer groups", log_size_before)
 
     async def stop(self) -> None:
-        """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT` seconds; no effect if it
-        is stopped."""
+        """Stop the node; SIGKILL after `KAFKA_STOP_TIMEOUT` seconds. No effect if it is stopped."""
         if self._node is not None:
             await self._node.stop()
 
@@ -194,18 +192,22 @@ class KafkaServer:
 
     @property
     def _topics(self) -> Path:
+        """Kafka's own directory, with the topics' records."""
         return self.directory / "topics"
 
     @property
     def _meta(self) -> Path:
+        """The file in which Kafka keeps the ids of the cluster and the node."""
         return self._topics / "meta.properties"
 
     @property
     def _server_properties(self) -> Path:
+        """The node's configuration."""
         return self.directory / "server.properties"
 
     @property
     def _log4j_properties(self) -> Path:
+        """The configuration of the node's log."""
         return self.directory / "log4j2.properties"
 
     def _is_formatted(self) -> bool:
@@ -359,8 +361,7 @@ async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
 
 
 def _ask_cluster_id(bootstrap_servers: str) -> str | None:
-    """Return the cluster id that the broker answers with; None until it is registered and takes
-    requests."""
+    """Return the broker's cluster id; None until the broker is registered and takes requests."""
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
         cluster = client.list_topics(timeout=KAFKA_PROBE_TIMEOUT)
@@ -391,8 +392,7 @@ def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a running Kafka holds the lock file; the kernel frees the lock when that process
-    dies."""
+    """Whether a running Kafka holds the lock file; the kernel frees it when that process dies."""
     if not path.exists():
         return False
     with path.open("r+b") as file:

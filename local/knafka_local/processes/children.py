@@ -178,6 +178,7 @@ class Supervised:
     """Starts a process again, after a bounded backoff, whenever it ends by itself."""
 
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
+        """Start the process by `start`, in a task; `say` shows how it ended, after its `name`."""
         self._name = name
         self._start = start
         self._say = say

@@ -179,7 +179,7 @@ class DispatcherProcesses:
         await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in idle))
 
     async def _start(self, function: _DispatcherFunction, log: Path) -> _DispatcherProcess:
-        """Start a dispatcher process on a free port."""
+        """Start a dispatcher process on a free port; it accepts only requests with our tokens."""
         with listen() as listener:
             callers = self._tokens.verifiers(_url(port_of(listener)))
             child = await Child.start(

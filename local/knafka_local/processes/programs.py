@@ -76,13 +76,17 @@ class Programs:
     """Keeps the commands of Services running, and reports their state to `report`."""
 
     def __init__(self, logs: Path, say: Say, printed: OnPrinted) -> None:
+        """`logs` is the folder of the programs' logs; `printed` is called with each line that a
+        program prints to stdout."""
         self._logs = logs
         self._say = say
         self._printed = printed
         self._ports: dict[Identity, int] = {}
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
         self._sources_changed = asyncio.Event()
+        """Set when a program was started or stopped, so that other files are its sources."""
         self._changing = asyncio.Lock()
+        """Held while programs are started or stopped."""
         self.report: ReportStatus = _ignore_report
 
     def url(self, service: Identity) -> str:

@@ -131,7 +131,7 @@ class TokenProvider:
 
     def __init__(self, issuer: Issuer, account: ServiceAccount, audience: str) -> None:
         self._issuer, self._account, self._audience = issuer, account, audience
-        self._line, self._renewal_time = b"", 0.0
+        self._line, self._renewal_time = b"", 0.0  # seconds since the Unix epoch
 
     def header(self) -> bytes:
         """Return the `authorization` header line of a request, with CRLF, as bytes."""
