@@ -166,11 +166,12 @@ def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
     """Return who acknowledged a group, until when and why; empty if nobody has."""
     if acknowledgement is None:
         return ""
-    until, note = acknowledgement.until, acknowledgement.note
-    return (
-        f"by {acknowledgement.by}"
-        f"{'' if until is None else f' until {_time_text(until)}'}{f': {note}' if note else ''}"
-    )
+    text = f"by {acknowledgement.by}"
+    if acknowledgement.until is not None:
+        text += f" until {_time_text(acknowledgement.until)}"
+    if acknowledgement.note:
+        text += f": {acknowledgement.note}"
+    return text
 
 
 def latest_letters(

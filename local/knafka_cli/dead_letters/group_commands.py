@@ -6,6 +6,7 @@ A group is a row of a report, named by its id. None of these commands needs Spar
 from __future__ import annotations
 
 import getpass
+import math
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -123,7 +124,7 @@ def show_events(
     event_count, predicate = find_members(files, group, unresolved)
     for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
         typer.echo(letter.json() if as_json else letter.text())
-    pages = max(1, -(-event_count // limit))
+    pages = max(1, math.ceil(event_count / limit))
     events = count_text(event_count, "event")
     typer.echo(f"page {page} of {pages} ({events})", err=True)
 

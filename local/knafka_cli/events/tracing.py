@@ -339,13 +339,13 @@ async def _find_replays(
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
     """Return the replays of an event to this Trigger, from its replay topic. Raises `LogError`."""
-    of_replays = replay_egress(egress)
-    if of_replays.topic not in topics:
+    egress_of_replays = replay_egress(egress)
+    if egress_of_replays.topic not in topics:
         return []
     replays = []
-    for record in await read_topic(admin, of_replays.topic, MOST_RECORDS_READ):
+    for record in await read_topic(admin, egress_of_replays.topic, MOST_RECORDS_READ):
         if is_same_event(record):
-            state, detail, _ = await _read_group_progress(read_commits, record, of_replays)
+            state, detail, _ = await _read_group_progress(read_commits, record, egress_of_replays)
             replays.append(TracedReplay(timestamp(record.timestamp()[1] / 1000), state, detail))
     return replays
 

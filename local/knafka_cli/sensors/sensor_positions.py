@@ -177,7 +177,8 @@ def _store_dead_letter(
     record: Record,
     headers: RecordHeaders | None,
 ) -> None:
-    """Store a record as a dead letter of the Sensor. Raises `LogError` if it isn't stored."""
+    """Store a record as a dead letter of the Sensor; `headers` None: they can't be read. Raises
+    `LogError` if it isn't stored."""
     sensor_contract = SensorContract.model_construct(
         namespace=sensor.namespace, name=sensor.name, bus=sensor.bus
     )
