@@ -104,8 +104,9 @@ class Supervisor:
             channels = stack.enter_context(self._listen_for_channels())
             logs = self._installation.logs
             stack.enter_context(_log_to_file(logs / "operator.log"))
-            kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
-            starting = asyncio.create_task(self._start_kafka(kafka))
+            # A stack of its own, entered before everything that needs Kafka: so Kafka stops last.
+            kafka_stack = await stack.enter_async_context(AsyncExitStack())
+            starting = asyncio.create_task(self._start_kafka(kafka_stack))
             stack.push_async_callback(cancel, starting)
             # Imported while Kafka starts, since the operator takes half a second.
             await asyncio.to_thread(import_module, "knafka_local.cluster.local_knative")
@@ -113,9 +114,8 @@ class Supervisor:
 
             issuer = await self._serve_issuer(stack)
             self._declared = self._manifests.read()
-            knative = self._knative = LocalKnative(
-                self.url, listener, channels, logs, self._view, issuer
-            )
+            knative = LocalKnative(self.url, listener, channels, logs, self._view, issuer)
+            self._knative = knative
             async with knative.serving(self._declared):
                 self._kafka = Kafka(bootstrap_servers=await starting)
                 knative.connect(

@@ -106,28 +106,15 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
         waits.append("Knafka's operator has still to let go of it: it was given back")
-    promised = {}
-    for uid, entry in seen.entries.items():
-        group, name = entries.entry_group(identity, uid), _entry_name(uid, entry)
-        in_kafka = seen.groups.get(group, SeenGroup())
-        if in_kafka.members and not is_adopted:
-            waits.append(members_left(group, in_kafka))
-        if in_kafka.uncommitted and not is_adopted and not _was_ready(seen, uid):
-            stays.append(f"Subscription {name}  was never Ready: it begins at the topic's end")
-            continue
-        stays.append(
-            f"Subscription {name}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
-        )
-        if in_kafka.uncommitted and not is_adopted:
-            problems.append(
-                f"group {group} has no offset: Subscription {name} would get all events from their "
-                f"beginning: have {PEER} make it Ready first, or delete the Subscription"
-            )
-        if not entries.is_promised(seen.stored, uid):
-            promised[PROMISE + uid] = "{}"
+    for uid in seen.entries:
+        entry_plan = _plan_entry(seen, uid, is_adopted)
+        stays += entry_plan.stays
+        problems += entry_plan.problems
+        waits += entry_plan.waits
     steps: list[Step] = []
     if seen.topic is not None and not is_adopted:
-        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promised}
+        promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
+        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promises}
         is_incomplete = any(
             not _has_annotation(seen, key, value) for key, value in recorded.items()
         )
@@ -143,6 +130,36 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         f"{PEER}'s controller stays away while a KafkaChannel is Knafka's",
     ]
     return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
+
+
+def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
+    """Return what the entry of a Subscription adds to the plan to adopt its channel, apart from its
+    promise."""
+    about = f"Subscription {_entry_name(uid, seen.entries[uid])}"
+    group = entries.entry_group(seen.identity, uid)
+    in_kafka = seen.groups.get(group, SeenGroup())
+    line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+    if is_adopted:
+        return Plan(about, stays=[line])
+    waits = [members_left(group, in_kafka)] if in_kafka.members else []
+    if not in_kafka.uncommitted:
+        return Plan(about, stays=[line], waits=waits)
+    if not _was_ready(seen, uid):
+        line = f"{about}  was never Ready: it begins at the topic's end"
+        return Plan(about, stays=[line], waits=waits)
+    problem = (
+        f"group {group} has no offset: {about} would get all events from their beginning: have "
+        f"{PEER} make it Ready first, or delete the Subscription"
+    )
+    return Plan(about, stays=[line], problems=[problem], waits=waits)
+
+
+def _needs_promise(seen: SeenChannel, uid: str) -> bool:
+    """Whether the adoption must write a promise for the entry with this UID: it has none yet, and
+    has offsets or was Ready."""
+    group = seen.groups.get(entries.entry_group(seen.identity, uid), SeenGroup())
+    begins_at_end = bool(group.uncommitted) and not _was_ready(seen, uid)
+    return not begins_at_end and not entries.is_promised(seen.stored, uid)
 
 
 def plan_channel_release(seen: SeenChannel) -> Plan:

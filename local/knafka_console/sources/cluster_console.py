@@ -267,22 +267,29 @@ class ClusterConsole:
         Brokers or Triggers in all of them.
         """
         problems: list[str] = []
-        by_kind: dict[Objects, list[Document]] = {}
-        kinds = {
-            BROKER_OBJECTS: "Broker", KAFKA_CHANNEL_OBJECTS: "KafkaChannel",
-            TRIGGER_OBJECTS: "Trigger", SUBSCRIPTION_OBJECTS: "Subscription",
-        }  # fmt: skip
+        broker_documents: list[Document] = []
+        trigger_documents: list[Document] = []
+        lists_by_kind = {
+            "Broker": (BROKER_OBJECTS, broker_documents),
+            "KafkaChannel": (KAFKA_CHANNEL_OBJECTS, broker_documents),
+            "Trigger": (TRIGGER_OBJECTS, trigger_documents),
+            "Subscription": (SUBSCRIPTION_OBJECTS, trigger_documents),
+        }
         namespaces = self._scope.namespaces or (None,)  # None: all namespaces
-        requests = [(kind, namespace) for kind in kinds for namespace in namespaces]
+        requests = [(kind, namespace) for kind in lists_by_kind for namespace in namespaces]
         answers = await asyncio.gather(
-            *(asyncio.to_thread(self._api.list, *request) for request in requests),
+            *(
+                asyncio.to_thread(self._api.list, lists_by_kind[kind][0], namespace)
+                for kind, namespace in requests
+            ),
             return_exceptions=True,
         )
         for (kind, namespace), answer in zip(requests, answers, strict=True):
+            objects, documents = lists_by_kind[kind]
             if isinstance(answer, Unauthenticated):
                 raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
-                if namespace is None and kind.version == EVENTING:
+                if namespace is None and objects.version == EVENTING:
                     raise Forbidden(
                         f"{answer}; or name the namespaces that you may see"
                     ) from answer
@@ -290,23 +297,10 @@ class ClusterConsole:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                type_fields = {"apiVersion": kind.version, "kind": kinds[kind]}
-                by_kind.setdefault(kind, []).extend(
-                    {**type_fields, **item} for item in answer or ()
-                )
-        return StoredObjects(
-            [
-                document
-                for kind in (BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS)
-                for document in by_kind.get(kind, ())
-            ],
-            [
-                document
-                for kind in (TRIGGER_OBJECTS, SUBSCRIPTION_OBJECTS)
-                for document in by_kind.get(kind, ())
-            ],
-            tuple(problems),
-        )
+                # Objects in a list lack apiVersion and kind.
+                type_fields = {"apiVersion": objects.version, "kind": kind}
+                documents += [{**type_fields, **item} for item in answer or ()]
+        return StoredObjects(broker_documents, trigger_documents, tuple(problems))
 
 
 async def _translate_refusals(request: Awaitable[Any]) -> Any:
