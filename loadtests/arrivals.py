@@ -1,10 +1,9 @@
 """Arrivals: compares the events that reached a subscriber with those that its senders' Broker
 accepted.
 
-Events are numbered from 0 within a key, and a key's events are sent one after the other, each again
-until it is accepted. So the numbers tell everything: a missing one was lost, one that comes again
-is a duplicate, one that comes after a higher one was reordered. Not here: HTTP, and which of these
-count as faults.
+Events are numbered from 0 within a key. A key's events are sent one after the other, and each is
+sent again until it is accepted. So a missing number is a lost event, a repeated one is a duplicate,
+and one after a higher one was reordered. Not here: HTTP, and which of these count as faults.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class _Key:
+class _ArrivedNumbers:
+    """The numbers of a key's events that have arrived."""
+
     next: int = 0
-    """One above the highest number that came."""
+    """One above the highest number that has arrived."""
     missing: set[int] = field(default_factory=set)
-    """Numbers below `next` that haven't come yet."""
+    """Numbers below `next` that haven't arrived yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Summary:
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> Summary:
+        """Return the summary in a subscriber's JSON."""
         return Summary(**document)
 
     def __str__(self) -> str:
@@ -53,13 +55,14 @@ class Arrivals:
     """Counts arrivals, by key and number."""
 
     def __init__(self) -> None:
-        self._keys: defaultdict[str, _Key] = defaultdict(_Key)
+        self._keys: defaultdict[str, _ArrivedNumbers] = defaultdict(_ArrivedNumbers)
         self._accepted: dict[str, int] = {}
+        """Number of events that the Broker accepted, by key."""
         self._received = self._duplicates = self._reordered = self._unnumbered = 0
 
     def add(self, key: str, number: int) -> None:
-        """Count the arrival of the event with this number of a key, perhaps as reordered or a
-        duplicate."""
+        """Count the arrival of an event; it is reordered if it was missing below a higher number,
+        and a duplicate if it has arrived before."""
         self._received += 1
         arrived = self._keys[key]
         if number >= arrived.next:
@@ -77,8 +80,8 @@ class Arrivals:
         self._unnumbered += 1
 
     def accept(self, counts: Mapping[str, int]) -> None:
-        """Note for each key how many events were accepted in all: the numbers from 0 to count -
-        1."""
+        """Set the number of events that the Broker has accepted, for each of these keys: those
+        numbered from 0 to count - 1."""
         self._accepted.update(counts)
 
     def summary(self) -> Summary:
@@ -86,10 +89,9 @@ class Arrivals:
         lost."""
         lost = 0
         for key, count in self._accepted.items():
-            arrived = self._keys.get(key, _Key())
-            lost += max(0, count - arrived.next) + sum(
-                1 for missing_number in arrived.missing if missing_number < count
-            )
+            arrived = self._keys.get(key, _ArrivedNumbers())
+            missing_below = sum(1 for number in arrived.missing if number < count)
+            lost += missing_below + max(0, count - arrived.next)
         return Summary(
             accepted=sum(self._accepted.values()),
             received=self._received,

@@ -3,9 +3,9 @@
     locust -f loadtests/locustfile.py --host http://127.0.0.1:8080/default/default --headless \\
         -u 20 -t 30s --subscriber http://127.0.0.1:8099
 
-Each user has keys of its own and sends a key's events one after the other, each again until the
-Broker takes it. The subscriber (`subscriber.py`) counts them. When the run is over, what it lost
-and reordered is printed and decides the exit code: 1 for either. Duplicates are printed but are no
+Each user has keys of its own. It sends a key's events one after the other, and each again until the
+Broker accepts it. The subscriber (`subscriber.py`) counts them. The end of the run prints how many
+events were lost or came out of order; any makes the exit code 1. Duplicates are printed but are no
 fault: delivery is at least once. Shapes: see `shapes.py`. Works with workers too (`--processes`).
 """
 
@@ -30,12 +30,15 @@ from locust.runners import MasterRunner, WorkerRunner
 
 log = logging.getLogger("knafka")
 
-TIMEOUT: Final = 10.0
+SUBSCRIBER_TIMEOUT: Final = 10.0
 """Seconds that a request to the subscriber may take."""
-PAUSE: Final = 0.5
+RETRY_PAUSE: Final = 0.5
 """Seconds before a refused event is sent again, and between two requests for the summary."""
 
-Head: TypeAlias = dict[str, str]
+Fields: TypeAlias = dict[str, str]
+"""HTTP headers, or an event's attributes, by name."""
+PreparedRequest: TypeAlias = tuple[str, Fields, bytes]
+"""Name of a request in locust's figures, its headers and its body."""
 
 accepted: Counter[str] = Counter()
 """Number of events of this process's users that the Broker accepted, by key."""
@@ -46,6 +49,7 @@ if shape := shapes.chosen():
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def add_options(parser: Any) -> None:
+    """Add the options of this load test to locust's command line."""
     options = parser.add_argument_group("CloudEvents")
     add = options.add_argument
     add("--subscriber", env_var="SUBSCRIBER", default="", help="URL of subscriber.py, to count")
@@ -69,9 +73,10 @@ def add_options(parser: Any) -> None:
 
 
 class Sender(FastHttpUser):
-    """Sends events, binary or structured."""
+    """A user who sends events, in binary or structured mode."""
 
     def on_start(self) -> None:
+        """Read the options, and draw the names of this user's keys."""
         options = self.environment.parsed_options
         assert options is not None
         low, _, high = options.event_bytes.partition("-")
@@ -80,31 +85,37 @@ class Sender(FastHttpUser):
         self._structured = options.structured
         self._batch = options.batch
         self._most_events = options.events
-        self._pause = 1 / options.each if options.each else 0.0
+        self._event_interval = 1 / options.each if options.each else 0.0
+        """Seconds from one event to the next."""
         self._due = time.monotonic()
         self._host = {"host": options.broker_host} if options.broker_host else {}
         name = uuid.uuid4().hex[:12]
-        self._numbers: Counter[str] = Counter()
         self._keys = [f"{name}-{number}" for number in range(options.keys)]
 
     def wait_time(self) -> float:
         """Return the seconds until this user's next event is due; a user that is late catches up at
         most one event."""
-        self._due = max(self._due + self._pause, time.monotonic() - self._pause)
+        interval = self._event_interval
+        self._due = max(self._due + interval, time.monotonic() - interval)
         return max(0.0, self._due - time.monotonic())
 
     @task
     def send(self) -> None:
-        """Send one event, or a batch, until it is accepted; the pauses in between are part of no
-        figure."""
+        """Send a key's next event, or batch, until it is accepted; locust's figures leave out the
+        pauses in between.
+
+        Ends the run with the event that reaches `--events`.
+        """
         key = random.choice(self._keys)
         number = accepted[key]
-        request = self._several(key, number) if self._batch else self._event(key, number)
+        request = (
+            self._batch_request(key, number) if self._batch else self._event_request(key, number)
+        )
         while not self._post(*request):
-            time.sleep(PAUSE)
-        is_enough = accepted.total() >= self._most_events
+            time.sleep(RETRY_PAUSE)
+        was_enough = accepted.total() >= self._most_events
         accepted[key] = number + max(1, self._batch)
-        if self._most_events and not is_enough and accepted.total() >= self._most_events:
+        if self._most_events and not was_enough and accepted.total() >= self._most_events:
             self._end()
 
     def _end(self) -> None:
@@ -113,22 +124,20 @@ class Sender(FastHttpUser):
         assert self.environment.runner is not None
         gevent.spawn(self.environment.runner.quit)
 
-    def _several(self, key: str, number: int) -> tuple[str, Head, bytes]:
-        """Return a request with a batch of a key's events from `number` on: its name, headers and
-        body."""
+    def _batch_request(self, key: str, number: int) -> PreparedRequest:
+        """Return a request with a batch of a key's events from `number` on."""
         numbers = range(number, number + self._batch)
-        documents = [_document(*self._parts(key, event_number)) for event_number in numbers]
+        documents = [_event_json(*self._new_event(key, event_number)) for event_number in numbers]
         headers = {"content-type": "application/cloudevents-batch+json"}
         return f"batch of {self._batch}", headers, b"[" + b",".join(documents) + b"]"
 
-    def _post(self, mode: str, headers: Head, body: Any) -> bool:
-        """Send a request; return whether it was accepted. `mode` is its name in locust's
-        figures."""
+    def _post(self, name: str, headers: Fields, body: Any) -> bool:
+        """Send a `PreparedRequest`; return whether it was accepted."""
         with self.client.post(
             self.host or "/",
             data=body,
             headers={**headers, **self._host},
-            name=mode,
+            name=name,
             catch_response=True,
         ) as answer:
             if answer.status_code == 202:
@@ -136,10 +145,12 @@ class Sender(FastHttpUser):
             answer.failure(f"status {answer.status_code}")
             return False
 
-    def _parts(self, key: str, number: int) -> tuple[Head, bytes]:
-        """Return attributes and data of the event with this number."""
+    def _new_event(self, key: str, number: int) -> tuple[Fields, bytes]:
+        """Return attributes and data (JSON) of the key's event with this number; type and size are
+        drawn."""
         size = random.randint(*self._sizes)
-        data = b'{"msg":"' + b"x" * max(0, size - 10) + b'"}'
+        start, end = b'{"msg":"', b'"}'
+        data = start + b"x" * max(0, size - len(start + end)) + end
         attributes = {
             "specversion": "1.0",
             "id": f"{key}-{number}",
@@ -150,21 +161,21 @@ class Sender(FastHttpUser):
         }
         return attributes, data
 
-    def _event(self, key: str, number: int) -> tuple[str, Head, bytes]:
-        """Return a request with one event, in binary or structured mode: its name, headers and
-        body."""
-        attributes, data = self._parts(key, number)
+    def _event_request(self, key: str, number: int) -> PreparedRequest:
+        """Return a request with one event, in structured mode for the share `--structured` of
+        events, else in binary mode."""
+        attributes, data = self._new_event(key, number)
         if random.random() >= self._structured:
             headers = {f"ce-{name}": value for name, value in attributes.items()}
             return "binary", {**headers, "content-type": "application/json"}, data
         headers = {"content-type": "application/cloudevents+json"}
-        return "structured", headers, _document(attributes, data)
+        return "structured", headers, _event_json(attributes, data)
 
 
-def _document(attributes: Head, data: bytes) -> bytes:
-    """Return an event in structured mode: JSON with the attributes and the data."""
-    head = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
-    return head[:-1] + b', "data": ' + data + b"}"
+def _event_json(attributes: Fields, data: bytes) -> bytes:
+    """Return an event in the JSON format of CloudEvents; `data` is JSON, too."""
+    document = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
+    return document.removesuffix(b"}") + b', "data": ' + data + b"}"
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
@@ -191,26 +202,28 @@ def judge(environment: Environment, **_: Any) -> None:
         return
     deadline = time.monotonic() + options.settle
     while (summary := _summary(environment)).lost and time.monotonic() < deadline:
-        time.sleep(PAUSE)
+        time.sleep(RETRY_PAUSE)
     print(summary, flush=True)
     if summary.lost or summary.reordered or not summary.accepted:
         environment.process_exit_code = 1
 
 
 def _summary(environment: Environment) -> Summary:
+    """Return the subscriber's counts until now."""
     return Summary.of(json.loads(_ask(environment, "_summary")))
 
 
-def _ask(environment: Environment, what: str, document: object = None) -> bytes:
-    """Send a request to the subscriber, a POST if there is a document, and return its answer; empty
-    without a subscriber. Raises SystemExit if it can't be reached."""
+def _ask(environment: Environment, path: str, document: object = None) -> bytes:
+    """Send a request to `path` at the subscriber, a POST if there is a document, and return the
+    body of its answer; empty if no subscriber is named. Raises `SystemExit` if it can't be
+    reached."""
     options = environment.parsed_options
     if options is None or not options.subscriber:
         return b""
-    url = f"{options.subscriber.rstrip('/')}/{what}"
+    url = f"{options.subscriber.rstrip('/')}/{path}"
     body = None if document is None else json.dumps(document).encode()
     try:
-        with urlopen(Request(url, data=body), timeout=TIMEOUT) as answer:
+        with urlopen(Request(url, data=body), timeout=SUBSCRIBER_TIMEOUT) as answer:
             content: bytes = answer.read()
             return content
     except URLError as error:

@@ -22,18 +22,21 @@ class _Shape(LoadTestShape):
 
     abstract = True
     users: ClassVar[int] = int(os.environ.get("SHAPE_USERS", "50"))
+    """The most users at once."""
     seconds: ClassVar[float] = float(os.environ.get("SHAPE_SECONDS", "60"))
+    """Length of the whole run."""
 
     def tick(self) -> tuple[int, float] | None:
-        """Return the number of users now, and how many may be started or stopped a second; None:
-        the end."""
+        """Return the number of users now, and how many may be started or stopped a second; None
+        ends the run."""
         elapsed = self.get_run_time() / self.seconds  # type: ignore[no-untyped-call]
         if elapsed >= 1:
             return None
         return max(1, ceil(self.users * self.share(elapsed))), float(self.users)
 
     def share(self, elapsed: float) -> float:
-        """Return the share of the users that run when the share `elapsed` of the time is over."""
+        """Return the share of `users` that run at the moment `elapsed`; both from 0 to 1, `elapsed`
+        as a share of `seconds`."""
         raise NotImplementedError
 
 
@@ -41,6 +44,7 @@ class Ramp(_Shape):
     """Ever more users: shows where latency begins to rise, or the receiver to answer 503."""
 
     def share(self, elapsed: float) -> float:
+        """Return a share that grows from 0 to 1."""
         return elapsed
 
 
@@ -49,6 +53,7 @@ class Spike(_Shape):
     lost."""
 
     def share(self, elapsed: float) -> float:
+        """Return all users in the middle fifth of the run, else a tenth."""
         return 1.0 if 0.4 <= elapsed < 0.6 else 0.1
 
 
@@ -56,6 +61,7 @@ class Soak(_Shape):
     """Steady load: shows whether memory and latency stay the same."""
 
     def share(self, elapsed: float) -> float:
+        """Return all users, always."""
         return 1.0
 
 

@@ -24,12 +24,15 @@ import uvloop
 from arrivals import Arrivals
 
 PHRASES: Final = {200: b"OK", 204: b"No Content", 404: b"Not Found", 503: b"Service Unavailable"}
+"""Reason phrases of the statuses that are answered."""
 
 
 class Counting:
-    """The state that all connections share."""
+    """Counts events and answers requests; all connections share it."""
 
     def __init__(self, delay: float, fail_every: int) -> None:
+        """`delay`: seconds before an event is answered. `fail_every`: every Nth event is
+        answered 503; 0: none."""
         self.arrivals = Arrivals()
         self.delay = delay
         """Seconds before an event is answered."""
@@ -37,7 +40,8 @@ class Counting:
         self._attempts = 0
 
     def take(self, headers: dict[bytes, bytes], body: bytes) -> int:
-        """Count one event, and return the status to answer."""
+        """Count one event, in binary or structured mode, and return the status to answer; header
+        names are in lower case. An event that is answered 503 isn't counted."""
         self._attempts += 1
         if self._fail_every and not self._attempts % self._fail_every:
             return 503
@@ -53,8 +57,8 @@ class Counting:
         return 204
 
     def answer(self, url: bytes, body: bytes) -> tuple[int, bytes]:
-        """Answer a request of the load test (paths that begin with `/_`): return status and
-        body."""
+        """Return status and body of the answer to a request of the load test itself, whose path
+        begins with `/_`."""
         match url:
             case b"/_accepted":
                 self.arrivals.accept(json.loads(body))
@@ -68,35 +72,46 @@ class Counting:
 
 
 class Connection(asyncio.Protocol):
-    """A connection of HTTP/1.1, which handles one request after the other."""
+    """A connection of HTTP/1.1, which handles one request after the other.
+
+    asyncio calls `connection_made` and `data_received`; the parser calls the methods `on_…` with
+    the parts of each request.
+    """
 
     def __init__(self, counting: Counting) -> None:
         self._counting = counting
         self._parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, for answers."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Parse what the client sent; close the connection if it isn't HTTP."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.close()
 
     def on_message_begin(self) -> None:
+        """Begin a new request."""
         self._url, self._body = b"", b""
         self._headers: dict[bytes, bytes] = {}
 
     def on_url(self, url: bytes) -> None:
+        """Add a part of the request's URL."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header, with its name in lower case."""
         self._headers[name.lower()] = value
 
     def on_body(self, body: bytes) -> None:
+        """Add a part of the request's body."""
         self._body += body
 
     def on_message_complete(self) -> None:
+        """Answer the request: an event after the delay, any other request at once."""
         if self._url.startswith(b"/_"):
             self._respond(*self._counting.answer(self._url, self._body))
             return
@@ -107,6 +122,7 @@ class Connection(asyncio.Protocol):
             self._respond(status)
 
     def _respond(self, status: int, body: bytes = b"") -> None:
+        """Send an answer, unless the connection is closed; a 204 has no `content-length`."""
         length = b"" if status == 204 else b"content-length: %d\r\n" % len(body)
         head = b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, PHRASES[status], length)
         if not self._transport.is_closing():
@@ -114,7 +130,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(host: str, port: int, counting: Counting) -> None:
-    """Serve until it is cancelled; prints the URL where it listens."""
+    """Serve until cancelled, after printing the URL; `port` 0 takes a free port."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(counting), host, port, backlog=1024)
     print(f"counting at http://{host}:{server.sockets[0].getsockname()[1]}/", flush=True)
@@ -122,6 +138,7 @@ async def serve(host: str, port: int, counting: Counting) -> None:
 
 
 def main() -> None:
+    """Run the subscriber with the options of the command line, until Ctrl-C."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -108,4 +108,5 @@ def knafka(
         ),
     ] = False,
 ) -> None:
-    pass  # it only holds --version
+    # Without a docstring: typer would show it in place of the app's help. Only holds --version.
+    pass

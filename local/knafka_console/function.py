@@ -44,19 +44,22 @@ class ViewerSources:
         clock: Callable[[], float] = time.monotonic,
         topics: ReportTopics | None = None,
     ) -> None:
-        """`system` is the client of the function's own account."""
-        self._topics = topics
+        """`system` is the client of the function's own account; `topics` reads reports from Kafka
+        (None: from the real one); `clock` returns seconds of any monotonic clock."""
         self._system = system
         self._figures = figures
         self._settings = settings
         self._clock = clock
+        self._topics = topics
         self._sources: OrderedDict[bytes, tuple[float, ClusterConsole]] = OrderedDict()
-        """Time of the last request and source by a digest of token and namespaces; the latest at
-        the end."""
+        """Time of the last request, and the source, by a digest of the viewer's token and
+        namespaces. The viewer who asked last is at the end."""
 
     def source_for(self, viewer: Viewer) -> ClusterConsole:
-        """Return the source of this viewer, created at the first request; the API server checks the
-        token."""
+        """Return the source of this viewer, and forget those of viewers who are idle or too many.
+
+        The token isn't checked here: the API server does that at the source's first request.
+        """
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
         _, kept_source = self._sources.pop(key, (now, None))
@@ -70,7 +73,7 @@ class ViewerSources:
         return source
 
     def _oldest_request(self) -> float:
-        """Return when the viewer who has been silent longest sent the last request."""
+        """Return the time of the last request of the viewer who has been idle longest."""
         return next(iter(self._sources.values()))[0]
 
     def _create_source(self, viewer: Viewer) -> ClusterConsole:
@@ -112,7 +115,8 @@ def own_client() -> kubernetes.client.ApiClient:
 
 
 def metrics_of(settings: ConsoleSettings, port: int = METRICS_PORT) -> DirectMetrics:
-    """Return the reader of the operator's metrics, which shows the token that they want."""
+    """Return a reader of the operator's metrics, with the token that the operator requires for
+    them."""
     return DirectMetrics(settings.metrics, port, token=settings.metrics_token)
 
 

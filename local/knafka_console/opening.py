@@ -33,7 +33,7 @@ def open_listener(
     `CONSOLE_PORT`.
 
     Yields None if the console is not `enabled`, or no port is free. Raises `PortTaken` if `port` is
-    in use.
+    in use, with the `option` by which the user chooses another.
     """
     opened_listener = _listen_on_free_port(port, option) if enabled else None
     try:
@@ -75,11 +75,10 @@ async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator
 
 
 def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
-    """Return a listening socket at the port, or at the first free one; None if none is free. Raises
-    `PortTaken`."""
-    for candidate in (
-        range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED) if port is None else (port,)
-    ):
+    """Return a socket that listens at `port`; if that is None, at the first free port from
+    `CONSOLE_PORT`, or None if none is free. Raises `PortTaken`."""
+    default_ports = range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED)
+    for candidate in default_ports if port is None else (port,):
         try:
             return listen(candidate)
         except OSError as error:

@@ -97,24 +97,25 @@ class Supervisor:
         Raises `KnafkaError` with what to do about it if something can't be started.
         """
         async with AsyncExitStack() as stack:
+            # A data folder without kept names is from an older Knafka, whose topics are taken over.
             adopt = self._installation.kafka.exists() and not self._installation.names.exists()
             stack.enter_context(self._installation.hold_lock())
             listener = stack.enter_context(self._listen_for_brokers())
             channels = stack.enter_context(self._listen_for_channels())
             logs = self._installation.logs
             stack.enter_context(_log_to_file(logs / "operator.log"))
-            kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
-            starting = asyncio.create_task(self._start_kafka(kafka))
+            # A stack of its own, entered before everything that needs Kafka: so Kafka stops last.
+            kafka_stack = await stack.enter_async_context(AsyncExitStack())
+            starting = asyncio.create_task(self._start_kafka(kafka_stack))
             stack.push_async_callback(cancel, starting)
-            # The operator takes half a second to import; meanwhile Kafka starts.
+            # Imported while Kafka starts, since the operator takes half a second.
             await asyncio.to_thread(import_module, "knafka_local.cluster.local_knative")
             from knafka_local.cluster.local_knative import LocalKnative
 
             issuer = await self._serve_issuer(stack)
             self._declared = self._manifests.read()
-            knative = self._knative = LocalKnative(
-                self.url, listener, channels, logs, self._view, issuer
-            )
+            knative = LocalKnative(self.url, listener, channels, logs, self._view, issuer)
+            self._knative = knative
             async with knative.serving(self._declared):
                 self._kafka = Kafka(bootstrap_servers=await starting)
                 knative.connect(
@@ -125,8 +126,8 @@ class Supervisor:
                     try:
                         await knative.apply(self._declared)
                         self._write_state()
-                        works = self._follow_files(), self._refresh_state()
-                        tasks += [group.create_task(work) for work in works]
+                        tasks.append(group.create_task(self._follow_files()))
+                        tasks.append(group.create_task(self._refresh_state()))
                         yield
                     finally:
                         for task in reversed(tasks):
@@ -138,8 +139,7 @@ class Supervisor:
             child.kill()
 
     def snapshot(self) -> Snapshot:
-        """Return the state of everything that runs, also written to the data folder for other
-        commands."""
+        """Return a snapshot of everything that runs, after writing the state for other commands."""
         self._write_state()  # other commands must find what is shown here
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
@@ -152,7 +152,7 @@ class Supervisor:
     @property
     def state(self) -> RunningState:
         """The state that was last written for other commands."""
-        assert self._state is not None, "it is up"
+        assert self._state is not None, "only used inside `running`"
         return self._state
 
     @property
@@ -195,7 +195,10 @@ class Supervisor:
         return environment
 
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
-        """Start Kafka, unless --bootstrap-servers names one; returns its bootstrap servers."""
+        """Start Kafka, unless --bootstrap-servers names one; returns its bootstrap servers.
+
+        It is started again whenever it ends, and stopped when `stack` closes.
+        """
         if self._options.bootstrap_servers is not None:
             return self._options.bootstrap_servers
         say = self._view.say
@@ -238,7 +241,8 @@ class Supervisor:
         """Apply the declared objects again after each change of a manifest file."""
         async for _ in self._manifests.changes():
             declared = self._manifests.read()
-            if not self._declared.documents.keys() <= declared.documents.keys():
+            is_any_missing = not self._declared.documents.keys() <= declared.documents.keys()
+            if is_any_missing:
                 await asyncio.sleep(REMOVAL_DELAY)
                 declared = self._manifests.read()
             self._declared = declared
@@ -280,7 +284,8 @@ def _listen_at(port: int, option: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _log_to_file(file: Path) -> Iterator[None]:
-    """Write what the operator logs to a file, so that the terminal shows conditions only."""
+    """Write what the operator logs inside to a file, so that the terminal stays free for the
+    view."""
     handler = logging.FileHandler(file, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

@@ -55,19 +55,19 @@ def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaCh
         if len(targets) == 1:
             return next(iter(targets.values()))
         raise UnknownObject(f"which Broker? There is {known}: choose one with --broker")
-    bare = name.removeprefix(CHANNEL_PREFIX)
-    full = bare if "/" in bare else f"default/{bare}"
-    for key in (name, full) if name == bare else (name, CHANNEL_PREFIX + full):
+    unprefixed = name.removeprefix(CHANNEL_PREFIX)
+    prefix = name.removesuffix(unprefixed)
+    full_name = unprefixed if "/" in unprefixed else f"default/{unprefixed}"
+    # `channel/NAME` may be a Broker in a namespace called `channel`, which has precedence.
+    for key in (name, prefix + full_name):
         if key in targets:
             return targets[key]
     raise UnknownObject(f"there is no Broker {name}: there is {known}")
 
 
 def authentication_of(declared: DeclaredObjects, namespace: str) -> Authentication:
-    """Return the demands on senders in a namespace, as if `authentication-oidc` were enabled.
-
-    Raises `InvalidDocument`.
-    """
+    """Return what the declared features and EventPolicies of a namespace require of senders, as if
+    `authentication-oidc` were enabled. Raises `InvalidDocument`."""
     return replace(
         Authentication.of(_features_with_oidc(declared)),
         policies=tuple(
@@ -84,7 +84,7 @@ def judge(
     subject: str,
     event: Attributes | None,
 ) -> PolicyVerdict:
-    """Decide whether `broker` accepts `event` from the sender with this subject.
+    """Decide whether `broker` accepts `event` from the sender with this subject (`sub` of a token).
 
     Without an event: whether it accepts any event of the sender.
     """
@@ -93,7 +93,10 @@ def judge(
         ingress.policies, ingress.default_authorization, ingress.namespace
     )
     verdict = authorization.verdict(subject)
-    passes = verdict if isinstance(verdict, bool) else None if event is None else verdict(event)
+    if isinstance(verdict, bool):
+        accepts: bool | None = verdict
+    else:  # it depends on the event
+        accepts = None if event is None else verdict(event)
     applied = authentication.applied_policies_of(broker)
     if not applied:
         reasons = [
@@ -101,11 +104,11 @@ def judge(
         ]
     else:
         reasons = [_policy_reason(policy, subject, event) for policy in applied]
-    return PolicyVerdict(passes, reasons)
+    return PolicyVerdict(accepts, reasons)
 
 
 def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
-    """Return a sentence on whether one policy accepts the sender's event, and why not."""
+    """Return a sentence that says whether one policy accepts the sender's event, and why not."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it accepts nobody"
@@ -121,8 +124,9 @@ def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | Non
 
 
 def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
-    """Return the declared features, with `authentication-oidc` enabled."""
-    # The namespace of Knative Eventing differs between installations, the ConfigMap's name doesn't.
+    """Return the declared ConfigMap of Knative Eventing's features, or an empty one, with
+    `authentication-oidc` enabled."""
+    # Found by name in any namespace, since that of Knative Eventing differs between installations.
     for features in declared.of_type(ConfigMap):
         if features.metadata.name == FEATURES_CONFIG_MAP:
             data = {**features.data, OIDC: "enabled"}
@@ -132,7 +136,8 @@ def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
 
 
 def _ingress_for_senders(broker: Broker | KafkaChannel) -> Ingress:
-    """Return the Broker's or KafkaChannel's Ingress, with the fields that concern senders only."""
+    """Return an Ingress of a Broker or KafkaChannel, to decide about senders with; topic and Kafka
+    are placeholders."""
     metadata = broker.metadata
     return Ingress(
         namespace=metadata.namespace,

@@ -48,8 +48,8 @@ def token(
 
     In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
     """
-    parts = _DURATION_PATTERN(duration)
-    if parts is None:
+    duration_match = _DURATION_PATTERN(duration)
+    if duration_match is None:
         raise typer.BadParameter(f"{duration!r} is no duration: give one such as 90s, 15m, 1h, 1d")
     if audience and broker is not None:
         raise typer.BadParameter("give --broker or --audience, not both")
@@ -61,5 +61,6 @@ def token(
     # Imported here, as cryptography would slow the start of every other command.
     from knafka_local.tokens.issuer import Issuer
 
-    lifetime = int(parts[1]) * _SECONDS_BY_UNIT[parts[2]]
+    number, unit = duration_match.groups()
+    lifetime = int(number) * _SECONDS_BY_UNIT[unit]
     typer.echo(Issuer.load(installation.issuer).token(sender, audience, lifetime))

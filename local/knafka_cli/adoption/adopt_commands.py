@@ -1,4 +1,4 @@
-"""`knafka adopt` and `knafka release`: Brokers, KafkaChannels and KafkaSources go from
+"""`knafka adopt` and `knafka release`: move Brokers, KafkaChannels and KafkaSources from
 eventing-kafka-broker to Knafka, and back."""
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from knafka_cli.adoption.plan import Plan
 
 ADOPTION_TIMEOUT: Final = 300.0
-"""Seconds; a cold start of receivers and dispatchers that pull their image takes a minute."""
+"""Seconds to wait for each object; receivers and dispatchers that pull their image take a
+minute."""
 PREFIXES: Final = {"channel/": KAFKA_CHANNEL, "source/": KAFKA_SOURCE}
-"""Which kind a name is of; without any of these a Broker's."""
+"""Kinds by the prefix of a name; a name without a prefix is a Broker's."""
 NAME_FORMS: Final = "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME"
 
 Names = Annotated[
@@ -48,7 +49,7 @@ PeersNamespace = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make them commands of `app`."""
+    """Add `knafka adopt` and `knafka release`."""
     add(app, "adopt", adopt, "knafka adopt default -n shop --context prod")
     add(app, "release", release, "knafka release default -n shop --context prod --yes")
 
@@ -73,15 +74,15 @@ def adopt(
     """
     from knafka_cli.adoption.cluster import explain_not_ready
 
-    adopter, own = _make_adopter(
+    adopter, context_namespace = _make_adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
     )
     failed = False
-    for kind, identity in _parse_names(names, namespace or own):
+    for kind, identity in _parse_names(names, namespace or context_namespace):
         plan, unseen = adopter.make_plan(kind, identity)
         if yes and plan.waits and not plan.problems:
             plan = adopter.wait_until_group_empty(kind, identity, timeout)
-        failed |= not _show(plan, unseen)
+        failed |= not _print_plan(plan, unseen)
         if yes and not plan.problems and not plan.waits:
             adopter.carry_out(plan)
             adopter.wait_until_complete("not Ready", kind, identity, timeout, explain_not_ready)
@@ -108,13 +109,13 @@ def release(
     """
     from knafka_cli.adoption.plan import find_not_released
 
-    adopter, own = _make_adopter(
+    adopter, context_namespace = _make_adopter(
         context, kubeconfig, namespace, bootstrap_servers, system_namespace, peers_namespace
     )
     failed = False
-    for kind, identity in _parse_names(names, namespace or own):
-        plan, unseen = adopter.make_plan(kind, identity, back=True)
-        failed |= not _show(plan, unseen)
+    for kind, identity in _parse_names(names, namespace or context_namespace):
+        plan, unseen = adopter.make_plan(kind, identity, release=True)
+        failed |= not _print_plan(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
             adopter.wait_until_complete("not let go of", kind, identity, timeout, find_not_released)
@@ -131,55 +132,63 @@ def _make_adopter(
     system_namespace: str,
     peers_namespace: str,
 ) -> tuple[Adopter, str]:
-    """Return an adopter for the chosen cluster, and the namespace of its context."""
-    # The client takes half a second to import: only what is about a cluster pays for it.
+    """Return an adopter for the chosen cluster, and the namespace of the kubeconfig's context. The
+    parameters are the commands' options."""
+    # Imported here, since the Kubernetes client takes half a second.
     from knafka_cli.adoption.cluster import Adopter
     from knafka_client.declared import cluster_source
     from knafka_client.declared.kubernetes_api import KubernetesApi
 
-    client, own = cluster_source.client_of(context, kubeconfig)
-    sources = [
+    client, context_namespace = cluster_source.client_of(context, kubeconfig)
+    source, declared_source = (
         cluster_source.ClusterSource(
             client,
-            namespace or own,
+            namespace or context_namespace,
             system_namespace=system_namespace,
             bootstrap_servers=servers,
         )
         for servers in (bootstrap_servers, None)
-    ]
+    )
     adopter = Adopter(
         KubernetesApi(client),
-        *sources,
+        source,
+        declared_source,
         system_namespace=system_namespace,
         peers_namespace=peers_namespace,
         bootstrap_servers=bootstrap_servers,
     )
-    return adopter, own
+    return adopter, context_namespace
 
 
 def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    """Parse the command's arguments to kind and identity each; prints a malformed one and exits."""
-    named = []
+    """Return kind and identity of each name in the arguments, by default in `namespace`.
+
+    Prints an error and exits if a name is malformed.
+    """
+    objects = []
     for text in names:
         prefix = next(filter(text.startswith, PREFIXES), "")
-        before, slash, name = text.removeprefix(prefix).rpartition("/")
-        if not name or (slash and not before) or "/" in before:
+        own_namespace, slash, name = text.removeprefix(prefix).rpartition("/")
+        lacks_part = not name or (slash and not own_namespace)
+        if lacks_part or "/" in own_namespace:
             typer.echo(f"knafka: {text!r} is no name: {NAME_FORMS}", err=True)
             raise typer.Exit(EXIT_USAGE)
-        named.append((PREFIXES.get(prefix, "Broker"), Identity(before or namespace, name)))
-    return named
+        objects.append((PREFIXES.get(prefix, "Broker"), Identity(own_namespace or namespace, name)))
+    return objects
 
 
-def _show(plan: Plan, unseen: Sequence[str]) -> bool:
-    """Print a plan; gives whether nothing is in the way."""
-    for each in unseen:
-        typer.echo(f"knafka: {each}", err=True)
+def _print_plan(plan: Plan, unseen: Sequence[str]) -> bool:
+    """Print a plan, after sentences about what could not be read; returns whether the plan can be
+    carried out now."""
+    for sentence in unseen:
+        typer.echo(f"knafka: {sentence}", err=True)
     typer.echo(plan.text)
     return not plan.problems and not plan.waits
 
 
 def _end(failed: bool, yes: bool) -> None:
-    """Print that nothing was changed unless `yes`, and exit with an error if adopting `failed`."""
+    """Print that nothing was changed unless `yes`, and exit with an error if any plan could not be
+    carried out (`failed`)."""
     if not yes:
         typer.echo("\nNothing was changed. --yes does it.")
     if failed:

@@ -1,7 +1,8 @@
-"""Broker plan: what was seen of a Broker and its Triggers -> the plan to take them over, or give
-them back. Pure.
+"""Plans by which Knafka adopts a Broker with its Triggers from eventing-kafka-broker, or releases
+them to it. Pure.
 
-Not here: KafkaChannels (`channel_plan`) and KafkaSources (`source_plan`), asking (`looking`).
+Not here: KafkaChannels (`channel_plan`) and KafkaSources (`source_plan`); reading the objects
+(`looking`).
 """
 
 from __future__ import annotations
@@ -48,43 +49,55 @@ from knafka_operator.model.resources import (
 )
 
 PEERS_FINALIZERS: Final = (PEERS_FINALIZER, "kafka.triggers.eventing.knative.dev")
-"""Of Brokers, and of Triggers."""
+"""eventing-kafka-broker's finalizers of Brokers and of Triggers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenBroker:
-    """What was read of a Broker, its Triggers, the cluster and Kafka."""
+    """What was read about a Broker: its Triggers, its topic and groups in Kafka, and the
+    installation of Knafka."""
 
     broker: Document
     triggers: Sequence[Document] = ()
     topic: TopicDescription | None = None
-    """None: Kafka has none of the name."""
+    """The Broker's topic; None if Kafka doesn't have it."""
     groups: Mapping[str, SeenGroup] = field(default_factory=dict)
-    """By name."""
+    """The Triggers' consumer groups, by name."""
     classes: frozenset[str] = frozenset({"Kafka", "kafka"})
-    """Those that the installation serves."""
+    """The Broker classes that the installation serves."""
     naming: Naming = field(default_factory=Naming)
+    """The installation's templates for names of topics and groups."""
     servers: str = ""
-    """Where Knafka would look for the topic."""
+    """Bootstrap servers of the Kafka in which Knafka would look for the topic."""
     peers: Sequence[tuple[str, str, str]] = ()
-    """Kind, namespace and name of what runs of eventing-kafka-broker and would get in the way."""
+    """Kind, namespace and name of eventing-kafka-broker's running workloads that would disturb."""
     claimed_by: Identity | None = None
     """Another Broker whose status names the same topic."""
     refused: str | None = None
-    """Why it may not use the external topic that it names."""
+    """Why the Broker may not use the external topic that it names; None if it may."""
     unseen: Sequence[str] = ()
-    """What could not be read, and why."""
+    """A sentence for each object that could not be read."""
 
     @property
     def identity(self) -> Identity:
+        """The Broker's namespace and name."""
         return Identity.of(self.broker)
+
+    @property
+    def has_external_topic(self) -> bool:
+        """Whether the Broker names an existing topic, which Knafka doesn't own."""
+        return EXTERNAL_TOPIC in (self.broker["metadata"].get("annotations") or {})
 
 
 def plan_broker_adoption(seen: SeenBroker) -> Plan:
-    """Return how Knafka takes a Broker over."""
+    """Return the plan by which Knafka takes a Broker and its Triggers over. Raises
+    `InvalidDocument`."""
     identity, metadata = seen.identity, seen.broker["metadata"]
     class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS, "")
+    is_adopted = _is_adopted(seen)
     about = f"Broker {identity}, class {class_ or 'none'}: from {PEER} to Knafka"
+    if is_adopted:
+        about = f"Broker {identity}: it is Knafka's already"
     topic, problems = _topic_with_problems(seen)
     if class_ not in seen.classes:
         problems.append(
@@ -92,46 +105,25 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
             "to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
         )
     problems += list(running(seen.peers, "this Broker"))
-    taken = _is_taken(seen)
-    if taken:
-        about = f"Broker {identity}: it is Knafka's already"
     steps: list[Step] = []
     stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
     waits: list[str] = []
     for trigger in seen.triggers:
-        group, wrong = group_of(trigger, seen.naming)
-        name = Identity.of(trigger)
-        if wrong is not None:
-            problems.append(wrong)
-            continue
-        found = seen.groups.get(group, SeenGroup())
-        stays.append(
-            f"Trigger {name.name}  group {group}  {count_text(found.waiting, 'event')} waiting"
-        )
-        if found.members and not taken:
-            waits.append(members_left(group, found))
-        if found.uncommitted and GROUP_STATUS not in annotations_of(trigger):
-            stays[-1] = f"Trigger {name.name}  was never Ready: it begins at the topic's end"
-            continue
-        if found.uncommitted:
-            shown = ", ".join(map(str, found.uncommitted))
-            problems.append(
-                f"group {group} has no offset on partitions {shown}: Trigger {name} would get them "
-                f"from their beginning: have {PEER} make it Ready first, or delete the Trigger"
-            )
-        if annotations_of(trigger).get(GROUP_STATUS) != group:
-            steps.append(WriteAnnotations("Trigger", name, {GROUP_STATUS: group}))
-    external = EXTERNAL_TOPIC in (metadata.get("annotations") or {})
-    if seen.topic is not None and not external:
+        trigger_plan = _plan_trigger(seen, trigger, is_adopted)
+        stays += trigger_plan.stays
+        problems += trigger_plan.problems
+        waits += trigger_plan.waits
+        steps += trigger_plan.steps
+    if seen.topic is not None and not seen.has_external_topic:
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id}
-        now = annotations_of(seen.broker)
-        if any(now.get(key) != value for key, value in recorded.items()):
+        existing = annotations_of(seen.broker)
+        if any(existing.get(key) != value for key, value in recorded.items()):
             steps.append(WriteAnnotations("Broker", identity, recorded))
     for kind, document in (
-        *(("Trigger", each) for each in seen.triggers),
-        ("Broker", seen.broker),  # last of all: from then on the operator takes it
+        *(("Trigger", trigger) for trigger in seen.triggers),
+        ("Broker", seen.broker),  # last of all: with this step the operator takes it
     ):
-        theirs = [each for each in finalizers_of(document) if each in PEERS_FINALIZERS]
+        theirs = [name for name in finalizers_of(document) if name in PEERS_FINALIZERS]
         if theirs:
             steps.append(SetFinalizers(kind, Identity.of(document), drop=theirs))
     then = [
@@ -143,17 +135,44 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
     return Plan(about, stays, differences(seen), problems, waits, steps, then)
 
 
-def _is_taken(seen: SeenBroker) -> bool:
-    """Whether the operator may take it already, or has."""
-    now = annotations_of(seen.broker)
-    external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})
+def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:
+    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers."""
+    identity = Identity.of(trigger)
+    about = f"Trigger {identity.name}"
+    group, problem = group_of(trigger, seen.naming)
+    if problem is not None:
+        return Plan(about, problems=[problem])
+    in_kafka = seen.groups.get(group, SeenGroup())
+    waits = [members_left(group, in_kafka)] if in_kafka.members and not is_adopted else []
+    recorded_group = annotations_of(trigger).get(GROUP_STATUS)
+    if in_kafka.uncommitted and recorded_group is None:
+        line = f"{about}  was never Ready: it begins at the topic's end"
+        return Plan(about, stays=[line], waits=waits)
+    problems = []
+    if in_kafka.uncommitted:
+        partitions = ", ".join(map(str, in_kafka.uncommitted))
+        problems.append(
+            f"group {group} has no offset on partitions {partitions}: Trigger {identity} would get "
+            f"them from their beginning: have {PEER} make it Ready first, or delete the Trigger"
+        )
+    steps: list[Step] = []
+    if recorded_group != group:
+        steps.append(WriteAnnotations("Trigger", identity, {GROUP_STATUS: group}))
+    line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+    return Plan(about, stays=[line], problems=problems, waits=waits, steps=steps)
+
+
+def _is_adopted(seen: SeenBroker) -> bool:
+    """Whether every step of the adoption is done: eventing-kafka-broker has no finalizer on the
+    Broker, and the Broker's status names its topic, unless that is external."""
     if is_claimed_by_peer(seen.broker):
         return False
-    return external or (seen.topic is not None and now.get(TOPIC_ID) == seen.topic.id)
+    recorded_id = annotations_of(seen.broker).get(TOPIC_ID)
+    return seen.has_external_topic or (seen.topic is not None and recorded_id == seen.topic.id)
 
 
 def plan_broker_release(seen: SeenBroker) -> Plan:
-    """Return how Knafka gives a Broker back."""
+    """Return the plan by which Knafka gives a Broker back to eventing-kafka-broker."""
     identity = seen.identity
     about = f"Broker {identity}: from Knafka to {PEER}"
     problems = list(running(seen.peers, "this Broker", dispatchers=False))
@@ -179,32 +198,35 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
 
 
 def topic_of(broker: Document, naming: Naming) -> str:
-    """Return the topic that a Broker has, or would have; raises `InvalidDocument`."""
+    """Return the name of a Broker's topic: an external one, the one in its status, or else the one
+    that a template gives it. Raises `InvalidDocument`."""
     annotations = broker["metadata"].get("annotations") or {}
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)
-    kept = annotations_of(broker).get(TOPIC_STATUS)
-    return kept or naming.name(NameKind.BROKER_TOPIC, NamedObject.of(broker))
+    recorded = annotations_of(broker).get(TOPIC_STATUS)
+    return recorded or naming.name(NameKind.BROKER_TOPIC, NamedObject.of(broker))
 
 
 def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
-    """Return the group that a Trigger has, or would have, and why Knafka can't take it; raises
+    """Return the name of a Trigger's consumer group: the one in its status, or else the one that a
+    template gives it; and why Knafka can't take it over, None if it can. Raises
     `InvalidDocument`."""
-    of, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
-    group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, of)
-    if naming.is_own(kind, group, of):
+    owner, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
+    group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, owner)
+    if naming.is_own(kind, group, owner):
         return group, None
-    what = f"Trigger {of.namespace}/{of.name} has the group {group}:"
-    return group, unknown_name(what, kind, "it")
+    beginning = f"Trigger {owner.namespace}/{owner.name} has the group {group}:"
+    return group, unknown_name(beginning, kind, "it")
 
 
 def differences(seen: SeenBroker) -> list[str]:
-    """Return a sentence for each way in which Knafka delivers these objects differently."""
-    of_broker = (seen.broker.get("spec") or {}).get("delivery") or {}
+    """Return a sentence for each way in which Knafka delivers to the Triggers differently from
+    eventing-kafka-broker."""
+    broker_delivery = (seen.broker.get("spec") or {}).get("delivery") or {}
     by_trigger = {}
     for trigger in seen.triggers:
         spec = trigger.get("spec") or {}
-        delivery = spec.get("delivery") or of_broker
+        delivery = spec.get("delivery") or broker_delivery
         annotations = trigger["metadata"].get("annotations") or {}
         name = str(trigger["metadata"]["name"])
         by_trigger[name] = _trigger_differences(spec, delivery, annotations)
@@ -214,37 +236,40 @@ def differences(seen: SeenBroker) -> list[str]:
 def _trigger_differences(
     spec: Document, delivery: Document, annotations: Document
 ) -> Iterator[str]:
-    """Yield a sentence for each way in which Knafka delivers this Trigger differently."""
+    """Yield a sentence for each way in which Knafka delivers to this Trigger differently; in the
+    sentences, "there" means eventing-kafka-broker."""
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
         yield "order is kept for each key, and not at all there (delivery.order)"
     if any(value == "" for value in ((spec.get("filter") or {}).get("attributes") or {}).values()):
         yield "an empty attribute of the filter has to be there, and counts for nothing there"
-    expressions = [str(each["cesql"]) for each in spec.get("filters") or () if "cesql" in each]
-    if any(_mixes(each) for each in expressions):
+    filters = spec.get("filters") or ()
+    if any(_mixes_operators(str(filter_["cesql"])) for filter_ in filters if "cesql" in filter_):
         yield "its CESQL mixes AND and OR: read from the left, and from the right there"
 
 
-def _mixes(expression: str) -> bool:
+def _mixes_operators(expression: str) -> bool:
+    """Whether a CESQL expression has several of AND, OR and XOR and no parentheses, so that its
+    value may depend on their order of evaluation."""
     words = set(expression.upper().split())
     return "(" not in expression and len(words & {"AND", "OR", "XOR"}) > 1
 
 
 def _topic_with_problems(seen: SeenBroker) -> tuple[str, list[str]]:
-    """Return the topic's name, and a sentence for each problem with it."""
+    """Return the topic's name, and a sentence for each reason why Knafka can't take the topic
+    over."""
     problems = []
-    name, of = topic_of(seen.broker, seen.naming), NamedObject.of(seen.broker)
-    external = EXTERNAL_TOPIC in (seen.broker["metadata"].get("annotations") or {})
+    name, owner = topic_of(seen.broker, seen.naming), NamedObject.of(seen.broker)
+    kind = NameKind.BROKER_TOPIC
     if seen.topic is None:
         problems.append(f"topic {name} isn't in the Kafka at {seen.servers}")
-    if not external and not seen.naming.is_own(NameKind.BROKER_TOPIC, name, of):
-        kind = NameKind.BROKER_TOPIC
+    if not seen.has_external_topic and not seen.naming.is_own(kind, name, owner):
         problems.append(unknown_name(f"topic {name}:", kind, "this Broker"))
-    theirs = annotations_of(seen.broker).get("bootstrap.servers", "")
-    if theirs and seen.servers and servers_of(theirs) != servers_of(seen.servers):
+    peers_servers = annotations_of(seen.broker).get("bootstrap.servers", "")
+    if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         problems.append(
-            f"{PEER} has its topic in the Kafka at {theirs}, and Knafka would look for it at "
-            f"{seen.servers}: set bootstrap.servers in its ConfigMap"
+            f"{PEER} has its topic in the Kafka at {peers_servers}, and Knafka would look for it "
+            f"at {seen.servers}: set bootstrap.servers in its ConfigMap"
         )
     if seen.refused is not None:
         problems.append(seen.refused)

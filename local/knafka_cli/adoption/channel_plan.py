@@ -1,15 +1,15 @@
-"""Channel plan: what was seen of a KafkaChannel -> the plan to take it over, or give it back. Pure.
+"""Plans by which Knafka adopts a KafkaChannel from eventing-kafka-broker, or releases it. Pure.
 
-    adopt     the topic's id, and a promise to each entry of `spec.subscribers`, are written into
-              the status -> eventing-kafka-broker's finalizer goes -> the operator takes it
-    release   eventing-kafka-broker's finalizer stands in the place of ours -> the operator lets go
+    adopt     write the topic's id, and a promise to each entry of `spec.subscribers`, into the
+              status -> remove eventing-kafka-broker's finalizer -> the operator takes the channel
+    release   replace our finalizer by eventing-kafka-broker's -> the operator stops serving it
 
 A Subscription's group is named by its UID on both sides. A promise is an annotation in the
 channel's status, which says that the group of an entry exists. The operator begins to deliver an
 entry without a promise at the topic's end. Subscriptions themselves aren't written: Knative
 Eventing adds them to the channel, also while Knafka serves it.
 
-Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`), asking (`looking`).
+Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`); reading the objects (`looking`).
 """
 
 from __future__ import annotations
@@ -53,16 +53,19 @@ from knafka_operator.model.resources import TOPIC_STATUS, finalizers_of, is_clai
 
 @dataclass(frozen=True, slots=True)
 class SeenChannel:
-    """What was read of a KafkaChannel, the cluster and Kafka."""
+    """What was read about a KafkaChannel: its topic and groups in Kafka, and the installation of
+    Knafka."""
 
     stored: Document
+    """The KafkaChannel."""
     topic: TopicDescription | None = None
-    """None: Kafka has none of the name."""
+    """The channel's topic; None if Kafka doesn't have it."""
     groups: Mapping[str, SeenGroup] = field(default_factory=dict)
-    """By name."""
+    """The Subscriptions' consumer groups, by name."""
     naming: Naming = field(default_factory=Naming)
+    """The installation's templates for names of topics and groups."""
     servers: str = ""
-    """Where Knafka would look for the topic."""
+    """Bootstrap servers of the Kafka in which Knafka would look for the topic."""
     secret: str = ""
     """Name of the Secret, in Knafka's own namespace, with which Knafka would connect to Kafka;
     empty: none."""
@@ -71,14 +74,15 @@ class SeenChannel:
     served: bool = True
     """Whether the installation serves KafkaChannels."""
     peers: Sequence[tuple[str, str, str]] = ()
-    """Kind, namespace and name of what runs of eventing-kafka-broker and would get in the way."""
+    """Kind, namespace and name of eventing-kafka-broker's running workloads that would disturb."""
     claimed_by: Identity | None = None
     """Another KafkaChannel whose status names the same topic."""
     unseen: Sequence[str] = ()
-    """What could not be read, and why."""
+    """A sentence for each object that could not be read."""
 
     @property
     def identity(self) -> Identity:
+        """The channel's namespace and name."""
         return Identity.of(self.stored)
 
     @property
@@ -88,44 +92,33 @@ class SeenChannel:
 
 
 def plan_channel_adoption(seen: SeenChannel) -> Plan:
-    """Return how Knafka takes a KafkaChannel over; raises `InvalidDocument`."""
+    """Return the plan by which Knafka takes a KafkaChannel over. Raises `InvalidDocument`."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
-    topic, claimed = topic_of_channel(seen.stored, seen.naming), _is_claimed(seen)
+    topic, is_peers = topic_of_channel(seen.stored, seen.naming), _is_peers(seen)
     problems = [*running(seen.peers, "this KafkaChannel"), *_adoption_problems(seen, topic)]
-    taken = (
-        not claimed and seen.topic is not None and _has_annotation(seen, TOPIC_ID, seen.topic.id)
+    is_adopted = (
+        not is_peers and seen.topic is not None and _has_annotation(seen, TOPIC_ID, seen.topic.id)
     )
-    if taken:
+    if is_adopted:
         about = f"KafkaChannel {identity}: it is Knafka's already"
     stays, waits = [] if seen.topic is None else [topic_line(topic, seen.topic)], list[str]()
-    if claimed and receivers_of(annotations_of(seen.stored)):
-        # The operator, which hasn't finished yet, would remove from the status what is written
-        # there now.
+    if is_peers and receivers_of(annotations_of(seen.stored)):
+        # The operator hasn't finished its release yet: it would remove annotations that are
+        # written now.
         waits.append("Knafka's operator has still to let go of it: it was given back")
-    promised = {}
-    for uid, entry in seen.entries.items():
-        group, name = entries.entry_group(identity, uid), _name(uid, entry)
-        in_kafka = seen.groups.get(group, SeenGroup())
-        if in_kafka.members and not taken:
-            waits.append(members_left(group, in_kafka))
-        if in_kafka.uncommitted and not taken and not _was_ready(seen, uid):
-            stays.append(f"Subscription {name}  was never Ready: it begins at the topic's end")
-            continue
-        stays.append(
-            f"Subscription {name}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
-        )
-        if in_kafka.uncommitted and not taken:
-            problems.append(
-                f"group {group} has no offset: Subscription {name} would get all events from their "
-                f"beginning: have {PEER} make it Ready first, or delete the Subscription"
-            )
-        if not entries.is_promised(seen.stored, uid):
-            promised[PROMISE + uid] = "{}"
+    for uid in seen.entries:
+        entry_plan = _plan_entry(seen, uid, is_adopted)
+        stays += entry_plan.stays
+        problems += entry_plan.problems
+        waits += entry_plan.waits
     steps: list[Step] = []
-    if seen.topic is not None and not taken:
-        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promised}
-        missing = any(not _has_annotation(seen, key, value) for key, value in recorded.items())
-        if missing or (claimed and _reported(seen)):
+    if seen.topic is not None and not is_adopted:
+        promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
+        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promises}
+        is_incomplete = any(
+            not _has_annotation(seen, key, value) for key, value in recorded.items()
+        )
+        if is_incomplete or (is_peers and _reported_entries(seen)):
             steps.append(WriteAnnotations(KAFKA_CHANNEL, identity, recorded, ["subscribers"]))
     if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
         steps.append(SetFinalizers(KAFKA_CHANNEL, identity, drop=[PEERS_CHANNEL_FINALIZER]))
@@ -139,6 +132,36 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
     return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
 
 
+def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
+    """Return what the entry of a Subscription adds to the plan to adopt its channel, apart from its
+    promise."""
+    about = f"Subscription {_entry_name(uid, seen.entries[uid])}"
+    group = entries.entry_group(seen.identity, uid)
+    in_kafka = seen.groups.get(group, SeenGroup())
+    line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+    if is_adopted:
+        return Plan(about, stays=[line])
+    waits = [members_left(group, in_kafka)] if in_kafka.members else []
+    if not in_kafka.uncommitted:
+        return Plan(about, stays=[line], waits=waits)
+    if not _was_ready(seen, uid):
+        line = f"{about}  was never Ready: it begins at the topic's end"
+        return Plan(about, stays=[line], waits=waits)
+    problem = (
+        f"group {group} has no offset: {about} would get all events from their beginning: have "
+        f"{PEER} make it Ready first, or delete the Subscription"
+    )
+    return Plan(about, stays=[line], problems=[problem], waits=waits)
+
+
+def _needs_promise(seen: SeenChannel, uid: str) -> bool:
+    """Whether the adoption must write a promise for the entry with this UID: it has none yet, and
+    has offsets or was Ready."""
+    group = seen.groups.get(entries.entry_group(seen.identity, uid), SeenGroup())
+    begins_at_end = bool(group.uncommitted) and not _was_ready(seen, uid)
+    return not begins_at_end and not entries.is_promised(seen.stored, uid)
+
+
 def plan_channel_release(seen: SeenChannel) -> Plan:
     """Return the plan by which Knafka gives a KafkaChannel back to eventing-kafka-broker."""
     identity, about = seen.identity, f"KafkaChannel {seen.identity}: from Knafka to {PEER}"
@@ -150,7 +173,7 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
     for uid, entry in seen.entries.items():
         group = entries.entry_group(identity, uid)
         waiting = count_text(seen.groups.get(group, SeenGroup()).waiting, "event")
-        stays.append(f"Subscription {_name(uid, entry)}  group {group}  {waiting} waiting")
+        stays.append(f"Subscription {_entry_name(uid, entry)}  group {group}  {waiting} waiting")
     then = [
         "Knafka's operator ends its deliveries and deletes its functions; the channel's host leads "
         f"to {PEER}'s receiver",
@@ -160,9 +183,10 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
 
 
 def topic_of_channel(channel: Document, naming: Naming) -> str:
-    """Return the topic that a KafkaChannel has, or would have; raises `InvalidDocument`."""
-    kept = annotations_of(channel).get(TOPIC_STATUS)
-    return kept or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
+    """Return the name of a KafkaChannel's topic: the one in its status, or else the one that a
+    template gives it. Raises `InvalidDocument`."""
+    recorded = annotations_of(channel).get(TOPIC_STATUS)
+    return recorded or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
 
 
 def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
@@ -200,20 +224,21 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}
     by_entry = {}
     for uid, entry in seen.entries.items():
-        own = entry.get("delivery") or {}
-        sentences = list(delivery_differences(own or channel_delivery))
-        if own and (rest := sorted(channel_delivery.keys() - own.keys())):
+        own_delivery = entry.get("delivery") or {}
+        sentences = list(delivery_differences(own_delivery or channel_delivery))
+        inherited = sorted(channel_delivery.keys() - own_delivery.keys())
+        if own_delivery and inherited:
             sentences.append(
-                f"{PEER} also applies the channel's {', '.join(rest)} to it, Knafka doesn't"
+                f"{PEER} also applies the channel's {', '.join(inherited)} to it, Knafka doesn't"
             )
-        by_entry[_name(uid, entry)] = sentences
+        by_entry[_entry_name(uid, entry)] = sentences
     differences = difference_sentences(by_entry, "all Subscriptions")
     peers_secret = seen.peers_config.get(SECRET_NAME_KEY, "")
     if peers_secret:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
-        ours = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
+        own_secret = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
         differences.append(
-            f"{PEER} shows Kafka the Secret {namespace}/{peers_secret}, and Knafka {ours}"
+            f"{PEER} shows Kafka the Secret {namespace}/{peers_secret}, and Knafka {own_secret}"
         )
     if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
         differences.append(
@@ -222,24 +247,29 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     return differences
 
 
-def _is_claimed(seen: SeenChannel) -> bool:
+def _is_peers(seen: SeenChannel) -> bool:
+    """Whether the channel has eventing-kafka-broker's finalizer, and so belongs to it."""
     return is_claimed_by_peer(seen.stored, PEERS_CHANNEL_FINALIZER)
 
 
 def _has_annotation(seen: SeenChannel, key: str, value: str) -> bool:
+    """Whether the channel's status has this annotation with this value."""
     return annotations_of(seen.stored).get(key) == value
 
 
-def _reported(seen: SeenChannel) -> Sequence[Document]:
+def _reported_entries(seen: SeenChannel) -> Sequence[Document]:
+    """Return `status.subscribers`: the state of each entry of `spec.subscribers`."""
     reported: Sequence[Document] = (seen.stored.get("status") or {}).get("subscribers") or ()
     return reported
 
 
 def _was_ready(seen: SeenChannel, uid: str) -> bool:
-    """Whether it was promised all events, by either implementation."""
-    ready = {entry.get("uid") for entry in _reported(seen) if entry.get("ready") == "True"}
+    """Whether the entry with this UID was Ready, with either implementation, and so may miss no
+    event."""
+    ready = {entry.get("uid") for entry in _reported_entries(seen) if entry.get("ready") == "True"}
     return uid in ready or entries.is_promised(seen.stored, uid)
 
 
-def _name(uid: str, entry: Document) -> str:
+def _entry_name(uid: str, entry: Document) -> str:
+    """Return the name of an entry's Subscription; the UID if it has none."""
     return str(entry.get("name") or uid)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from knafka_cli.adoption.broker_plan import plan_broker_adoption, plan_broker_release
 from knafka_cli.adoption.channel_plan import plan_channel_adoption, plan_channel_release
-from knafka_cli.adoption.looking import OBJECTS, Looking
+from knafka_cli.adoption.looking import OBJECTS, AdoptionObserver
 from knafka_cli.adoption.plan import PEER, Document, Plan, SetFinalizers, Step, WriteAnnotations
 from knafka_cli.adoption.source_plan import plan_source_adoption, plan_source_release
 from knafka_operator.decisions.status import CONTRACT_UPDATED, DELIVERING, is_ready, why_not_ready
@@ -27,10 +27,10 @@ from knafka_operator.model.resources import finalizers_of
 from knafka_operator.model.sources import KAFKA_SOURCE
 
 LOOK_AGAIN: Final = 1.0
-"""Seconds between two looks at what has still to happen."""
-WRITES: Final = 5
-"""Times that a list of finalizers is written, should somebody else write the object meanwhile."""
-
+"""Seconds between two checks whether a plan's effects have happened."""
+FINALIZER_WRITE_ATTEMPTS: Final = 5
+"""Attempts to write a list of finalizers, of which each fails if somebody else changes the object
+meanwhile."""
 
 KNAFKA_ONLY_CONDITIONS: Final = {CONTRACT_UPDATED, DELIVERING}
 """Conditions that only Knafka's operator sets: the first on Brokers and KafkaChannels, the second
@@ -38,31 +38,33 @@ on Triggers and KafkaSources. Until it has reconciled an object, the status has 
 conditions, which may be Ready."""
 
 
-class Adopter(Looking):
+class Adopter(AdoptionObserver):
     """Makes plans for objects of one cluster, and carries them out, under the rights of its
     user."""
 
     def make_plan(
-        self, kind: str, identity: Identity, *, back: bool = False
+        self, kind: str, identity: Identity, *, release: bool = False
     ) -> tuple[Plan, Sequence[str]]:
-        """Return the plan to take something over, or to give it back, and what could not be read
-        for it. Raises `ClusterError`, also where there is no such object, `LogError` and
-        `InvalidDocument`."""
+        """Return the plan to adopt a Broker, KafkaChannel or KafkaSource, or to release it, and a
+        sentence for each object that could not be read.
+
+        Raises `ClusterError`, also if the object doesn't exist, `LogError` and `InvalidDocument`.
+        """
         if kind == KAFKA_SOURCE:
             source = self.observe_source(identity)
-            decide_source = plan_source_release if back else plan_source_adoption
-            return decide_source(source), source.unseen
+            plan_source = plan_source_release if release else plan_source_adoption
+            return plan_source(source), source.unseen
         if kind == KAFKA_CHANNEL:
             channel = self.observe_channel(identity)
-            decide = plan_channel_release if back else plan_channel_adoption
-            return decide(channel), channel.unseen
+            plan_channel = plan_channel_release if release else plan_channel_adoption
+            return plan_channel(channel), channel.unseen
         broker = self.observe_broker(identity)
-        decide_broker = plan_broker_release if back else plan_broker_adoption
-        return decide_broker(broker), broker.unseen
+        plan_broker = plan_broker_release if release else plan_broker_adoption
+        return plan_broker(broker), broker.unseen
 
     def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Wait until no group has members, that is, until a new plan has no `waits`; returns that
-        plan. Raises `ClusterError` after `timeout` seconds."""
+        """Wait until the adoption has to wait for nothing, such as members of a consumer group;
+        returns the plan of then. Raises `ClusterError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             plan, _ = self.make_plan(kind, identity)
@@ -75,10 +77,10 @@ class Adopter(Looking):
     def run_step(self, step: Step) -> None:
         """Run one step of a plan; running it again changes nothing. Raises `ClusterError`."""
         match step:
-            case WriteAnnotations(kind, of, annotations, clears):
+            case WriteAnnotations(kind, identity, annotations, clears):
                 status: dict[str, Any] = {"annotations": dict(annotations)}
                 body = {"status": status | {key: [] for key in clears}}
-                self._api.patch(OBJECTS[kind], *of, body, subresource="status")
+                self._api.patch(OBJECTS[kind], *identity, body, subresource="status")
             case SetFinalizers():
                 self._set_finalizers(step)
 
@@ -89,72 +91,77 @@ class Adopter(Looking):
 
     def wait_until_complete(
         self,
-        what: str,
+        error_prefix: str,
         kind: str,
         identity: Identity,
         timeout: float,
-        missing: Callable[[Sequence[Document]], str | None],
+        find_missing: Callable[[Sequence[Document]], str | None],
     ) -> None:
-        """Wait until nothing is `missing` of a Broker with its Triggers, a KafkaChannel or a
-        KafkaSource. Raises `ClusterError` after `timeout` seconds."""
+        """Wait until `find_missing` returns None for a Broker with its Triggers, a KafkaChannel or
+        a KafkaSource.
+
+        Raises `ClusterError` after `timeout` seconds, with `error_prefix` and the text of
+        `find_missing`.
+        """
         deadline = time.monotonic() + timeout
         while True:
             stored = self._get(kind, identity)
             if stored is None:
                 raise ClusterError(f"{kind} {identity} is gone")
-            others = self._triggers_of(identity) if kind == "Broker" else []
-            if (told := missing([stored, *others])) is None:
+            triggers = self._triggers_of(identity) if kind == "Broker" else []
+            if (missing := find_missing([stored, *triggers])) is None:
                 return
             if time.monotonic() > deadline:
-                raise ClusterError(f"{what} after {timeout:.0f} s: {told}")
+                raise ClusterError(f"{error_prefix} after {timeout:.0f} s: {missing}")
             time.sleep(LOOK_AGAIN)
 
     def _set_finalizers(self, step: SetFinalizers) -> None:
-        """Add and remove an object's finalizers; tries again after a conflict, `WRITES` times at
-        most. Raises `ClusterError`."""
-        for _ in range(WRITES):
-            stored = self._get(step.kind, step.of)
+        """Add and remove an object's finalizers, if it exists; tries again after a conflict, at
+        most `FINALIZER_WRITE_ATTEMPTS` times in all. Raises `ClusterError`."""
+        for _ in range(FINALIZER_WRITE_ATTEMPTS):
+            stored = self._get(step.kind, step.identity)
             if stored is None:
                 return
-            metadata = stored["metadata"]
-            before = finalizers_of(stored)
-            now = [each for each in before if each not in step.drop]
-            now += [each for each in step.add if each not in now]
-            if now == before:
+            version = stored["metadata"]["resourceVersion"]
+            existing = finalizers_of(stored)
+            desired = [name for name in existing if name not in step.drop]
+            desired += [name for name in step.add if name not in desired]
+            if desired == existing:
                 return
-            body = {"metadata": {"finalizers": now, "resourceVersion": metadata["resourceVersion"]}}
+            body = {"metadata": {"finalizers": desired, "resourceVersion": version}}
             with suppress(Conflict):
-                self._api.patch(OBJECTS[step.kind], *step.of, body)
+                self._api.patch(OBJECTS[step.kind], *step.identity, body)
                 return
-        raise ClusterError(f"{step.kind} {step.of} is written by somebody else all the time")
+        raise ClusterError(f"{step.kind} {step.identity} is written by somebody else all the time")
 
 
 def explain_not_ready(documents: Sequence[Document]) -> str | None:
     """Return which of these objects Knafka's operator hasn't made Ready, and why; None: all are
     Ready. A KafkaChannel counts as Ready only if every entry of its `spec.subscribers` is Ready,
     too."""
-    waiting = [
-        f"{document['kind']} {Identity.of(document)}: {why}"
+    sentences = [
+        f"{document['kind']} {Identity.of(document)}: {reason}"
         for document in documents
-        if (why := _why_not_ready(document)) is not None
+        if (reason := _not_ready_reason(document)) is not None
     ]
-    return "; ".join(waiting) or None
+    return "; ".join(sentences) or None
 
 
-def _why_not_ready(document: Document) -> str | None:
+def _not_ready_reason(document: Document) -> str | None:
     """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users;
     None: the object is Ready, and so is each Subscription of a channel."""
     status = document.get("status") or {}
-    types = {condition.get("type") for condition in status.get("conditions") or ()}
-    if types and not types & KNAFKA_ONLY_CONDITIONS:
+    condition_types = {condition.get("type") for condition in status.get("conditions") or ()}
+    if condition_types and not condition_types & KNAFKA_ONLY_CONDITIONS:
         return f"its status is still the one that {PEER} wrote"
     if not is_ready(document):
         return why_not_ready(document)
-    entries = (document.get("spec") or {}).get("subscribers") or ()
-    reported = {entry.get("uid"): entry for entry in status.get("subscribers") or ()}
-    for entry in entries if document["kind"] == KAFKA_CHANNEL else ():
-        now = reported.get(entry.get("uid"), {})
-        if now.get("ready") != "True":
+    if document["kind"] != KAFKA_CHANNEL:
+        return None
+    states = {state.get("uid"): state for state in status.get("subscribers") or ()}
+    for entry in (document.get("spec") or {}).get("subscribers") or ():
+        state = states.get(entry.get("uid"), {})
+        if state.get("ready") != "True":
             name = entry.get("name") or entry.get("uid")
-            return f"Subscription {name}: {now.get('message') or 'it says nothing yet'}"
+            return f"Subscription {name}: {state.get('message') or 'it says nothing yet'}"
     return None

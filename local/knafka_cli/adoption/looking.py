@@ -1,9 +1,10 @@
-"""Looking: what is seen of a Broker, KafkaChannel or KafkaSource in a cluster and in its Kafka.
+"""Reads what the plan for a Broker, KafkaChannel or KafkaSource needs, from a cluster and from its
+Kafka.
 
-Everything is read anew for every plan. What the user may not read is reported in `unseen`, and the
-rest is read all the same.
+Everything is read anew for every plan. An object that the user may not read adds a sentence to
+`unseen`, and the others are read all the same.
 
-Not here: what is to be done (`broker_plan`, `channel_plan`, `source_plan`), and doing it
+Not here: making plans (`broker_plan`, `channel_plan`, `source_plan`), and carrying them out
 (`cluster`).
 """
 
@@ -74,23 +75,23 @@ BROKERS_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-broker-dispatcher"),
     (STATEFUL_SETS, "StatefulSet", "kafka-broker-dispatcher"),
 )
-"""Of eventing-kafka-broker, what may not run while Brokers are taken over. Its receiver may: it
-writes to the same topic."""
+"""Workloads of eventing-kafka-broker that may not run while Brokers are taken over. Its receiver
+may: it writes to the same topic."""
 CHANNELS_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-controller"),
     (DEPLOYMENTS, "Deployment", "kafka-channel-dispatcher"),
     (STATEFUL_SETS, "StatefulSet", "kafka-channel-dispatcher"),
 )
-"""The same for KafkaChannels."""
+"""Workloads that may not run while KafkaChannels are taken over."""
 SOURCES_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-controller"),
     (STATEFUL_SETS, "StatefulSet", "kafka-source-dispatcher"),
 )
-"""The same for KafkaSources."""
+"""Workloads that may not run while KafkaSources are taken over."""
 
 
-class Looking:
-    """Looks at objects of one cluster, under the rights of its user."""
+class AdoptionObserver:
+    """Reads the objects of one cluster with its user's rights; a base class of `Adopter`."""
 
     def __init__(
         self,
@@ -103,14 +104,15 @@ class Looking:
         bootstrap_servers: str | None = None,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
     ) -> None:
-        """`source` says how Kafka is reached from here, and `declared_source` what is declared of
-        that; `bootstrap_servers` are used in place of a KafkaSource's."""
+        """`source` returns connections that work from here, with `bootstrap_servers` in place of
+        the declared ones; `declared_source` returns the declared connections. `bootstrap_servers`
+        replace a KafkaSource's, too. `peers_namespace` is eventing-kafka-broker's."""
         self._api = api
         self._source = source
         self._declared = declared_source
-        self._system = system_namespace
-        self._peers = peers_namespace
-        self._servers = bootstrap_servers
+        self._system_namespace = system_namespace
+        self._peers_namespace = peers_namespace
+        self._bootstrap_servers = bootstrap_servers
         self._connect = connect
 
     def observe_broker(self, identity: Identity) -> SeenBroker:
@@ -121,19 +123,19 @@ class Looking:
         unseen: list[str] = []
         naming = self._read_naming(unseen)
         broker = parse(Broker, stored)
-        reached, _, problems = self._source.connection_of(broker)
-        where, _, _ = self._declared.connection_of(broker)
+        configuration, _, problems = self._source.connection_of(broker)
+        declared_configuration, _, _ = self._declared.connection_of(broker)
         topic = topic_of(stored, naming)
-        groups = [group_of(each, naming)[0] for each in triggers]
-        found, seen_groups = asyncio.run(self._ask_kafka(reached, topic, groups))
+        groups = [group_of(trigger, naming)[0] for trigger in triggers]
+        described, seen_groups = asyncio.run(self._read_groups(configuration, topic, groups))
         return SeenBroker(
             broker=stored,
             triggers=triggers,
-            topic=found,
+            topic=described,
             groups=seen_groups,
             classes=self._read_classes(unseen),
             naming=naming,
-            servers=str(where["bootstrap.servers"]),
+            servers=str(declared_configuration["bootstrap.servers"]),
             peers=list(self._find_running(BROKERS_PEERS, unseen)),
             claimed_by=self._find_other_claimant("Broker", identity, topic),
             refused=self._topic_refusal(stored, topic, unseen),
@@ -141,25 +143,26 @@ class Looking:
         )
 
     def observe_channel(self, identity: Identity) -> SeenChannel:
-        """Read everything that a KafkaChannel's plan needs. Raises as `observe_broker`, and
-        `InvalidDocument`."""
+        """Read everything that a KafkaChannel's plan needs. Raises `LogError`, `InvalidDocument`,
+        and `ClusterError`, also if there is no such channel."""
         stored = self._read_existing(KAFKA_CHANNEL, identity)
         unseen: list[str] = []
         naming, channel = self._read_naming(unseen), CHANNELS.read_broker(stored)
-        reached, config, problems = self._source.connection_of_channel(channel)
-        where, _, _ = self._declared.connection_of_channel(channel)
+        configuration, config, problems = self._source.connection_of_channel(channel)
+        declared_configuration, _, _ = self._declared.connection_of_channel(channel)
         topic = topic_of_channel(stored, naming)
         uids = entries.read_entries(stored).valid
         groups = [entries.entry_group(identity, uid) for uid in uids]
-        described, seen_groups = asyncio.run(self._ask_kafka(reached, topic, groups))
-        named = (stored["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
+        described, seen_groups = asyncio.run(self._read_groups(configuration, topic, groups))
+        own_secret = (stored["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
+        shared_secret = "" if config is None else config.data.get(SECRET_NAME_KEY, "")
         return SeenChannel(
             stored=stored,
             topic=described,
             groups=seen_groups,
             naming=naming,
-            servers=str(where["bootstrap.servers"]),
-            secret=named or ("" if config is None else config.data.get(SECRET_NAME_KEY, "")),
+            servers=str(declared_configuration["bootstrap.servers"]),
+            secret=own_secret or shared_secret,
             served=self._is_enabled("KNAFKA_CHANNELS", unseen),
             peers_config=self._read_peers_channel_config(unseen),
             peers=list(self._find_running(CHANNELS_PEERS, unseen)),
@@ -170,7 +173,7 @@ class Looking:
     def _read_peers_channel_config(self, unseen: list[str]) -> Mapping[str, str]:
         """Read eventing-kafka-broker's ConfigMap for all channels; empty if it can't be read."""
         try:
-            config = self._api.get(CONFIG_MAP_OBJECTS, self._peers, CHANNEL_CONFIG)
+            config = self._api.get(CONFIG_MAP_OBJECTS, self._peers_namespace, CHANNEL_CONFIG)
         except NotAllowed as error:
             unseen.append(str(error))
             return {}
@@ -178,25 +181,25 @@ class Looking:
         return data
 
     def observe_source(self, identity: Identity) -> SeenSource:
-        """Read everything that a KafkaSource's plan needs. Raises as `observe_broker`, and
-        `InvalidDocument`."""
+        """Read everything that a KafkaSource's plan needs. Raises `LogError`, `InvalidDocument`,
+        and `ClusterError`, also if there is no such source."""
         stored = self._read_existing(KAFKA_SOURCE, identity)
         source, unseen = parse(KafkaSource, stored), list[str]()
-        given = dict.fromkeys(required_credentials(source.spec.net), None)
-        found: dict[Credential, str | None] = {
-            each: self._secret(identity.namespace, each.secret).get(each.key) for each in given
+        credentials: dict[Credential, str | None] = {
+            credential: self._secret(identity.namespace, credential.secret).get(credential.key)
+            for credential in required_credentials(source.spec.net)
         }
-        secret = kafka_secret_values(source.spec, found, identity.namespace)
-        servers = self._servers or ",".join(source.spec.bootstrap_servers)
-        reached = connection_configuration(Kafka(bootstrap_servers=servers))
+        secret = kafka_secret_values(source.spec, credentials, identity.namespace)
+        servers = self._bootstrap_servers or ",".join(source.spec.bootstrap_servers)
+        configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if secret is not None:
-            reached.update(for_librdkafka(secret))
-        missing, group = asyncio.run(self._ask_kafka_of(reached, source))
+            configuration.update(for_librdkafka(secret))
+        missing_topics, group = asyncio.run(self._read_source_group(configuration, source))
         return SeenSource(
             stored,
             source,
             group,
-            missing,
+            missing_topics,
             served=self._is_enabled("KNAFKA_SOURCES", unseen),
             peers=list(self._find_running(SOURCES_PEERS, unseen)),
             unseen=unseen,
@@ -204,19 +207,23 @@ class Looking:
 
     def _triggers_of(self, broker: Identity) -> list[dict[str, Any]]:
         """Return the Triggers of a Broker, sorted by name."""
-        found = self._api.list(OBJECTS["Trigger"], broker.namespace) or ()
-        triggers = [{**each, "apiVersion": EVENTING, "kind": "Trigger"} for each in found]
-        mine = [each for each in triggers if BROKERS.broker_of(each) == broker]
-        return sorted(mine, key=lambda each: str(each["metadata"]["name"]))
+        listed = self._api.list(OBJECTS["Trigger"], broker.namespace) or ()
+        # Objects in a list lack apiVersion and kind.
+        triggers = [{**item, "apiVersion": EVENTING, "kind": "Trigger"} for item in listed]
+        of_broker = [trigger for trigger in triggers if BROKERS.broker_of(trigger) == broker]
+        return sorted(of_broker, key=lambda trigger: str(trigger["metadata"]["name"]))
 
     def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
-        found = self._api.get(SECRET_OBJECTS, namespace, name)
-        return {} if found is None else decode_secret(found)
+        """Return a Secret's decoded values; empty if it doesn't exist."""
+        stored = self._api.get(SECRET_OBJECTS, namespace, name)
+        return {} if stored is None else decode_secret(stored)
 
-    def _get(self, kind: str, of: Identity) -> dict[str, Any] | None:
+    def _get(self, kind: str, identity: Identity) -> dict[str, Any] | None:
+        """Return an object of one of `OBJECTS`, with apiVersion and kind; None if it doesn't
+        exist."""
         objects = OBJECTS[kind]
-        found = self._api.get(objects, *of)
-        return None if found is None else {**found, "apiVersion": objects.version, "kind": kind}
+        stored = self._api.get(objects, *identity)
+        return None if stored is None else {**stored, "apiVersion": objects.version, "kind": kind}
 
     def _read_existing(self, kind: str, identity: Identity) -> dict[str, Any]:
         """Read an object. Raises `ClusterError` if it doesn't exist."""
@@ -224,13 +231,15 @@ class Looking:
             raise ClusterError(f"there is no {kind} {identity}")
         return stored
 
-    def _read_naming(self, unseen_reasons: list[str]) -> Naming:
-        """Return the name templates that the operator uses, as far as their ConfigMaps can be read;
-        adds to `unseen_reasons` why one can't be read."""
+    def _read_naming(self, unseen: list[str]) -> Naming:
+        """Return the operator's templates for names of topics and groups, as far as their
+        ConfigMaps can be read: those it has used, and those in force now."""
         naming = Naming()
         try:
-            record = self._api.get(CONFIG_MAP_OBJECTS, self._system, TEMPLATES_CONFIG_MAP)
-            for kind, templates in parse_recorded_templates(record).items():
+            recorded = self._api.get(
+                CONFIG_MAP_OBJECTS, self._system_namespace, TEMPLATES_CONFIG_MAP
+            )
+            for kind, templates in parse_recorded_templates(recorded).items():
                 for template in templates:
                     naming.remember(kind, template)
             namespace, _, name = KAFKA_FEATURES.partition("/")
@@ -238,13 +247,13 @@ class Looking:
             for kind in NameKind:
                 naming.put_in_force(kind, declared_template(kind, (config or {}).get("data") or {}))
         except KnafkaError as error:
-            unseen_reasons.append(str(error))
+            unseen.append(str(error))
         return naming
 
     def _read_variables(self, unseen: list[str]) -> Mapping[str, str] | None:
-        """Read the environment variables of the operator's pods; None if they can't be read."""
+        """Return the environment variables of the operator's pods; None if they can't be read."""
         try:
-            operator = self._api.get(DEPLOYMENTS, self._system, OPERATOR_DEPLOYMENT)
+            operator = self._api.get(DEPLOYMENTS, self._system_namespace, OPERATOR_DEPLOYMENT)
         except NotAllowed as error:
             unseen.append(str(error))
             return None
@@ -257,114 +266,123 @@ class Looking:
         }
 
     def _is_enabled(self, variable: str, unseen: list[str]) -> bool:
-        """Whether a variable of the operator's says `enabled`, or can't be seen."""
+        """Whether an environment variable of the operator is `enabled`; True if it can't be
+        read."""
         variables = self._read_variables(unseen)
         return variables is None or variables.get(variable, "") == "enabled"
 
     def _read_classes(self, unseen: list[str]) -> frozenset[str]:
         """Return the Broker classes that the operator serves; the defaults if its environment sets
-        none or can't be seen."""
-        given = (self._read_variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
-        if given is None:
+        none or can't be read."""
+        variable = (self._read_variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
+        if variable is None:
             return BROKER_CLASSES
-        return frozenset(each.strip() for each in given.split(",") if each.strip())
+        return frozenset(name.strip() for name in variable.split(",") if name.strip())
 
     def _find_running(
         self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
     ) -> Iterator[tuple[str, str, str]]:
-        """Yield kind, namespace and name of each of the other implementation's workloads that has,
-        or is to have, pods; adds to `unseen` why one can't be read."""
+        """Yield kind, namespace and name of each of eventing-kafka-broker's workloads in `peers`
+        that has pods, or is to have some."""
         for objects, kind, name in peers:
             try:
-                found = self._api.get(objects, self._peers, name)
+                workload = self._api.get(objects, self._peers_namespace, name)
             except NotAllowed as error:
                 unseen.append(str(error))
                 continue
-            if found is None:
+            if workload is None:
                 continue
-            replicas = (found.get("status") or {}).get("replicas") or 0
-            if replicas or (found.get("spec") or {}).get("replicas", 1):
-                yield kind, self._peers, name
+            replicas = (workload.get("status") or {}).get("replicas") or 0
+            desired_replicas = (workload.get("spec") or {}).get("replicas", 1)
+            if replicas or desired_replicas:
+                yield kind, self._peers_namespace, name
 
-    def _find_other_claimant(self, kind: str, mine: Identity, topic: str) -> Identity | None:
-        """Return another Broker or KafkaChannel whose status names this topic; None: there is none.
-        A user who may list only one namespace gets an answer for that one."""
+    def _find_other_claimant(self, kind: str, owner: Identity, topic: str) -> Identity | None:
+        """Return another Broker or KafkaChannel than `owner` whose status names this topic as its
+        own; None if there is none.
+
+        Searches only the owner's namespace if the user may not list all of them.
+        """
         objects = OBJECTS[kind]
         try:
             listed = self._api.list(objects)
         except NotAllowed:
-            listed = self._api.list(objects, mine.namespace)
+            listed = self._api.list(objects, owner.namespace)
         for other in listed or ():
-            annotations = (other.get("status") or {}).get("annotations") or {}
-            external = EXTERNAL_TOPIC in (other["metadata"].get("annotations") or {})
-            if (
-                annotations.get(TOPIC_STATUS) == topic
-                and Identity.of(other) != mine
-                and not external
-            ):
+            status_annotations = (other.get("status") or {}).get("annotations") or {}
+            has_topic = status_annotations.get(TOPIC_STATUS) == topic
+            is_external = EXTERNAL_TOPIC in (other["metadata"].get("annotations") or {})
+            if has_topic and not is_external and Identity.of(other) != owner:
                 return Identity.of(other)
         return None
 
     def _topic_refusal(self, broker: Document, topic: str, unseen: list[str]) -> str | None:
-        """Return why a Broker may not use the external topic that it names; None: it may, or names
-        none."""
+        """Return why a Broker may not use the external topic that it names; None if it may, or
+        names none."""
         if EXTERNAL_TOPIC not in (broker["metadata"].get("annotations") or {}):
             return None
-        installation = Identity(self._system, BROKER_CONFIG_MAP)
+        installation = Identity(self._system_namespace, BROKER_CONFIG_MAP)
         try:
-            base = self._declared.config_map(installation)
+            config = self._declared.config_map(installation)
         except NotAllowed as error:
             unseen.append(str(error))
             return None
-        allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
+        allowed = "" if config is None else config.data.get(EXTERNAL_TOPICS, "")
         return external_topic_refusal(
             topic, broker["metadata"]["namespace"], allowed, f"ConfigMap {installation}"
         )
 
-    async def _ask_kafka(
-        self, reached: Mapping[str, Any], topic: str, groups: Sequence[str]
+    async def _read_groups(
+        self, configuration: Mapping[str, Any], topic: str, groups: Sequence[str]
     ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
         """Return the topic, None if it doesn't exist, and the state of each group that reads it.
-        Raises `LogError`."""
-        admin = self._connect(reached)
+
+        `configuration` is librdkafka's. Raises `LogError`.
+        """
+        admin = self._connect(configuration)
         try:
-            found = await admin.describe_topic(topic)
-            if found is None:
+            described = await admin.describe_topic(topic)
+            if described is None:
                 return None, {}
             lags = await admin.lags(groups, topic) if groups else {}
-            seen = {}
+            seen_groups = {}
             for group in groups:
-                lag = lags[group]
-                committed = await admin.has_committed(group, topic)
-                seen[group] = SeenGroup(
+                has_committed = await admin.has_committed(group, topic)
+                seen_groups[group] = SeenGroup(
                     members=sorted(await admin.members(group)),
-                    waiting=lag.total,
-                    uncommitted=() if committed else range(found.partitions),
+                    waiting=lags[group].total,
+                    uncommitted=() if has_committed else range(described.partitions),
                 )
-            return found, seen
+            return described, seen_groups
         finally:
             await admin.close()
 
-    async def _ask_kafka_of(
-        self, reached: Mapping[str, Any], source: KafkaSource
+    async def _read_source_group(
+        self, configuration: Mapping[str, Any], source: KafkaSource
     ) -> tuple[Sequence[str], SeenGroup]:
-        """Return the names of topics that don't exist, and the state of the group on the others."""
-        admin, group = self._connect(reached), consumer_group_of(source)
+        """Return the names of a KafkaSource's topics that don't exist, and the state of its group
+        on the others.
+
+        `configuration` is librdkafka's. Raises `LogError`.
+        """
+        admin, group = self._connect(configuration), consumer_group_of(source)
         try:
-            missing, waiting, committed = [], 0, False
+            missing_topics, waiting, has_committed = [], 0, False
             for topic in source.spec.topics:
                 if await admin.describe_topic(topic) is None:
-                    missing.append(topic)
+                    missing_topics.append(topic)
                     continue
                 waiting += (await admin.lags([group], topic))[group].total
-                committed |= await admin.has_committed(group, topic)
+                has_committed |= await admin.has_committed(group, topic)
             members = sorted(await admin.members(group))
-            return missing, SeenGroup(members, waiting, () if committed else (0,))
+            # Partition 0 stands for all of them: a plan only asks whether there are any.
+            return missing_topics, SeenGroup(members, waiting, () if has_committed else (0,))
         finally:
             await admin.close()
 
 
 def _containers(deployment: Document) -> Sequence[Document]:
+    """Return the containers in a Deployment's Pod template."""
     template = (deployment.get("spec") or {}).get("template") or {}
     containers: Sequence[Document] = (template.get("spec") or {}).get("containers") or ()
     return containers

@@ -1,15 +1,15 @@
-"""Plan: what taking something over from eventing-kafka-broker, or giving it back, comes to. Pure.
+"""Plan: steps by which Knafka adopts an object from eventing-kafka-broker, or releases it. Pure.
 
-    adopt     what Knafka goes by is written into statuses -> eventing-kafka-broker's finalizers go
-              -> the operator takes it
-    release   eventing-kafka-broker's finalizer stands in the place of ours -> the operator lets go
+    adopt     write topics and groups into statuses -> remove eventing-kafka-broker's finalizers
+              -> the operator takes the object
+    release   replace our finalizer by eventing-kafka-broker's -> the operator stops serving it
 
-Whose a Broker, KafkaChannel or KafkaSource is is one field, its list of finalizers, and that
-changes by one write. Each step can be done twice, and after each one it is served by one of both or
-by nobody: then its events wait in Kafka.
+The finalizer on a Broker, KafkaChannel or KafkaSource says which implementation owns it, so one
+write changes the owner. Each step can be repeated. After each step at most one implementation
+serves the object; if none does, its events wait in Kafka.
 
-Not here: which steps (`broker_plan`, `channel_plan`, `source_plan`), asking (`looking`) and writing
-(`cluster`), and what the operator does (`knafka_operator`).
+Not here: which steps (`broker_plan`, `channel_plan`, `source_plan`), reading objects (`looking`),
+writing them (`cluster`), and what the operator does (`knafka_operator`).
 """
 
 from __future__ import annotations
@@ -28,49 +28,50 @@ from knafka_operator.model.resources import FINALIZER, TOPIC_STATUS, finalizers_
 Document = Mapping[str, Any]
 
 PEER: Final = "eventing-kafka-broker"
+"""The other implementation, in texts for users."""
 OWN_ANNOTATION_PREFIX: Final = "knafka.dev/"
 
 
 @dataclass(frozen=True, slots=True)
 class SeenGroup:
-    """A Trigger's, Subscription's or KafkaSource's consumer group, as Kafka has it."""
+    """The state in Kafka of a Trigger's, Subscription's or KafkaSource's consumer group."""
 
     members: Sequence[str] = ()
-    """By what their clients call themselves."""
+    """Client ids of the group's members."""
     waiting: int = 0
-    """Events that it has still to settle."""
+    """The group's lag: number of events after its offsets."""
     uncommitted: Sequence[int] = ()
-    """Partitions without an offset: they would be read from their beginning."""
+    """Partitions without a committed offset: they would be read from their beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAnnotations:
-    """Write annotations into a status."""
+    """A step: write annotations into an object's status."""
 
     kind: str
-    of: Identity
+    identity: Identity
     annotations: Mapping[str, str]
     clears: Sequence[str] = ()
-    """Lists of the status that are emptied, since they say what the peer does."""
+    """Names of lists in the status that are emptied, since eventing-kafka-broker wrote them."""
 
     def __str__(self) -> str:
         written = ", ".join(f"{key}: {value}" for key, value in self.annotations.items())
-        text = f"write into the status of {self.kind} {self.of}: {written}"
+        text = f"write into the status of {self.kind} {self.identity}: {written}"
         return text if not self.clears else f"{text}; and empty its {', '.join(self.clears)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizers:
-    """Say whose an object is."""
+    """A step: change an object's finalizers, and thereby the implementation that owns it."""
 
     kind: str
-    of: Identity
+    identity: Identity
     drop: Sequence[str] = ()
     add: Sequence[str] = ()
 
     def __str__(self) -> str:
-        parts = [f"take {each} off" for each in self.drop] + [f"put {each} on" for each in self.add]
-        return f"{', and '.join(parts)} {self.kind} {self.of}"
+        parts = [f"take {name} off" for name in self.drop] + [f"put {name} on" for name in self.add]
+        return f"{', and '.join(parts)} {self.kind} {self.identity}"
 
 
 Step = WriteAnnotations | SetFinalizers
@@ -78,27 +79,33 @@ Step = WriteAnnotations | SetFinalizers
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done; nothing is, while there are problems."""
+    """A plan to adopt or release an object; it can be carried out once it has no problems and no
+    waits. All texts are sentences for users."""
 
     about: str
+    """Which object the plan is about, and its old and new owner."""
     stays: Sequence[str] = ()
+    """The topics and groups that stay as they are."""
     differs: Sequence[str] = ()
+    """How the new owner serves the object differently."""
     problems: Sequence[str] = ()
+    """What the user must change first."""
     waits: Sequence[str] = ()
-    """Groups that members have still to leave, which they do by themselves."""
+    """What ends by itself, but must end first, such as a group's members."""
     steps: Sequence[Step] = ()
+    """The steps, in order."""
     then: Sequence[str] = ()
-    """What follows, by others."""
+    """What the operator and the user do after the steps."""
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The plan as text for users, in sections."""
         parts = [self.about]
         sections = {
             "what stays": self.stays,
             "what is different": self.differs,
             "what is in the way": [*self.problems, *self.waits],
-            "what is done": [f"{place}. {step}" for place, step in enumerate(self.steps, 1)],
+            "what is done": [f"{number}. {step}" for number, step in enumerate(self.steps, 1)],
             "what follows": self.then,
         }
         for title, lines in sections.items():
@@ -108,40 +115,50 @@ class Plan:
 
 
 def find_not_released(documents: Sequence[Document]) -> str | None:
-    """Return which of these objects the operator hasn't released yet; None: all are released."""
-    held = [
-        f"{each['kind']} {Identity.of(each)}"
-        for each in documents
-        if FINALIZER in finalizers_of(each)
-        or any(key.startswith(_mark(each)) for key in annotations_of(each))
+    """Return kind and name of those objects that the operator hasn't released yet; None: all are
+    released."""
+    not_released = [
+        f"{document['kind']} {Identity.of(document)}"
+        for document in documents
+        if FINALIZER in finalizers_of(document)
+        or any(key.startswith(_released_prefix(document)) for key in annotations_of(document))
     ]
-    return ", ".join(held) or None
+    return ", ".join(not_released) or None
 
 
-def _mark(document: Document) -> str:
+def _released_prefix(document: Document) -> str:
     """Return the prefix of the status annotations that the operator removes when it releases an
-    object. Of a channel that it never served it keeps those that `knafka adopt` has written."""
+    object.
+
+    On a channel that the operator never served, annotations of `knafka adopt` stay: only those of
+    receivers count.
+    """
     return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OWN_ANNOTATION_PREFIX
 
 
 def running(
-    peers: Sequence[tuple[str, str, str]], what: str, *, dispatchers: bool = True
+    peers: Sequence[tuple[str, str, str]], owned: str, *, dispatchers: bool = True
 ) -> Iterator[str]:
     """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped,
-    with the command that stops it."""
+    with the command that stops it.
+
+    `peers` are kind, namespace and name of running workloads; `owned` is the object, such as `this
+    Broker`. Without `dispatchers`, these may run.
+    """
     for kind, namespace, name in peers:
-        if not dispatchers and "dispatcher" in name:
+        is_dispatcher = "dispatcher" in name
+        if is_dispatcher and not dispatchers:
             continue
-        why = "would deliver" if "dispatcher" in name else f"would go on serving {what}"
+        consequence = "would deliver" if is_dispatcher else f"would go on serving {owned}"
         yield (
-            f"{kind} {namespace}/{name} runs, and {why}: kubectl -n {namespace} scale "
+            f"{kind} {namespace}/{name} runs, and {consequence}: kubectl -n {namespace} scale "
             f"{kind.lower()} {name} --replicas=0"
         )
 
 
 def servers_of(text: str) -> frozenset[str]:
     """Parse comma-separated bootstrap servers; equal sets mean the same servers."""
-    return frozenset(each.strip() for each in text.split(",") if each.strip())
+    return frozenset(server.strip() for server in text.split(",") if server.strip())
 
 
 def topic_line(name: str, topic: TopicDescription) -> str:
@@ -150,37 +167,38 @@ def topic_line(name: str, topic: TopicDescription) -> str:
 
 
 def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
-    """Return a line about the topic that a status names, if it names one; None: Kafka has none of
-    the name."""
+    """Return a line about the topic that an object's status names, if it names one; `topic` is None
+    if Kafka doesn't have it."""
     if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]
 
 
-def give_back(kind: str, of: Identity, finalizers: Sequence[str], theirs: str) -> list[Step]:
-    """Return the steps that replace our finalizers on an object by the peer's, `theirs`."""
-    if FINALIZER not in finalizers and theirs in finalizers:
-        return []
-    drop = [each for each in (FINALIZER,) if each in finalizers]
-    add = [each for each in (theirs,) if each not in finalizers]
-    return [SetFinalizers(kind, of, drop, add)]
+def give_back(kind: str, identity: Identity, finalizers: Sequence[str], theirs: str) -> list[Step]:
+    """Return the step that replaces our finalizer on an object by `theirs`, the one of
+    eventing-kafka-broker; none if that is done. `finalizers` are those on the object now."""
+    drop = [FINALIZER] if FINALIZER in finalizers else []
+    add = [] if theirs in finalizers else [theirs]
+    return [SetFinalizers(kind, identity, drop, add)] if drop or add else []
 
 
-def members_left(group: str, found: SeenGroup) -> str:
-    """Return a sentence for users that a group still has members, whose end is awaited."""
-    return f"group {group} has {len(found.members)} members still: they have to leave first"
+def members_left(group: str, in_kafka: SeenGroup) -> str:
+    """Return a sentence for users: the group still has members, which must leave it first."""
+    return f"group {group} has {len(in_kafka.members)} members still: they have to leave first"
 
 
-def unknown_name(what: str, kind: NameKind, owner: str) -> str:
-    """Return why Knafka can't take over something with this name; `what` begins with it."""
+def unknown_name(beginning: str, kind: NameKind, owner: str) -> str:
+    """Return a sentence for users: Knafka can't take a topic or group over, since no known template
+    gives its name to `owner`. The sentence starts with `beginning`, which has the name."""
     return (
-        f"{what} no template of {kind.value} gives it to {owner} that this installation knows: add "
-        "the template that did to ConfigMap knafka-name-templates, in a line of its own"
+        f"{beginning} no template of {kind.value} gives it to {owner} that this installation "
+        "knows: add the template that did to ConfigMap knafka-name-templates, in a line of its own"
     )
 
 
 def delivery_differences(delivery: Document) -> Iterator[str]:
-    """Yield a sentence for each way in which Knafka treats this delivery differently."""
+    """Yield a sentence for each way in which Knafka follows this delivery spec differently; in the
+    sentences, "there" means eventing-kafka-broker."""
     if not delivery:
         yield "no delivery is declared: 10 retries from 0.2 s on, and none there"
     if delivery.get("backoffPolicy") == "exponential" and delivery.get("backoffDelay"):
@@ -189,17 +207,20 @@ def delivery_differences(delivery: Document) -> Iterator[str]:
         yield "an event that fails for good goes to a topic of its own, and is dropped there"
 
 
-def difference_sentences(differences: Mapping[str, Iterable[str]], everybody: str) -> list[str]:
-    """Return a sentence for each difference that names the objects that have it; `everybody`
-    stands for all of them, if there are several."""
-    names: dict[str, list[str]] = {}
+def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: str) -> list[str]:
+    """Return each difference once, after the names of the objects that have it.
+
+    `differences` are by object name. `all_objects`, such as `all Triggers`, replaces the names if
+    there are several objects and all have the difference.
+    """
+    names_by_difference: dict[str, list[str]] = {}
     for name, sentences in differences.items():
         for sentence in sentences:
-            names.setdefault(sentence, []).append(name)
-    several = list(differences) if len(differences) > 1 else None
+            names_by_difference.setdefault(sentence, []).append(name)
+    all_names = list(differences) if len(differences) > 1 else None
     return [
-        f"{everybody if those == several else ', '.join(those)}: {sentence}"
-        for sentence, those in names.items()
+        f"{all_objects if names == all_names else ', '.join(names)}: {sentence}"
+        for sentence, names in names_by_difference.items()
     ]
 
 

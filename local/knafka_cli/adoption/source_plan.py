@@ -1,9 +1,10 @@
-"""Plan of a KafkaSource: what taking it over, or giving it back, comes to. Pure.
+"""Plans by which Knafka adopts a KafkaSource from eventing-kafka-broker, or releases it. Pure.
 
-Its topics and its group are its user's: both implementations go by `spec`, and all that changes is
-whose finalizer is on it.
+The source's `spec` names its topics and its group, and both implementations use these. So only the
+finalizer changes.
 
-Not here: Brokers (`broker_plan`) and KafkaChannels (`channel_plan`), asking (`looking`).
+Not here: Brokers (`broker_plan`) and KafkaChannels (`channel_plan`); reading the objects
+(`looking`).
 """
 
 from __future__ import annotations
@@ -38,25 +39,30 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SeenSource:
-    """What was read of a KafkaSource, the cluster and Kafka."""
+    """What was read about a KafkaSource: its topics and its group in Kafka, and the installation of
+    Knafka."""
 
     stored: Document
     source: KafkaSource
+    """The parsed `stored`."""
     group: SeenGroup = field(default_factory=SeenGroup)
     missing: Sequence[str] = ()
     """Topics that Kafka doesn't have."""
     served: bool = True
     """Whether the installation serves KafkaSources."""
     peers: Sequence[tuple[str, str, str]] = ()
+    """Kind, namespace and name of eventing-kafka-broker's running workloads that would disturb."""
     unseen: Sequence[str] = ()
+    """A sentence for each object that could not be read."""
 
     @property
     def identity(self) -> Identity:
+        """The source's namespace and name."""
         return Identity.of(self.stored)
 
 
 def plan_source_adoption(seen: SeenSource) -> Plan:
-    """Return how Knafka takes a KafkaSource over."""
+    """Return the plan by which Knafka takes a KafkaSource over."""
     spec, group = seen.source.spec, consumer_group_of(seen.source)
     about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     problems = list(running(seen.peers, "this KafkaSource"))
@@ -65,14 +71,15 @@ def plan_source_adoption(seen: SeenSource) -> Plan:
             "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled "
             "(docs/how-to/use-a-kafka-source.md)"
         )
-    problems += [f"topic {each} isn't in the Kafka at {_servers(spec)}" for each in seen.missing]
+    servers = ",".join(spec.bootstrap_servers)
+    problems += [f"topic {topic} isn't in the Kafka at {servers}" for topic in seen.missing]
     if not spec.consumer_group:
         problems.append(f"it names no consumerGroup: set spec.consumerGroup to the one {PEER} has")
-    theirs = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
-    if not theirs:
+    is_peers = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
+    if not is_peers:
         about = f"KafkaSource {seen.identity}: it is Knafka's already"
     waits = []
-    if theirs and seen.group.members:
+    if is_peers and seen.group.members:
         waits.append(members_left(group, seen.group))
     steps: list[Step] = []
     if PEERS_SOURCE_FINALIZER in finalizers_of(seen.stored):
@@ -91,7 +98,7 @@ def plan_source_adoption(seen: SeenSource) -> Plan:
 
 
 def plan_source_release(seen: SeenSource) -> Plan:
-    """Return how Knafka gives a KafkaSource back."""
+    """Return the plan by which Knafka gives a KafkaSource back to eventing-kafka-broker."""
     finalizers = finalizers_of(seen.stored)
     about = f"KafkaSource {seen.identity}: from Knafka to {PEER}"
     steps = give_back(KAFKA_SOURCE, seen.identity, finalizers, PEERS_SOURCE_FINALIZER)
@@ -104,10 +111,7 @@ def plan_source_release(seen: SeenSource) -> Plan:
 
 
 def _stays(seen: SeenSource) -> list[str]:
+    """Return lines for users about the topics and the group, which stay as they are."""
     waiting = f"{count_text(seen.group.waiting, 'event')} waiting"
     topics = ", ".join(seen.source.spec.topics)
     return [f"topics {topics}", f"group {consumer_group_of(seen.source)}  {waiting}"]
-
-
-def _servers(spec: Any) -> str:
-    return ",".join(spec.bootstrap_servers)

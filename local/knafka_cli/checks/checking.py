@@ -210,7 +210,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
 def _check_document(
     document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
-    """Return the problems of one document; None if its kind isn't ours."""
+    """Return severity and text of each problem of one document; None if its kind isn't checked."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
@@ -279,7 +279,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 def _broker_problems(
     broker: Broker, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about missing references of a Broker, and warnings."""
+    """Return errors about a Broker's ConfigMap, which may be missing, and warnings."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
     if broker_class not in BROKER_CLASSES | {""}:
         return [], [f"its class {broker_class} is another implementation's, so it is not checked"]
@@ -301,7 +301,7 @@ def _broker_problems(
 
 
 def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
-    """Return errors and warnings about a Broker's ConfigMap."""
+    """Return errors and warnings about the data of a Broker's ConfigMap."""
     name = f"ConfigMap {config.id}"
     errors = []
     try:
@@ -323,7 +323,7 @@ def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
 def _trigger_problems(
     trigger: Trigger, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about missing references of a Trigger, and warnings."""
+    """Return errors about objects that a Trigger names and that are missing, and warnings."""
     missing = []
     broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     if broker not in known_objects:
@@ -341,7 +341,7 @@ def _trigger_problems(
 def _subscription_problems(
     subscription: Subscription, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about missing references of a Subscription, and warnings."""
+    """Return errors about objects that a Subscription names and that are missing, and warnings."""
     spec, namespace = subscription.spec, subscription.metadata.namespace
     if not spec.channel.is_kafka_channel:
         channel_kind = f"{spec.channel.kind} of {spec.channel.api_version}"
@@ -364,9 +364,9 @@ def _subscription_problems(
 def _sensor_problems(
     sensor: Sensor, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about missing references of a Sensor, and warnings."""
+    """Return errors about objects that a Sensor names and that are missing, and warnings."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
-    bus = ObjectIdentity(family.broker, *sensor.bus.identity)
+    bus = ObjectIdentity(family.broker, *sensor.bus.identity)  # its Broker or KafkaChannel
     path = "spec.broker" if family is BROKERS else "spec.channel"
     missing = [] if bus in known_objects else [_missing_error(path, bus, known_objects)]
     for path, referenced in _referenced_destinations(sensor_checks.destinations(sensor), namespace):
@@ -378,10 +378,10 @@ def _sensor_problems(
 def _referenced_destinations(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
-    """Yield the Services, Brokers and KafkaChannels that destinations refer to, with the path of
-    the reference.
+    """Yield path and referenced object of each destination that refers to a Service, Broker or
+    KafkaChannel.
 
-    References to other kinds are left out.
+    `destinations` are by path; `namespace` is that of references without one.
     """
     for path, destination in destinations.items():
         if destination is not None and (ref := destination.ref) is not None:
@@ -421,7 +421,7 @@ def _suggestion(name: str, known_names: Iterable[str]) -> str:
 def _known_objects(
     placed_documents: Iterable[tuple[ManifestPlace, Any]],
 ) -> dict[ObjectIdentity, Any]:
-    """Return all named objects of our kinds; an unreadable one counts as present."""
+    """Return all named objects: parsed, None for a foreign kind, or an `_UnreadableObject`."""
     known_objects: dict[ObjectIdentity, Any] = {}
     for _, document in placed_documents:
         if (identity := identity_of(document)) is not None:

@@ -25,7 +25,9 @@ class _Demand:
     """What one clause demands of one attribute's value."""
 
     path: str
+    """The clause's path in the document."""
     dialect: str
+    """`exact`, `prefix` or `suffix`."""
     attribute: str
     value: str
 
@@ -34,7 +36,8 @@ class _Demand:
 
 
 def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
-    """Return a sentence for each contradiction among filters that must all match."""
+    """Return a sentence for each contradiction among filters that must all match; `path` is that of
+    the filters in their document."""
     return list(_find_contradictions([], filters, path))
 
 
@@ -42,36 +45,34 @@ def _find_contradictions(
     outer_demands: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction among these filters, or between one of them and a
-    demand of the enclosing filters."""
-    demands = [
-        *outer_demands,
-        *(
-            demand
-            for i, spec in enumerate(filters)
-            for demand in _attribute_demands(spec, f"{path}[{i}]")
-        ),
+    demand of the enclosing filters (`outer_demands`)."""
+    new_demands = [
+        demand
+        for index, spec in enumerate(filters)
+        for demand in _attribute_demands(spec, f"{path}[{index}]")
     ]
-    for demand in demands[len(outer_demands) :]:
+    for demand in new_demands:
         if demand.attribute == SPEC_VERSION and not _allows_version(demand):
             yield f"{demand} never matches: specversion is {' or '.join(sorted(SPEC_VERSIONS))}"
-    for index, earlier_demand in enumerate(demands):
-        for later_demand in demands[max(index + 1, len(outer_demands)) :]:
-            if earlier_demand.attribute == later_demand.attribute and not _are_compatible(
-                earlier_demand, later_demand
-            ):
-                yield f"{later_demand} never matches together with {earlier_demand}"
+    demands = [*outer_demands, *new_demands]
+    for index, earlier in enumerate(demands):
+        # Pairs of two outer demands were compared by the caller.
+        for later in demands[max(index + 1, len(outer_demands)) :]:
+            if earlier.attribute == later.attribute and not _are_compatible(earlier, later):
+                yield f"{later} never matches together with {earlier}"
     for choice_path, branches in _any_branches(filters, path):
         # A choice needs one branch only: it is impossible if every branch contradicts the demands.
-        refused = [
+        contradictions_by_branch = [
             list(_find_contradictions(demands, [branch], f"{choice_path}.any"))
             for branch in branches
         ]
-        if branches and all(refused):
-            yield from refused[0]
+        if branches and all(contradictions_by_branch):
+            yield from contradictions_by_branch[0]
 
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
-    """Yield the demands on single attributes that an event must meet for the filter to match."""
+    """Yield the demands on single attributes that an event must meet for the filter to match; a
+    CESQL, `not` or `any` filter has none."""
     match spec:
         case Exact() | Prefix() | Suffix():
             for dialect, operand in spec:  # its only field
@@ -83,9 +84,9 @@ def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
 
 
 def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
-    """Yield the branches of each `any` filter, with its path."""
-    for index, filter_ in enumerate(filters):
-        match filter_:
+    """Yield path and branches of each `any` filter among filters that must all match."""
+    for index, spec in enumerate(filters):
+        match spec:
             case Any_(any=branches):
                 yield f"{path}[{index}]", branches
             case All(all=inner):

@@ -1,6 +1,6 @@
 """Warnings of `knafka check` about events that are sent back to their own Broker or channel.
 
-Not here: Sensors, which may well fire events into their own bus.
+Not here: Sensors, for which sending events to their own Broker is usual.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def loop_warnings(
     bus: ObjectIdentity,
     known_objects: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
-    """Return a warning for each destination that leads back to the Broker or channel `bus`.
+    """Return a warning for each destination of an object that leads back to `bus`, the Broker or
+    channel from which the object gets its events.
 
-    `destinations` by path: one that is the bus itself, or a dead letter sink from which other
-    Brokers' dead letter sinks lead back to the bus.
+    A destination leads back if it is the bus itself. A dead letter sink also does if the dead
+    letter sinks of other Brokers lead from it to the bus. `destinations` are by path.
     """
     family = BROKERS if bus.kind == BROKERS.broker else CHANNELS
     sentences = []
@@ -69,16 +70,16 @@ def _way_back(
 ) -> Sequence[ObjectIdentity]:
     """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, in order;
     empty if none do."""
-    way: list[ObjectIdentity] = []
+    passed_brokers: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace
     while sink is not None and sink.ref is not None and sink.ref.kind == BROKERS.broker:
-        step = ObjectIdentity(BROKERS.broker, sink.ref.namespace or namespace, sink.ref.name)
-        if step == bus:
-            return way
-        broker = known_objects.get(step)
-        if step in way or not isinstance(broker, Broker):
+        next_bus = ObjectIdentity(BROKERS.broker, sink.ref.namespace or namespace, sink.ref.name)
+        if next_bus == bus:
+            return passed_brokers
+        broker = known_objects.get(next_bus)
+        if next_bus in passed_brokers or not isinstance(broker, Broker):
             break
-        way.append(step)
-        sink, namespace = broker.spec.delivery.dead_letter_sink, step.namespace
+        passed_brokers.append(next_bus)
+        sink, namespace = broker.spec.delivery.dead_letter_sink, next_bus.namespace
     return ()

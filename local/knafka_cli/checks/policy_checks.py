@@ -27,16 +27,22 @@ ADDRESSED: Final = ("Broker", "KafkaChannel")
 
 
 class _Reference(Declared):
+    """A reference to an object in the policy's namespace."""
+
     api_version: NonEmpty
     kind: NonEmpty
     name: NonEmpty
 
 
 class _SourceReference(_Reference):
+    """A reference to the object that sends events."""
+
     namespace: str | None = None
 
 
 class _Selector(Declared):
+    """Selects Brokers or channels by their labels."""
+
     api_version: NonEmpty
     kind: NonEmpty
     match_labels: dict[str, str] = Field(default_factory=dict)
@@ -44,24 +50,28 @@ class _Selector(Declared):
 
 
 class _Target(Declared):
+    """An entry of `spec.to`: to which objects the policy applies."""
+
     ref: _Reference | None = None
     selector: _Selector | None = None
 
     @model_validator(mode="after")
     def _require_one_reference(self) -> Self:
-        """Return the target; raise an error unless it has either `ref` or `selector`."""
+        """Raise an error unless the target has exactly one of `ref` and `selector`."""
         _require_exactly_one(ref=self.ref, selector=self.selector)
         return self
 
 
 class _Sender(Declared):
+    """An entry of `spec.from`: whose events are accepted."""
+
     ref: _SourceReference | None = None
     sub: str | None = None
 
     @model_validator(mode="after")
     def _require_one_sender(self) -> Self:
-        """Return the sender; raise an error unless it has either `ref` or `sub`, with `*` only at
-        the end of `sub`."""
+        """Raise an error unless the sender has exactly one of `ref` and `sub`, with `*` only at the
+        end of `sub`."""
         _require_exactly_one(ref=self.ref, sub=self.sub or None)
         if self.sub is not None and "*" in self.sub[:-1]:
             raise problem(f"invalid value: {self.sub:.200}: '*' is only allowed as suffix", "sub")
@@ -69,18 +79,22 @@ class _Sender(Declared):
 
 
 class _PolicySpec(Declared):
+    """The spec of an EventPolicy, as Knative's webhook validates it."""
+
     to: tuple[_Target, ...] = ()
     from_: tuple[_Sender, ...] = Field(default=(), alias="from")
     filters: DeclaredFilters = ()
 
 
 class _Policy(Declared):
+    """An EventPolicy with nothing but its spec."""
+
     spec: _PolicySpec = _PolicySpec()
 
 
 def errors(policy: EventPolicy) -> list[str]:
-    """Return sentences about what Knative's webhook refuses in an EventPolicy, and what never
-    works."""
+    """Return a sentence for each error in an EventPolicy: what Knative's webhook refuses, unknown
+    CESQL functions, and filters that no event can match."""
     try:
         spec = _parse_spec(policy)
     except InvalidDocument as error:
@@ -103,7 +117,8 @@ def missing_objects(
 def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
-    """Yield sentences about what is allowed in an EventPolicy, but is probably a mistake."""
+    """Yield a sentence for each probable mistake in an EventPolicy, which is parsed from
+    `document`."""
     spec = _spec_or_default(policy)
     if not spec.from_:
         yield "spec.from is empty: the policy accepts nobody"
@@ -135,8 +150,8 @@ def _may_match_account(sub: str) -> bool:
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
-    """Return the policy's spec; if it can't be read, a spec without problems, so that no further
-    warning is given."""
+    """Return the policy's spec; if it can't be read, which `errors` reports, a spec about which
+    there are no warnings."""
     try:
         return _parse_spec(policy)
     except InvalidDocument:
@@ -149,7 +164,7 @@ def _parse_spec(policy: EventPolicy) -> _PolicySpec:
 
 
 def _require_exactly_one(**fields: object) -> None:
-    """Raise Knative's error unless exactly one of the fields is set."""
+    """Raise the error of Knative's webhook unless exactly one of the fields is set."""
     set_fields = [name for name, value in fields.items() if value is not None]
     if len(set_fields) != 1:
         got = "neither" if not set_fields else "both"

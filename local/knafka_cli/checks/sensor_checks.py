@@ -31,8 +31,8 @@ def parse_sensor(document: Mapping[str, Any]) -> Sensor:
 
 
 def errors(sensor: Sensor) -> list[str]:
-    """Return sentences about invalid annotations, filters that no event can match, and expressions
-    that call functions that don't exist."""
+    """Return a sentence for each error in a Sensor: invalid annotations, filters that no event can
+    match, and unknown CESQL functions."""
     problems: list[str] = []
     for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED_MAXIMA), held_limits):
         try:
@@ -51,18 +51,18 @@ def errors(sensor: Sensor) -> list[str]:
 
 
 def warnings(sensor: Sensor) -> list[str]:
-    """Return sentences about what a Sensor may declare but is probably a mistake."""
+    """Return a sentence for each probable mistake in a Sensor."""
     sentences = []
-    used = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
+    used_names = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
     for number, dependency in enumerate(sensor.spec.dependencies):
-        if dependency.name not in used:
+        if dependency.name not in used_names:
             sentences.append(
                 f"spec.dependencies[{number}]: no trigger's conditions name {dependency.name}"
             )
         if dependency.filters and dependency.filter.attributes:
             sentences.append(f"spec.dependencies[{number}].filter is ignored, since filters is set")
-    for number, doubt in oversized_firings(sensor.spec):
-        sentences.append(f"spec.triggers[{number}].conditions: {doubt}")
+    for number, warning in oversized_firings(sensor.spec):
+        sentences.append(f"spec.triggers[{number}].conditions: {warning}")
     return sentences
 
 

@@ -47,8 +47,8 @@ ARCHIVE_SPEC_HINT: Final = "where tables are and how long they keep, its DeadLet
 
 
 def list_letters(target: ListTarget, trigger: str | None = None, **local_options: Any) -> None:
-    """Count the dead letters of a cluster's Triggers, from their topics; list groups from an
-    archive's tables."""
+    """Print the number of dead letters of a cluster's Triggers, from their topics; with the option
+    `groups`, print the groups of an archive, from its tables."""
     groups = local_options.pop("groups", False)
     _refuse_local_options(local_options)
     if groups:
@@ -62,7 +62,7 @@ def list_letters(target: ListTarget, trigger: str | None = None, **local_options
     if trigger is None:
         egresses += map(dead_letters.broker_dead_letter_egress, view.ingresses)
     overviews = [
-        (egress, _ask_about(view, egress, dead_letters.read_overview)) for egress in egresses
+        (egress, _ask_kafka_of(view, egress, dead_letters.read_overview)) for egress in egresses
     ]
     rows = [
         overview.row
@@ -91,7 +91,7 @@ def show_letters(
         else:
             egress = dead_letters.broker_dead_letter_egress(view.find_ingress(broker))
 
-    letters = _ask_about(
+    letters = _ask_kafka_of(
         view, egress, lambda admin, egress: dead_letters.read_dead_letters(admin, egress, limit)
     )
     for letter in letters:
@@ -102,15 +102,16 @@ def show_letters(
 
 
 def compact(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Make a DeadLetterArchive compact now; print the number of new dead letters, except with
-    --no-wait."""
+    """Make a DeadLetterArchive compact now, and print the number of new dead letters; with
+    --no-wait, only start it."""
     status = _run_archive(target, job_options, local_options)
     if status is not None:
         typer.echo(f"{status['lastRun'].get('records', 0)} new dead letters")
 
 
 def report(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Let a DeadLetterArchive compact and make a report now; with --wait, print its totals."""
+    """Make a DeadLetterArchive compact and report now, and print the report's totals; with
+    --no-wait, only start it."""
     status = _run_archive(target, job_options, local_options, needs_report=True)
     if status is None:
         return
@@ -132,7 +133,8 @@ def replay(
     ids: list[str] | None = None,
     **local_options: Any,
 ) -> None:
-    """Create a DeadLetterReplay for the selected events."""
+    """Create a DeadLetterReplay for the selected events, and print what it has sent, or would send
+    (dry run); with --no-wait, only create it."""
     _refuse_local_options({**local_options, **_options_named(job_options, "where", "replay-id")})
     spec: dict[str, Any] = {"select": _selection_document(job_options, ids)}
     if job_options["rate"] is not None:
@@ -154,7 +156,8 @@ def replay(
 
 
 def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Create a DeadLetterPurge for the selected failures."""
+    """Create a DeadLetterPurge for the selected failures, and print how many it has purged, or
+    would purge (dry run); with --no-wait, only create it."""
     _refuse_local_options({**local_options, **_options_named(job_options, "where")})
     ids = None if job_options["id"] is None else [job_options["id"]]
     spec = {
@@ -168,15 +171,18 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
         typer.echo(f"{status.get('purged', 0)} failures purged")
 
 
-def _ask_about(view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]) -> Any:
-    """Return the result of `ask` for one Egress, from its Kafka."""
+def _ask_kafka_of(
+    view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]
+) -> Any:
+    """Call `ask` with a client of an Egress's Kafka, and return its result. Raises
+    `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
 
 def _refuse_local_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that only apply to this machine, or that a DeadLetterArchive's spec sets in a
-    cluster."""
+    """Exit with code 2 if one of these options is set: they only apply to this machine, or a
+    DeadLetterArchive's spec sets them in a cluster. `options` are by parameter name."""
     for name, value in options.items():
         if name != "data_dir" and value not in (None, False):
             option = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
@@ -186,13 +192,13 @@ def _refuse_local_options(options: Mapping[str, Any]) -> None:
 
 
 def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
-    """Return some of the options, by name."""
+    """Return the options with these names."""
     return {name: job_options[name] for name in names}
 
 
 @contextmanager
 def _allow_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end the command while the operation continues in the cluster."""
+    """Make Ctrl-C inside end the command with a message: the operation continues in the cluster."""
     try:
         yield
     except KeyboardInterrupt:
@@ -207,7 +213,7 @@ def _print_error(line: str) -> None:
 
 def open_operations(target: ClusterTarget) -> ArchiveOperations:
     """Return the operations on archives in the chosen cluster and namespace."""
-    # The client takes half a second to import: only commands about a cluster pay for it.
+    # Imported here, since the Kubernetes client takes half a second.
     from knafka_cli.dead_letters import archive_operations
     from knafka_client.declared import cluster_source
     from knafka_client.declared.kubernetes_api import KubernetesApi
@@ -221,7 +227,8 @@ def open_operations(target: ClusterTarget) -> ArchiveOperations:
 def _run_operation(
     target: WaitingTarget, kind: str, job_options: JobArguments, spec: dict[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Create an operation and wait for it; returns its status, or None with --no-wait.
+    """Create an operation of a `kind` with this spec and wait for its end; returns its status, or
+    None with --no-wait.
 
     Exits with code 1 if it failed.
     """
@@ -252,7 +259,7 @@ def _run_archive(
     """Make an archive run now and wait for the run's end; returns the archive's status, or None
     with --no-wait.
 
-    Exits with code 1 if the run failed.
+    `needs_report`: refuse an archive that makes no reports. Exits with code 1 if the run failed.
     """
     _refuse_local_options(
         {
@@ -268,19 +275,21 @@ def _run_archive(
             f"DeadLetterArchive {archive['metadata']['name']} makes no reports: set its "
             "spec.report.schedule"
         )
-    compaction = operations.ask_to_run(archive)
+    request_id = operations.ask_to_run(archive)
     if not target.wait:
         return None
     with _allow_interrupt():
-        status: Mapping[str, Any] = operations.follow_run(archive, compaction)
-    if (last := status.get("lastRun") or {}).get("outcome") != "Succeeded":
-        _print_error(last.get("message") or "it failed")
+        status: Mapping[str, Any] = operations.follow_run(archive, request_id)
+    last_run = status.get("lastRun") or {}
+    if last_run.get("outcome") != "Succeeded":
+        _print_error(last_run.get("message") or "it failed")
         raise typer.Exit(EXIT_FAILED)
     return status
 
 
 def _selection_document(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
-    """Return the selection as `spec.select` of a DeadLetterReplay has it."""
+    """Return the options that select failures, and the event ids, as `spec.select` of a
+    DeadLetterReplay."""
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}

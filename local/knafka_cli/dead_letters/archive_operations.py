@@ -49,14 +49,15 @@ ShowProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ArchiveOperations:
-    """Operations on the dead-letter archives of one namespace. Every method may raise
-    `ClusterError`."""
+    """Starts and follows operations on the DeadLetterArchives of one namespace. Every method may
+    raise `ClusterError`."""
 
     api: KubernetesApi
     namespace: str
     show_progress: ShowProgress
     """Called with each line of progress."""
     poll_interval: float = OPERATION_POLL_INTERVAL
+    """Seconds between two reads of a status."""
 
     def find_archive(self, name: str | None, broker: str | None = None) -> Document:
         """Return the archive of this name, or else the only one of the Broker (`namespace/name`) or
@@ -83,7 +84,8 @@ class ArchiveOperations:
         raise UnknownObject(f"{problem} there is {known or 'none'}")
 
     def create(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
-        """Create an operation object; returns its name."""
+        """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive; returns its name,
+        such as `replay-20260131-120000-3fa4`."""
         dry_run = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
         verb = kind.removeprefix("DeadLetter").lower()
         name = f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -121,8 +123,8 @@ class ArchiveOperations:
     def _poll_until(
         self, kind: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
     ) -> Mapping[str, Any]:
-        """Poll an object and print its progress until `has_ended` accepts its status; returns that
-        status."""
+        """Read an object's status again and again, and show its progress, until `has_ended` returns
+        True for it; returns that status."""
         last_line, start = "", time.monotonic()
         while True:
             document = self.api.get(kind, self.namespace, name)

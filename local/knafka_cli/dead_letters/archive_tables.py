@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from knafka_jobs.io.table_files import TableFiles
 
 KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-"""Keys of an archive's Secret that let a client into its store."""
+"""Keys of an archive's Secret with the credentials for its store."""
 UNREACHED_STORE: Final = {"connect_timeout": "5s", "max_retries": "2", "retry_timeout": "15s"}
 """delta-rs's options that end a request to a store which can't be reached from here."""
 
@@ -55,7 +55,9 @@ class LocalTables:
     """Tables in a folder of this machine, or at a URI."""
 
     tables: str | None
+    """Folder or URI; None: the default folder in `data_dir`."""
     data_dir: Path
+    """The data folder of a `knafka up`."""
 
     def open(self) -> TableFiles:
         """Open the tables; exits with code 2 if there are none."""
@@ -76,7 +78,9 @@ class ArchiveTables:
 
     target: ClusterTarget
     archive: str | None = None
+    """Name of the archive; None: the only one in the namespace."""
     endpoint: str | None = None
+    """URL of the S3 store as seen from here; None: the archive's."""
 
     def open(self) -> TableFiles:
         """Open the tables; exits with code 2 if they can't be read from here."""
@@ -127,8 +131,8 @@ class ArchiveTables:
     def _store(
         self, operations: ArchiveOperations, storage: Mapping[str, Any]
     ) -> Mapping[str, str]:
-        """Return delta-rs's options for an archive's store: its address, and the keys of its
-        Secret."""
+        """Return the options with which delta-rs opens an archive's store (`spec.storage`): its
+        address, and the credentials in its Secret."""
         from knafka_jobs.io.table_files import s3_options
 
         endpoint = self.endpoint or storage.get("endpoint")
@@ -140,8 +144,8 @@ class ArchiveTables:
 
 
 def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
-    """Return the keys in an archive's Secret; none if the user may not read it and has keys of
-    their own."""
+    """Return the store's credentials in the Secret `name`; empty if the user may not read the
+    Secret, but has credentials in the environment."""
     from knafka_client.declared.kubernetes_api import Objects
 
     try:
@@ -172,14 +176,14 @@ def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
 
 
 def on_tables(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command whose first parameter is a `TablesSource`: give it the options that choose
-    the tables in its place."""
+    """Decorate a command whose first parameter is a `TablesSource`: on the command line, options
+    that choose the tables replace that parameter."""
 
     @wraps(command)
     def run_here(
         *arguments: Any, tables: str | None = None, data_dir: Path = DEFAULT_DATA, **options: Any
     ) -> None:
-        """Run the command on tables of this machine."""
+        """Run the command on tables of this machine, or at a URI."""
         command(LocalTables(tables, data_dir), *arguments, **options)
 
     def run_on_cluster(
@@ -192,9 +196,10 @@ def on_tables(command: Callable[..., None]) -> Callable[..., None]:
         source = ArchiveTables(target, target.archive, target.endpoint)
         command(source, *arguments, **options)
 
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    chosen = inspect.signature(_local_options, eval_str=True).parameters.values()
-    signature = inspect.Signature([*own, *chosen])
+    # Typer reads the options of a command from its signature.
+    own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    table_parameters = inspect.signature(_local_options, eval_str=True).parameters.values()
+    signature = inspect.Signature([*own_parameters, *table_parameters])
     setattr(run_here, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
     return on_cluster(TablesTarget, run_on_cluster)(run_here)
 

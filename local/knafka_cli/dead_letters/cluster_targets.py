@@ -70,7 +70,8 @@ class TopicsTarget(ClusterTarget):
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE
 
     def view(self, trigger: str | None) -> DeclaredView:
-        """Read the objects that are declared in the namespace of this Trigger."""
+        """Read the objects that are declared in the namespace in this Trigger's name, or else in
+        the chosen one."""
         source = source_of(
             DEFAULT_DATA,
             self.context,
@@ -122,28 +123,35 @@ def on_cluster(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         """Give the command the options of `target`."""
-        own = inspect.signature(command, eval_str=True)
-        added = inspect.signature(target, eval_str=True).parameters
+        command_signature = inspect.signature(command, eval_str=True)
+        target_parameters = inspect.signature(target, eval_str=True).parameters
         positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [parameter.replace(kind=positional) for parameter in added.values()]
 
         @wraps(command)
         def run(*arguments: Any, **options: Any) -> None:
             """Run the command, or `run_on_cluster` if the user chose a cluster."""
             chosen_target = target(
-                **{name: options.pop(name, parameter.default) for name, parameter in added.items()}
+                **{
+                    name: options.pop(name, parameter.default)
+                    for name, parameter in target_parameters.items()
+                }
             )
             if chosen_target.is_cluster:
                 run_on_cluster(chosen_target, *arguments, **options)
                 return
             for field in fields(chosen_target):
-                if getattr(chosen_target, field.name) != added[field.name].default:
+                if getattr(chosen_target, field.name) != target_parameters[field.name].default:
                     option = field.name.replace("_", "-")
                     raise refuse(f"--{option} needs a cluster: name its --context")
             command(*arguments, **options)
 
         # `takes_job_options` and Typer read the signature and the annotations.
-        signature = own.replace(parameters=[*own.parameters.values(), *parameters])
+        signature = command_signature.replace(
+            parameters=[
+                *command_signature.parameters.values(),
+                *(parameter.replace(kind=positional) for parameter in target_parameters.values()),
+            ]
+        )
         setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
         run.__annotations__ = {
             name: parameter.annotation for name, parameter in signature.parameters.items()

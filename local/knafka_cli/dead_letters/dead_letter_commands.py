@@ -137,15 +137,13 @@ def list_letters(
     rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
     if any(overview.acknowledged for overview in by_trigger.values()):
         columns = (*columns, dead_letters.ACKNOWLEDGED_COLUMN)
-        rows = [
-            (*trigger_overview.row, str(trigger_overview.acknowledged))
-            for trigger_overview in by_trigger.values()
-        ]
+        rows = [(*overview.row, str(overview.acknowledged)) for overview in by_trigger.values()]
     print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
 
 
 def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
-    """Print the groups of compacted dead letters."""
+    """Print the groups of compacted dead letters that match these conditions; none without
+    tables."""
     rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
     print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
@@ -182,8 +180,8 @@ def show_letters(
     for letter in letters[-limit:]:
         typer.echo(letter.json() if as_json else letter.text())
     if not letters and not as_json:
-        whose = triggers.parse_name(trigger or broker or "", "Trigger")
-        typer.echo(f"{whose.namespace}/{whose.name} has no dead letters")
+        owner = triggers.parse_name(trigger or broker or "", "Trigger")
+        typer.echo(f"{owner.namespace}/{owner.name} has no dead letters")
 
 
 def _open_sources(
@@ -218,29 +216,28 @@ def _dead_letter_egress(running: RunningState, trigger: str | None, broker: str 
 def _failure_conditions(
     running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[FailureCondition]:
-    """Return conditions that select the failures of a Trigger, or of a Broker itself; none select
-    all."""
+    """Return the conditions that select the failures of a Trigger, or of a Broker itself, in the
+    tables; empty, which selects all, if neither is named."""
     if trigger is None and broker is None:
         return ()
     if running is not None:
-        parts = dead_letters.dead_letter_key(_dead_letter_egress(running, trigger, broker))
-        fields = dict(zip(TRIGGER, parts, strict=True))
+        key = dead_letters.dead_letter_key(_dead_letter_egress(running, trigger, broker))
+        fields = dict(zip(TRIGGER, key, strict=True))
     elif trigger is not None:
         identity = triggers.parse_name(trigger, "Trigger")
         fields = {"namespace": identity.namespace, "trigger": identity.name}
     else:
         assert broker is not None
         identity = triggers.parse_name(broker.removeprefix(CHANNEL_PREFIX), "Broker")
-        bus = (
-            names.of_channel(identity.name) if broker.startswith(CHANNEL_PREFIX) else identity.name
-        )
-        fields = {"namespace": identity.namespace, "broker": bus, "trigger": ""}
+        is_channel = broker.startswith(CHANNEL_PREFIX)
+        stored_name = names.of_channel(identity.name) if is_channel else identity.name
+        fields = {"namespace": identity.namespace, "broker": stored_name, "trigger": ""}
     return [FailureCondition(name, "=", value) for name, value in fields.items()]
 
 
 def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
-    """Return the offsets below which the tables hold the records of dead-letter topics; empty
-    without tables."""
+    """Return for each partition of the dead-letter topics the offset below which all records are in
+    the tables; empty without tables."""
     if files is None:
         return {}
     from knafka_jobs.lookup.lookup_run import tabled_until
@@ -294,14 +291,14 @@ def report(
         json_file or tables_folder / "report.json",
     )
     try:
-        kafka = {**kafka_option(data_dir), "compact": True}
+        compaction = {**kafka_option(data_dir), "compact": True}
     except NotRunning:
-        kafka = {}
+        compaction = {}
     files = {"html": page, "json": document, "replay-command": _replay_command(tables, data_dir)}
-    options = (tables_option(data_dir, tables), kafka, job_options, files)
-    result = None if kafka else dead_letter_tables.report(options, print_error)
+    options = (tables_option(data_dir, tables), compaction, job_options, files)
+    result = None if compaction else dead_letter_tables.report(options, print_error)
     if result is None:
-        result = run_job("report", *options, {} if kafka else {"engine": "spark"})
+        result = run_job("report", *options, {} if compaction else {"engine": "spark"})
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
     )
@@ -326,8 +323,8 @@ def purge(
 
 
 def _replay_command(tables: str | None, data_dir: Path) -> str:
-    """Return the beginning of a report's replay commands; its paths are absolute, so that the
-    commands run in any folder of this machine."""
+    """Return the first words of the replay commands that a report shows, with absolute paths, so
+    that the commands run in any folder of this machine."""
     words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
     if tables is not None:
         words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]

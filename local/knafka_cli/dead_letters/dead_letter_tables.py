@@ -84,29 +84,29 @@ def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles |
 def overviews(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, DeadLetterOverview]:
-    """Count the unresolved dead letters of each Trigger in the tables. Raises `JobError`."""
+    """Count the unresolved dead letters of each Trigger in the tables, and those that were sent
+    again and aren't settled yet. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
-    sent = lookup.count_pending(files, conditions)
+    sent_again = lookup.count_pending(files, conditions)
     by_trigger: dict[TriggerName, DeadLetterOverview] = {}
-    for row in lookup.count_unresolved(files, conditions):
+
+    def add_overview(trigger: TriggerName, overview: DeadLetterOverview) -> None:
+        """Add an overview to that of the Trigger, if it has one already."""
+        known = by_trigger.get(trigger)
+        by_trigger[trigger] = overview if known is None else known + overview
+
+    for row in lookup.count_unresolved(files, conditions):  # a row for each Trigger and reason
         reason = f"{row.reason} {'' if row.code is None else row.code}".strip()
         times = (_time_text(row.oldest), _time_text(row.newest))
-        reason_overview = DeadLetterOverview(
-            owner_name(*row.trigger), row.number, *times, Counter({reason: row.number})
-        )
-        by_trigger[row.trigger] = (
-            by_trigger[row.trigger] + reason_overview
-            if row.trigger in by_trigger
-            else reason_overview
-        )
-    for trigger, count in sent.items():
-        reason_overview = DeadLetterOverview(owner_name(*trigger), 0, "", "", Counter(), count)
-        by_trigger[trigger] = (
-            by_trigger[trigger] + reason_overview if trigger in by_trigger else reason_overview
-        )
+        reasons = Counter({reason: row.number})
+        overview = DeadLetterOverview(owner_name(*row.trigger), row.number, *times, reasons)
+        add_overview(row.trigger, overview)
+    for trigger, count in sent_again.items():
+        overview = DeadLetterOverview(owner_name(*trigger), 0, "", "", Counter(), count)
+        add_overview(trigger, overview)
     for trigger, count in _count_acknowledged(files, conditions).items():
-        if trigger in by_trigger:  # else a compaction has added it since the counts were read
+        if trigger in by_trigger:  # a compaction may have added a Trigger since `by_trigger`
             by_trigger[trigger] = replace(by_trigger[trigger], acknowledged=count)
     return by_trigger
 
@@ -114,8 +114,8 @@ def overviews(
 def _count_acknowledged(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Mapping[TriggerName, int]:
-    """Return the number of dead letters that wait in acknowledged groups, by Trigger. Raises
-    `JobError`."""
+    """Return the number of dead letters in acknowledged groups that are unresolved and that no
+    replay has sent, by Trigger. Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -137,8 +137,8 @@ GROUP_COLUMNS: Final = (
 def group_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[Sequence[str]]:
-    """Return the groups with unresolved events, for `GROUP_COLUMNS`: acknowledged ones last, else
-    the newest first. Raises `JobError`."""
+    """Return a row with the cells of `GROUP_COLUMNS` for each group with unresolved events: the
+    newest groups first, acknowledged ones last. Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -166,11 +166,12 @@ def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
     """Return who acknowledged a group, until when and why; empty if nobody has."""
     if acknowledgement is None:
         return ""
-    until, note = acknowledgement.until, acknowledgement.note
-    return (
-        f"by {acknowledgement.by}"
-        f"{'' if until is None else f' until {_time_text(until)}'}{f': {note}' if note else ''}"
-    )
+    text = f"by {acknowledgement.by}"
+    if acknowledgement.until is not None:
+        text += f" until {_time_text(acknowledgement.until)}"
+    if acknowledgement.note:
+        text += f": {acknowledgement.note}"
+    return text
 
 
 def latest_letters(
@@ -196,8 +197,8 @@ def page_of_letters(
 
 
 def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
-    """Parse the records of dead letters, each with the time of its replay (None: it wasn't
-    replayed), and return them in the opposite order."""
+    """Return the parsed dead letters of these rows in reverse order; each row has a record and the
+    time of its last replay, None if there was none."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
@@ -209,19 +210,19 @@ def report(
 ) -> dict[str, Any] | None:
     """Run the job `report` in this process; returns its result, None if it needs Spark.
 
-    `options` are groups of the job's options; `show_progress` is called with each message about its
-    progress. Raises `JobError`.
+    `options` are the job's options by name, in several mappings; `show_progress` is called with
+    each message about its progress. Raises `JobError`.
     """
     from knafka_jobs.report.report_command import report_without_spark, write_report
 
-    words = [word for group in options for word in arguments_of(group)]
+    words = [word for mapping in options for word in arguments_of(mapping)]
     arguments = parser().parse_args(["report", *words])
     computed_report = report_without_spark(arguments, show_progress)
-    return (
-        None if computed_report is None else write_report(computed_report, arguments, show_progress)
-    )
+    if computed_report is None:
+        return None
+    return write_report(computed_report, arguments, show_progress)
 
 
 def _time_text(moment: datetime) -> str:
-    """Return a time as the command line prints it."""
+    """Return a time as text, in the same format as in dead letters."""
     return timestamp(moment.timestamp())

@@ -62,7 +62,7 @@ def forward(
     refused, left_out = 0, 0
 
     def whole_events() -> Iterator[Event]:
-        """Yield the events that can be posted; the others are counted."""
+        """Yield the events that were kept whole, and count the others in `left_out`."""
         nonlocal left_out
         for event in read_events(files, predicate):
             if event is None:
@@ -71,7 +71,8 @@ def forward(
                 yield event
 
     def show(answer: sending.SendResult) -> None:
-        """Print an event that was refused."""
+        """Count the answer if it refuses the event, and print the first `SHOWN_REFUSALS` of
+        them."""
         nonlocal refused
         if not _is_success(answer.status):
             refused += 1

@@ -6,6 +6,7 @@ A group is a row of a report, named by its id. None of these commands needs Spar
 from __future__ import annotations
 
 import getpass
+import math
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -123,7 +124,7 @@ def show_events(
     event_count, predicate = find_members(files, group, unresolved)
     for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
         typer.echo(letter.json() if as_json else letter.text())
-    pages = max(1, -(-event_count // limit))
+    pages = max(1, math.ceil(event_count / limit))
     events = count_text(event_count, "event")
     typer.echo(f"page {page} of {pages} ({events})", err=True)
 
@@ -169,8 +170,8 @@ def export(
 
 
 def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
-    """Return the number of a group's events, and the predicate that selects them; exits with code 2
-    if there is no such group."""
+    """Return the number of a group's events, or of its `unresolved` ones, and the predicate that
+    selects their failures in the tables. Exits with code 2 if there is no such group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
 
     now = datetime.now(UTC)
@@ -190,8 +191,11 @@ def _append(
     until: datetime | None,
     note: str,
 ) -> None:
-    """Append this action on these groups to the table of acknowledgements; exits with code 2 if one
-    of the groups doesn't exist."""
+    """Record in the tables that `by` acknowledges groups, or withdraws that (`action`).
+
+    `until` is the end of the acknowledgement; None: for good. `by` None: the user's name. Exits
+    with code 2 if a group doesn't exist, or a text is too long or not UTF-8.
+    """
     from knafka_jobs.lookup import acknowledge as table
     from knafka_jobs.lookup.groups import find_groups
 
@@ -202,25 +206,32 @@ def _append(
     ):
         if len(text) > max_characters:
             raise refuse(f"--{option} has {len(text)} characters: give {max_characters} at most")
+        # Python decodes bytes of an argument that aren't UTF-8 as surrogates.
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise refuse(f"--{option} isn't UTF-8")
     groups_by_id = find_groups(files, ids, now)
-    known_groups: dict[str, dict[str, Any]] = {
-        id_: dict(group.key) for id_, group in groups_by_id.items()
+    key_fields: dict[str, dict[str, Any]] = {
+        group_id: dict(group.key) for group_id, group in groups_by_id.items()
     }
     if action is AcknowledgementAction.UNACKNOWLEDGE:
-        known_groups = {id_: {} for id_ in table.read_acknowledgements(files, now)} | known_groups
-    if unknown := [id_ for id_ in ids if id_ not in known_groups]:
+        # A group without events any more may still be acknowledged.
+        acknowledged = table.read_acknowledgements(files, now)
+        key_fields = {group_id: {} for group_id in acknowledged} | key_fields
+    if unknown := [group_id for group_id in ids if group_id not in key_fields]:
         raise refuse(f"the tables have no group {', '.join(unknown)}: {HOW_TO_LIST}")
-    chosen = {
-        id_: {name: value for name, value in known_groups[id_].items() if name in ACKNOWLEDGEMENTS}
-        for id_ in ids
+    recorded_fields = {
+        group_id: {
+            field: value
+            for field, value in key_fields[group_id].items()
+            if field in ACKNOWLEDGEMENTS
+        }
+        for group_id in ids
     }
-    table.append_acknowledgements(files, chosen, action, name, now, until, note)
+    table.append_acknowledgements(files, recorded_fields, action, name, now, until, note)
 
 
 def _parse_until(text: str, now: datetime) -> datetime:
-    """Return the time that `--until` gives: a period from `now`, or a point in time. Raises
+    """Return the time that `--until` names: `3d` from `now`, or an ISO 8601 time. Raises
     `BadInput`."""
     try:
         return datetime.fromtimestamp(parse_end(text, now.timestamp()), UTC)
@@ -229,7 +240,7 @@ def _parse_until(text: str, now: datetime) -> datetime:
 
 
 def user_name() -> str:
-    """Return the name of the user who runs the command."""
+    """Return the name of the user who runs the command, or the user id if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

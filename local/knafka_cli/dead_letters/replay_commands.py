@@ -54,7 +54,6 @@ JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
 EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
 """Names of the options that edit events, in the order of the parameters of `EventEdits.parse`."""
 
-
 REPLAY_COLUMNS: Final = (
     *("REPLAY", "BEGUN", "BY", "STATE", "SENT", "RATE", "RESOLVED", "FAILED AGAIN", "SELECTION"),
 )
@@ -159,15 +158,12 @@ def replay(
     edits = _edit_options(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
-    direct = bool(ids) and not needs_tables and not any(edits.values())
+    may_send_directly = bool(ids) and not needs_tables and not any(edits.values())
     place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
-    if (
-        ids
-        and direct
-        and not (Path(place["tables"]).exists() and dead_letter_jobs.is_pyspark_installed())
-    ):
+    can_run_job = Path(place["tables"]).exists() and dead_letter_jobs.is_pyspark_installed()
+    if ids and may_send_directly and not can_run_job:
         _replay_directly(data_dir, job_options, ids)
         return
     options = dict(job_options)
@@ -180,7 +176,7 @@ def replay(
         result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
     if result is None:
         result = run_job("replay", place, kafka_option(data_dir), options, edits)
-    if ids and direct and not result["would_send" if dry_run else "sent"]:
+    if ids and may_send_directly and not result["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, job_options, ids)
         return
     if not dry_run:
@@ -197,8 +193,10 @@ def replay(
 
 
 def _edit_options(*edit_texts: list[str] | None) -> dict[str, Sequence[str]]:
-    """Return the options that edit events, by name; exits with code 2 if one of them can't be
-    used."""
+    """Return the options that edit events, by name; exits with code 2 if one of them is invalid.
+
+    `edit_texts` are the values of `EDIT_OPTIONS`, in this order.
+    """
     options: dict[str, Sequence[str]] = {
         name: texts or () for name, texts in zip(EDIT_OPTIONS, edit_texts, strict=True)
     }
@@ -212,8 +210,8 @@ def _edit_options(*edit_texts: list[str] | None) -> dict[str, Sequence[str]]:
 def _preview_from_tables(
     place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
-    """Return the result of a dry run by the tables' files alone; None if only the Spark job can
-    evaluate it."""
+    """Return the result of a dry run, evaluated here from the tables' files at `place`; None if
+    only the Spark job can evaluate it."""
     if job_options["where"] is not None:
         return None
     files = dead_letter_tables.open_tables(place, print_error)
@@ -222,54 +220,56 @@ def _preview_from_tables(
     from knafka_jobs.lookup.lookup_run import preview
 
     selection = {name: job_options[name] for name in SELECTION if name in job_options}
-    arguments = parser().parse_args(
-        ["purge", f"--tables={place}", *arguments_of(selection)]  # it has all options that select
-    )
-    selected = conditions(FailureSelection.from_arguments(arguments))
+    # Parsed as options of `purge`, which takes all options that select failures.
+    arguments = parser().parse_args(["purge", f"--tables={place}", *arguments_of(selection)])
+    failure_conditions = conditions(FailureSelection.from_arguments(arguments))
     if ids:
-        selected.append(FailureCondition("id", "in", tuple(ids)))
-    document = preview(files, selected).document()
+        failure_conditions.append(FailureCondition("id", "in", tuple(ids)))
+    document = preview(files, failure_conditions).document()
     if any(edits.values()):
         from knafka_jobs.lookup.edit_preview import preview_edits
 
-        document |= preview_edits(files, selected, EventEdits.parse(*edits.values())).document()
+        event_edits = EventEdits.parse(*edits.values())
+        document |= preview_edits(files, failure_conditions, event_edits).document()
     return document
 
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
-    """Return a predicate for events with any of these ids that also match `where`: the job itself
-    takes one id only."""
+    """Return a predicate in Spark SQL for events with any of these ids that also match `where`,
+    since the job's own option takes one id only."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"
 
 
 def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[str]) -> None:
-    """Send events again straight from their dead-letter topics, without Spark."""
+    """Send events again straight from their dead-letter topics, without Spark, and print each;
+    exits with code 1 if there is none."""
     running = Installation(data_dir).read_state()
     dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
     egresses = replaying.select_egresses(running.egresses, broker, trigger)
     fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
 
     async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
-        """Choose the dead letters, and send them unless it is a dry run."""
-        letters = await replaying.choose_dead_letters(admin, egresses, ids, fields)
-        sendable = [letter for letter in letters if not letter.obstacle]
+        """Choose the dead letters, and send them unless it is a dry run; returns them, and the id
+        of the replay or ""."""
+        choices = await replaying.choose_dead_letters(admin, egresses, ids, fields)
+        sendable = [choice for choice in choices if not choice.obstacle]
         if dry_run or not sendable:
-            return letters, ""
+            return choices, ""
         writer = KafkaWriter(kafka_configuration(running))
         try:
-            return letters, await replaying.send_again(admin, writer, sendable)
+            return choices, await replaying.send_again(admin, writer, sendable)
         finally:
             await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
 
-    letters, replay_id = with_kafka(running, choose_and_send)
-    for letter in letters:
+    choices, replay_id = with_kafka(running, choose_and_send)
+    for choice in choices:
         typer.echo(
-            f"{letter.description}{f': left out: {letter.obstacle}' if letter.obstacle else ''}"
+            f"{choice.description}{f': left out: {choice.obstacle}' if choice.obstacle else ''}"
         )
-    count = sum(not letter.obstacle for letter in letters)
-    if not letters:
+    count = sum(not choice.obstacle for choice in choices)
+    if not choices:
         typer.echo(
             "no dead letter in the topics matches: knafka dead-letters list shows which exist"
         )

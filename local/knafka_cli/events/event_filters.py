@@ -25,7 +25,8 @@ def expression_predicate(text: str) -> Predicate:
     for _, problem in never_true([spec], ""):
         raise InvalidDocument("", f"--filter {problem}")
     for problem in missing_functions([spec], "--filter"):
-        raise InvalidDocument("", f"--filter {text}: {problem.partition(': ')[2]}")
+        problem_text = problem.partition(": ")[2]  # without the path
+        raise InvalidDocument("", f"--filter {text}: {problem_text}")
     return compile_filter(spec)
 
 

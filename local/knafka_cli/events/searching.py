@@ -16,10 +16,9 @@ from knafka.ports.log import Record
 from knafka_client.topics.ranges import RangeReader
 
 SEARCH_CHUNK_OFFSETS: Final = 10_000
-"""Number of offsets of each partition that are read at a time; the search goes from the newest
-back."""
+"""Number of offsets of each partition that are read at a time, the newest first."""
 SEARCH_QUEUE_KILOBYTES: Final = 8192
-"""Most kilobytes that the client reads ahead; records beyond a chunk's end are read in vain."""
+"""The most kilobytes that the client reads ahead; it reads beyond the end of a chunk in vain."""
 
 
 @dataclass
@@ -43,7 +42,8 @@ class TopicSearch:
 
 
 def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
-    """Return a predicate for records that hold the event with this id, from this source or any."""
+    """Return a predicate for records that hold the event with this id and source; None: any
+    source."""
     encoded_id = id_.encode()
     encoded_source = None if source is None else source.encode()
 
@@ -77,8 +77,11 @@ def run_search(
     since: float,
     progress: Callable[[TopicSearch], None],
 ) -> None:
-    """Search for matching records since a time (seconds since the Unix epoch). Raises
-    `LogError`."""
+    """Search a topic, from its end back to the time `since` (seconds since the Unix epoch), for
+    records that match; `search` gets the results, and `progress` is called after each chunk.
+
+    Raises `LogError`.
+    """
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:
         with RangeReader(connection, "knafka-trace", settings) as reader:

@@ -158,7 +158,7 @@ def send(
 
 
 def _parse_extension(text: str) -> tuple[str, str]:
-    """Parse the text of an `--extension`; returns name and value. Raises `typer.BadParameter`."""
+    """Return name and value of an `--extension` (`NAME=VALUE`). Raises `typer.BadParameter`."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--extension")
@@ -168,7 +168,9 @@ def _parse_extension(text: str) -> tuple[str, str]:
 def _send_target(
     installation: Installation, broker: str | None, url: str | None, account: str | None
 ) -> tuple[str, Callable[[], bytes]]:
-    """Return the URL to send to, and a function that makes the `authorization` header line."""
+    """Return the URL to send to, and a function that makes the `authorization` header line of a
+    request: with a token of `account`, or empty. Exits with code 2 for an unknown Broker, or one
+    that requires no tokens of an `account`."""
     if url is not None:
         return url, bytes
     running = installation.read_state()

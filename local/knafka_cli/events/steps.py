@@ -26,16 +26,16 @@ class TraceStep:
 
 
 def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:
-    """Combine steps from Kafka and from spans in the order of time.
+    """Return the steps from Kafka and from spans in the order of time.
 
     Of an attempt that both have, the span is kept, since it says more.
     """
-    attempts = [_step_time(step) for step in spans if step.what == ATTEMPT]
+    attempt_times = [_step_time(step) for step in spans if step.what == ATTEMPT]
 
     def has_span(step: TraceStep) -> bool:
         """Whether a span records the same attempt."""
         return step.what == ATTEMPT and any(
-            abs(_step_time(step) - attempt) < SAME_ATTEMPT_SECONDS for attempt in attempts
+            abs(_step_time(step) - time) < SAME_ATTEMPT_SECONDS for time in attempt_times
         )
 
     return sorted([*spans, *(step for step in from_kafka if not has_span(step))])

@@ -149,10 +149,10 @@ def tail(
 
 
 def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
-    """Return the Broker's and the Trigger's name in the argument; None for those that aren't
-    named."""
+    """Return the names of the Broker and of the Trigger in the argument `target` and the option
+    `trigger`; None for one that isn't named."""
     kind, slash, name = (target or "").partition("/")
-    broker, trigger_name = target, None
+    broker, trigger_name = target, None  # `NAMESPACE/NAME` and `channel/NAME` name a Broker
     if slash and kind in ("trigger", "triggers"):
         broker, trigger_name = None, name
     elif slash and kind in ("subscription", "subscriptions"):
@@ -167,15 +167,17 @@ def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, 
 def _find_topics_to_read(
     view: DeclaredView, broker: str | None, trigger: str | None, dead_letters: bool
 ) -> tuple[Ingress | Egress, Sequence[str], Predicate | None]:
-    """Return the owner whose Kafka is read, the topics to read, and the Trigger's filter.
+    """Return the Ingress or Egress whose Kafka is read, the topics to read, and the Trigger's
+    filter, if it applies.
 
     Raises `UnknownObject`.
     """
     if trigger is None:
         ingress = view.find_ingress(broker)
+        if not dead_letters:
+            return ingress, [ingress.topic], None
         owners = [*view.egresses_of(ingress), letters_of.broker_dead_letter_egress(ingress)]
-        letters = [owner.dead_letter_topic for owner in owners]
-        return ingress, letters if dead_letters else [ingress.topic], None
+        return ingress, [owner.dead_letter_topic for owner in owners], None
     egress = view.find_egress(trigger)
     if broker is not None and broker_name_of(view.find_ingress(broker)) != broker_name_of(egress):
         raise refuse(f"{trigger_name_of(egress)} is a {egress.kind} of {broker_name_of(egress)}")

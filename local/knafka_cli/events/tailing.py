@@ -25,6 +25,8 @@ TAIL_POLL_INTERVAL: Final = 0.5
 """Seconds that a poll waits for an event, and so the longest delay of Ctrl-C."""
 ORDERED_RECORDS: Final = 50_000
 """The most existing records that are put in the order of time."""
+PREVIEW_BYTES: Final = 1000
+"""Bytes of an event's data that are decoded for a line; `printable` cuts the text further."""
 REASON_ATTRIBUTE: Final = f"{ATTRIBUTE_PREFIX}reason"
 """An attribute that every dead letter has."""
 
@@ -89,22 +91,21 @@ def tail_records(
                 existing.append(cast(Record, message))
             else:
                 yield cast(Record, message)
-            if existing and (
-                not unread or (tail.last is None and len(existing) >= ORDERED_RECORDS)
-            ):
+            is_full = tail.last is None and len(existing) >= ORDERED_RECORDS
+            if existing and (not unread or is_full):
                 yield from _keep_newest(existing, ends, tail.last)
                 existing, unread = [], set()
 
 
 TopicAndPartition: TypeAlias = tuple[str, int]
-"""Topic and partition."""
+"""Name of a topic, and number of a partition."""
 
 
 def _offsets_to_read(
     reader: RangeReader, topics: Sequence[str], tail: TailStart
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
-    """Return the offset at which each partition is read from, and its end now. Raises `LogError`
-    and `TopicsMissing`."""
+    """Return for each partition the offset from which it is read, and its end offset now. Raises
+    `LogError` and `TopicsMissing`."""
     starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
     for topic in topics:
         try:
@@ -114,9 +115,10 @@ def _offsets_to_read(
                 raise
             continue
         since = {} if tail.since is None else reader.offsets_since(topic, spans, tail.since)
+        most_existing = 0 if tail.last is None and tail.since is None else tail.last
         for number, (low, end) in spans.items():
-            last = 0 if tail.last is None and tail.since is None else tail.last
-            start = low if last is None else max(low, end - last)
+            # The newest N of all partitions are among the newest N of each.
+            start = low if most_existing is None else max(low, end - most_existing)
             ends[topic, number] = end
             starts[topic, number] = max(start, since.get(number, low))
     if not ends:
@@ -127,8 +129,8 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Return the records in the order of time. Of those that existed at the start (below `ends`),
-    only the newest `count` are kept; None: all."""
+    """Sort the records by time and return them. Of those that existed when `ends` was read, only
+    the newest `count` are returned; None: all."""
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
         return records
@@ -149,7 +151,7 @@ def problem_of(record: Record) -> str | None:
 
 
 def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) -> str | None:
-    """Return one line about a record's event; None if `predicate` refuses it.
+    """Return one line about a record's event in this format; None if `predicate` refuses it.
 
     Raises `InvalidEvent` if the record holds no event.
     """
@@ -169,12 +171,12 @@ def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) 
         text += f" ({printable(reason)} after {failure.attempts} attempts)"
     if format_ is OutputFormat.WIDE:
         text += f" {_remaining_attributes(record, attributes)}"
-    data = (event.data or b"")[:1000].decode(errors="replace")
+    data = (event.data or b"")[:PREVIEW_BYTES].decode(errors="replace")
     return f"{_time_text(record)} {text}{f': {printable(data)}' if data else ''}"
 
 
 def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
-    """Return the record's place and key, and the attributes that the line doesn't show yet."""
+    """Return the record's place and key, and its attributes beside `_SHOWN_ATTRIBUTES`, as text."""
     key = record.key()
     pairs = {"key": key.decode(errors="replace")} if key is not None else {}
     pairs |= {name: value for name, value in attributes.items() if name not in _SHOWN_ATTRIBUTES}

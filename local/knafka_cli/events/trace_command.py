@@ -139,7 +139,8 @@ def trace(
 
 
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
-    """Trace each record that a search has found through the Triggers of its Broker."""
+    """Return a trace, through the Triggers of the Broker, of each record that a search has found.
+    Raises `LogError` and `KafkaNotReached`."""
     records = [record for record in search.matching_records if tracing.is_traceable(record)]
     if not records:
         return []
@@ -184,8 +185,9 @@ def _search_topic(
 
 
 def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
-    """Add the steps that Zipkin recorded, if the event's trace is sampled."""
-    # Not above: the client of HTTP that it needs takes longer to import than a command does.
+    """Return a trace with the steps that the Zipkin at the URL `zipkin` recorded; unchanged if the
+    event's trace isn't sampled, or Zipkin doesn't answer."""
+    # Imported here, since the HTTP client that it needs takes longer than a whole command.
     from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 
     if not record_trace.sampled:
@@ -206,7 +208,8 @@ def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> 
 
 
 def _print_trace(record_trace: Trace, zipkin: str) -> None:
-    """Print a trace for people."""
+    """Print a trace as text: the event, a table of deliveries, and one of their steps. `zipkin` is
+    the URL of a Zipkin, or empty."""
     typer.echo(printable(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
     place = f"{record_trace.topic}/{record_trace.partition}/{record_trace.offset}"
     typer.echo(f"accepted {record_trace.accepted} by {record_trace.broker}, at {place}")
@@ -236,7 +239,8 @@ def _print_trace(record_trace: Trace, zipkin: str) -> None:
 def _not_found_message(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
-    """Return why the event may not have been found, and which dead letters of it are kept."""
+    """Return why the event may not have been found since `moment` (seconds since the Unix epoch),
+    and which dead letters of it are kept."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
     if all(search.covers_topic for search in searches):
@@ -247,16 +251,16 @@ def _not_found_message(
             "--since start for all that Kafka has kept)"
         )
     for ingress in view.ingresses:
-        for letter in _find_dead_letters(view, ingress, id_):
-            if source in (None, letter.letter.source):
-                text += f"\nits dead letter is kept: {letter.description} {letter.letter.last_time}"
+        for choice in _find_dead_letters(view, ingress, id_):
+            if source in (None, choice.letter.source):
+                text += f"\nits dead letter is kept: {choice.description} {choice.letter.last_time}"
     return text
 
 
 def _find_dead_letters(
     view: DeclaredView, ingress: Ingress, id_: str
 ) -> Sequence[replaying.ReplayChoice]:
-    """Return the dead letters of an event in the topics of a Broker's Triggers."""
+    """Return the dead letters of events with this id, in the topics of a Broker's Triggers."""
     with view.explain_unreached_kafka(ingress):
         return ask_kafka(
             view.connection(ingress),

@@ -41,7 +41,8 @@ _DELIVERED_OR_TABLED: Final = (
 
 TRACEPARENT: Final = "traceparent"
 """Name of the header and the attribute of W3C Trace Context."""
-_traceparent = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})").fullmatch
+_match_traceparent = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})").fullmatch
+"""Matches a `traceparent`; groups are the trace's id and the flags, of which bit 0 is `sampled`."""
 
 ReadCommits: TypeAlias = Callable[[str, str, Collection[int]], Commits]
 """Reads a group's commits for these partitions of a topic. Raises `LogError`."""
@@ -151,8 +152,8 @@ def trace_context(envelope: Envelope) -> tuple[str, bool]:
     """
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
-        if parts := _traceparent(text):
-            return parts[1], bool(int(parts[2], 16) & 1)
+        if match := _match_traceparent(text):
+            return match[1], bool(int(match[2], 16) & 1)
     return "", False
 
 
@@ -165,23 +166,24 @@ async def _trace_delivery(
     topics: Mapping[str, int],
     paused: Collection[str],
 ) -> TracedDelivery:
-    """Trace one record at one Trigger or Subscription."""
+    """Trace one record, whose content is `envelope`, at one Trigger or Subscription. `topics` are
+    all topics of its Kafka. Raises `LogError`."""
     name = trigger_name_of(egress)
     is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
-    records, complete = await _find_dead_letters(admin, record, is_same_event, egress, topics)
-    if records:
+    dead_letters, all_read = await _find_dead_letters(admin, record, is_same_event, egress, topics)
+    if dead_letters:
         replays = await _find_replays(admin, read_commits, is_same_event, egress, topics)
-        letters = [_with_replay_time(dead_letter, replays) for dead_letter in records]
+        letters = [_with_replay_time(dead_letter, replays) for dead_letter in dead_letters]
         state, detail = _state_and_history(letters, replays)
-        steps = [step for dead_letter in records for step in _dead_letter_steps(dead_letter)]
+        steps = [step for dead_letter in dead_letters for step in _dead_letter_steps(dead_letter)]
         steps += [TraceStep(replay.at, "sent again", replay.state.value) for replay in replays]
         return TracedDelivery(name, state, detail, clauses, letters, replays, sorted(steps))
     if clauses:
         return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
     state, detail, last_attempt = await _read_group_progress(read_commits, record, egress)
     if state is TracedState.SETTLED:
-        detail = "no dead letter: delivered" if complete else _DELIVERED_OR_TABLED
+        detail = "no dead letter: delivered" if all_read else _DELIVERED_OR_TABLED
         if egress.dead_letter_sink is not None:
             detail += f", or taken by the dead letter sink {egress.dead_letter_sink.url}"
         if egress.reply is not None:
@@ -192,7 +194,8 @@ async def _trace_delivery(
 
 
 def _dead_letter_steps(record: Record) -> Sequence[TraceStep]:
-    """Return the attempts that a dead letter lists, and the step of keeping it."""
+    """Return the attempts that the record of a dead letter lists, and last the step of keeping the
+    dead letter."""
     details = parse_dead_letter(record)
     reason = f"{details.reason} {details.code}".strip()
     place = f"{record.topic()}/{record.partition()}/{record.offset()}"
@@ -227,28 +230,29 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
 async def _read_group_progress(
     read_commits: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
-    """Return how far a group is with a record, with a short text and the last attempt if it has
-    failed."""
+    """Return how far a Trigger's group is with a record, a short text about it, and the last
+    attempt, if one has failed. Raises `LogError`."""
     partition, offset = record.partition(), record.offset()
     commits = await asyncio.to_thread(read_commits, egress.group, egress.topic, [partition])
-    place, policy = commits.get(partition), policy_of(egress)
-    state, detail = offset_state(offset, place, policy)
-    if state is not TracedState.RETRYING or place is None:
+    committed, policy = commits.get(partition), policy_of(egress)
+    state, detail = offset_state(offset, committed, policy)
+    if state is not TracedState.RETRYING or committed is None:
         return state, detail, ()
-    delivery = decode(place.offset, place.metadata, policy).deliveries[offset]
+    delivery = decode(committed.offset, committed.metadata, policy).deliveries[offset]
     if delivery.failed is None:
         return state, detail, ()
-    return (
-        state,
-        detail,
-        (TraceStep(timestamp(delivery.last_attempt), ATTEMPT, delivery.failed.text),),
-    )
+    last_attempt = TraceStep(timestamp(delivery.last_attempt), ATTEMPT, delivery.failed.text)
+    return state, detail, (last_attempt,)
 
 
 def offset_state(
     offset: int, committed: OffsetAndMetadata | None, policy: int = 0
 ) -> tuple[TracedState, str]:
-    """Return how far a consumer group is with one offset, as a state and a short explanation."""
+    """Return how far a consumer group is with one offset, as a state and a short explanation.
+
+    `committed` is the group's commit, whose metadata lists what is settled or tried after its
+    offset; `policy` is that of the Trigger's delivery (`progress.policy_of`).
+    """
     if committed is None:
         return TracedState.WAITING, "nothing of its partition is settled"
     if offset < committed.offset:
@@ -258,10 +262,10 @@ def offset_state(
         return TracedState.SETTLED, ""
     if (delivery := progress.deliveries.get(offset)) is not None:
         return TracedState.RETRYING, _attempts_text(delivery)
-    settled = sum(
+    settled_before = sum(
         min(range_end, offset) - first for first, range_end in progress.settled if first < offset
     )
-    unsettled = offset - committed.offset - settled
+    unsettled = offset - committed.offset - settled_before
     return (
         TracedState.WAITING,
         f"{unsettled} before it aren't settled" if unsettled else "it is next",
@@ -290,35 +294,36 @@ async def _find_dead_letters(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """Return the dead letters of this record and of its replays.
+    """Return the records of the Trigger's dead letters of this record and of its replays, and
+    whether all dead letters that the Trigger ever had were read.
 
-    Also whether every dead letter of the Trigger is still in the topic and was read.
+    `is_same_event` tells whether a record holds the same event. Raises `LogError`.
     """
     if egress.dead_letter_topic not in topics:
         return [], True
     dead_letters = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
-    complete = sum((await admin.end_offsets(egress.dead_letter_topic)).values()) <= len(
-        dead_letters
-    )
-    records = [
+    ever_written = sum((await admin.end_offsets(egress.dead_letter_topic)).values())
+    all_read = ever_written <= len(dead_letters)
+    of_event = [
         (dead_letter, parse_dead_letter(dead_letter).position)
         for dead_letter in dead_letters
         if is_same_event(dead_letter)
     ]
     position_of_record = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    if all(position != position_of_record for _, position in records):
-        return [], complete
-    replays = f"{replay_egress(egress).topic}/"
-    own_dead_letters = [
+    if all(position != position_of_record for _, position in of_event):
+        return [], all_read
+    replay_prefix = f"{replay_egress(egress).topic}/"
+    of_record = [
         dead_letter
-        for dead_letter, position in records
-        if position == position_of_record or position.startswith(replays)
+        for dead_letter, position in of_event
+        if position == position_of_record or position.startswith(replay_prefix)
     ]
-    return own_dead_letters, complete
+    return of_record, all_read
 
 
 def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
-    """Return a dead letter with the time at which it was first replayed."""
+    """Return the dead letter in a record, with the time of its first replay; empty if it wasn't
+    replayed."""
     written = timestamp(record.timestamp()[1] / 1000)
     return replace(
         parse_dead_letter(record),
@@ -333,20 +338,20 @@ async def _find_replays(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
-    """Return the replays of an event to this Trigger."""
-    replay = replay_egress(egress)
-    if replay.topic not in topics:
+    """Return the replays of an event to this Trigger, from its replay topic. Raises `LogError`."""
+    egress_of_replays = replay_egress(egress)
+    if egress_of_replays.topic not in topics:
         return []
     replays = []
-    for record in await read_topic(admin, replay.topic, MOST_RECORDS_READ):
+    for record in await read_topic(admin, egress_of_replays.topic, MOST_RECORDS_READ):
         if is_same_event(record):
-            state, detail, _ = await _read_group_progress(read_commits, record, replay)
+            state, detail, _ = await _read_group_progress(read_commits, record, egress_of_replays)
             replays.append(TracedReplay(timestamp(record.timestamp()[1] / 1000), state, detail))
     return replays
 
 
 def is_traceable(record: Record) -> bool:
-    """Whether a record holds a complete event: one that only has an event's id can't be traced."""
+    """Whether a record holds a valid event; one with nothing but an event's id can't be traced."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent:
@@ -355,10 +360,11 @@ def is_traceable(record: Record) -> bool:
 
 
 def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
-    """Return a function that reads commits from Kafka without joining the group."""
+    """Return a function that reads commits from the Kafka of this librdkafka configuration, without
+    joining the group."""
 
     def read_commits(group: str, topic: str, partitions: Collection[int]) -> Commits:
-        """Return the group's commits, from Kafka."""
+        """Return the group's commits for these partitions."""
         with RangeReader(connection, group) as reader:
             return reader.committed(topic, partitions)
 

@@ -56,16 +56,18 @@ def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
     steps = []
     for span in spans:
         tags = span.get("tags") or {}
-        name = _STEP_KINDS.get(span.get("name", ""))
-        if name is None or tags.get("messaging.destination") != destination:
+        kind = _STEP_KINDS.get(span.get("name", ""))
+        if kind is None or tags.get("messaging.destination") != destination:
             continue
+        # Zipkin counts in microseconds.
         time = timestamp(int(span.get("timestamp", 0)) / 1_000_000)
-        steps.append(TraceStep(time, name, _result_text(tags, int(span.get("duration", 0)))))
+        steps.append(TraceStep(time, kind, _result_text(tags, int(span.get("duration", 0)))))
     return steps
 
 
 def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
-    """Return text about a span's result: status code or error, destination and duration."""
+    """Return text about a span's result: status code and error, destination, and duration, which is
+    given in microseconds."""
     code, error = tags.get("http.response.status_code", ""), tags.get("error", "")
     outcome = error if not code or code in error else f"{code} {error}".strip()
     destination = tags.get("messaging.kafka.topic") or tags.get("url.full", "")

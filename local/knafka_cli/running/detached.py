@@ -35,9 +35,9 @@ class NotStopped(KnafkaError):
 
 
 def start(arguments: Sequence[str], installation: Installation, say: Say) -> int:
-    """Run `knafka up` in the background; returns its pid once it is up.
+    """Run `knafka up` with these arguments in the background; returns its pid once it is up.
 
-    Its output goes to `say` meanwhile. Raises `NotStarted`; an interrupted start leaves no process
+    `say` shows its output meanwhile. Raises `NotStarted`; an interrupted start leaves no process
     behind.
     """
     if (running := installation.pid()) is not None:  # its log must not be overwritten
@@ -57,10 +57,10 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
     try:
         with log.open(errors="replace") as lines:
             while not _is_up(installation, process.pid):
-                ended = process.poll()
+                exit_code = process.poll()
                 _show_new_lines(lines, say)
-                if ended is not None:
-                    raise NotStarted(f"knafka up ended with code {ended}: see {log}")
+                if exit_code is not None:
+                    raise NotStarted(f"knafka up ended with code {exit_code}: see {log}")
                 time.sleep(DETACHED_POLL_INTERVAL)
             _show_new_lines(lines, say)
     except BaseException:
@@ -95,11 +95,11 @@ def log_file(installation: Installation) -> Path:
 
 
 def _is_up(installation: Installation, pid: int) -> bool:
-    """Whether this process runs the installation and has written its first status."""
+    """Whether the process with this pid runs the installation and has written its first status."""
     return installation.pid() == pid and installation.read_status() is not None
 
 
 def _show_new_lines(lines: TextIO, say: Say) -> None:
-    """Show the lines that were written since the last call."""
+    """Show the lines that were written to the file since the last call."""
     for line in lines:
         say(line.rstrip("\n"))

@@ -25,18 +25,18 @@ class Logs:
     def __init__(
         self, installation: Installation, pause: Callable[[float], None] = time.sleep
     ) -> None:
-        """`pause` waits for so many seconds between two reads."""
+        """`pause` waits for a number of seconds, between two reads in `follow`."""
         self._installation = installation
         self._pause = pause
         self._read_until: dict[str, int] = {}
         """Offset up to which each log has been returned."""
 
     def names(self, owner: str | None = None) -> Sequence[str]:
-        """Return the names of all logs, or of those of one process, Trigger or Service; sorted."""
+        """Return the sorted names of all logs, or of those of one `owner` (see `is_log_of`)."""
         return sorted(name for name in self._log_files() if owner is None or is_log_of(name, owner))
 
     def last_lines(self, name: str, lines: int) -> Sequence[str]:
-        """Return the last `lines` lines of a log, oldest first."""
+        """Return the last `lines` lines of a log, oldest first; `follow` continues after them."""
         with self._log_files()[name].open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
             all_lines = file.read().decode(errors="replace").splitlines()
@@ -44,9 +44,10 @@ class Logs:
         return all_lines[-lines:] if lines else []
 
     def follow(self, owner: str | None = None) -> Iterator[tuple[str, str]]:
-        """Yield name and text of each new line, for ever; new files from their start.
+        """Yield name of the log and text of each new line, for ever; `owner` as in `names`.
 
-        A log that `last_lines` has read continues there; any other begins with its next line.
+        A log that `last_lines` has read continues there, and any other begins with its next line. A
+        log that is created later is read from its start.
         """
         read_until = {
             name: _file_size(path) for name, path in self._log_files().items()
@@ -74,8 +75,8 @@ class Logs:
 
 
 def is_log_of(name: str, owner: str) -> bool:
-    """Whether a log is that of a process (`receiver`), or of a Trigger or Service,
-    `[NAMESPACE/]NAME`."""
+    """Whether the log `name` belongs to `owner`: a process (`receiver`), or a Trigger or Service
+    (`[NAMESPACE/]NAME`), whose log is named `dispatcher-NAMESPACE-NAME` or alike."""
     if name == owner:
         return True
     namespace, slash, object_name = owner.rpartition("/")
@@ -99,5 +100,5 @@ def _read_lines(path: Path, start: int) -> tuple[Sequence[str], int]:
             data = file.read()
     except FileNotFoundError:
         return [], 0
-    whole = data[: data.rfind(b"\n") + 1]
-    return whole.decode(errors="replace").splitlines(), start + len(whole)
+    complete_lines = data[: data.rfind(b"\n") + 1]
+    return complete_lines.decode(errors="replace").splitlines(), start + len(complete_lines)

@@ -59,20 +59,20 @@ class LineView:
     async def follow(self, snapshot: TakeSnapshot) -> None:
         """Print the changes between snapshots and a summary, until cancelled."""
         previous, last_summary = Snapshot(""), ""
-        waited = 0.0
+        since_summary = 0.0  # seconds
         while True:
             current = snapshot()
             if current != previous:
                 for line in changes(previous, current):
                     self.say(line)
                 previous = current
-            if waited >= SUMMARY_INTERVAL:
-                waited = 0.0
+            if since_summary >= SUMMARY_INTERVAL:
+                since_summary = 0.0
                 if (text := summary(current)) != last_summary:
                     last_summary = text
                     self.say(text)
             await asyncio.sleep(VIEW_REFRESH_INTERVAL)
-            waited += VIEW_REFRESH_INTERVAL
+            since_summary += VIEW_REFRESH_INTERVAL
 
 
 class TableView:
@@ -111,13 +111,13 @@ def changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
     yield from (
         f"solved: {problem}" for problem in previous.problems if problem not in current.problems
     )
-    brokers = {(row.kind, row.name): row for row in previous.brokers}
+    gone_brokers = {(row.kind, row.name): row for row in previous.brokers}
     for broker in current.brokers:
-        old_broker = brokers.pop((broker.kind, broker.name), None)
+        old_broker = gone_brokers.pop((broker.kind, broker.name), None)
         if old_broker is None or old_broker.refused != broker.refused:
             state = f"is not served: {broker.refused}" if broker.refused else f"at {broker.url}"
             yield f"{broker.kind} {broker.name} {state}"
-    yield from (f"{kind} {name} is gone" for kind, name in brokers)
+    yield from (f"{kind} {name} is gone" for kind, name in gone_brokers)
     yield from _change_lines(_trigger_changes(previous.sensors, current.sensors))
     yield from _change_lines(_trigger_changes(previous.triggers, current.triggers))
 
@@ -136,7 +136,8 @@ class _Change:
 
 
 def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
-    """Yield a line for each change, or one line for all with the same text if they are many."""
+    """Yield a line for each change; more than `LINES_FOR_SAME_CHANGE` changes with the same text
+    get one line together."""
     by_text: dict[tuple[str, str], list[_Change]] = {}
     for change in changes:
         by_text.setdefault((change.row.kind, change.text_of_several), []).append(change)
@@ -146,11 +147,10 @@ def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
                 f"{kind} {change.row.name}{change.text}{change.detail}" for change in same_changes
             )
             continue
-        details = {change.detail for change in same_changes}
+        example = same_changes[0]
+        has_one_detail = all(change.detail == example.detail for change in same_changes)
         detail = (
-            f", such as {same_changes[0].row.name}{same_changes[0].detail}"
-            if len(details) > 1
-            else details.pop()
+            example.detail if has_one_detail else f", such as {example.row.name}{example.detail}"
         )
         yield f"{len(same_changes)} {kind}s{text_of_several}{detail}"
 
@@ -159,15 +159,16 @@ def _trigger_changes(
     previous: Sequence[TriggerRow], current: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
     """Yield the changes between two lists of Triggers, Subscriptions or Sensors."""
-    previous_rows = {(row.kind, row.name): row for row in previous}
+    gone_rows = {(row.kind, row.name): row for row in previous}
     for row in current:
-        if (previous_row := previous_rows.pop((row.kind, row.name), None)) is not row:
+        previous_row = gone_rows.pop((row.kind, row.name), None)
+        if previous_row is not row:  # an unchanged row is the same object
             yield from _row_changes(previous_row, row)
-    yield from (_Change(row, " is gone", " are gone") for row in previous_rows.values())
+    yield from (_Change(row, " is gone", " are gone") for row in gone_rows.values())
 
 
 def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Change]:
-    """Yield the changes of one Trigger, Subscription or Sensor."""
+    """Yield the changes of one Trigger, Subscription or Sensor; `previous` is None if it is new."""
     if previous is None or previous.refused != row.refused:
         if row.refused:
             yield _Change(row, " is not ready", " are not ready", f": {row.refused}")
@@ -188,8 +189,8 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
 
 
 def summary(snapshot: Snapshot) -> str:
-    """Return all counts in one line: each Trigger if they are few, or else the busiest and sums of
-    the others."""
+    """Return all counts in one line: of each Trigger if there are at most `SUMMARY_TRIGGERS`, or
+    else of those with the most waiting events, and sums of the others."""
     brokers = [
         f"{_display_name(broker)} accepted {broker.accepted}"
         + (f" rejected {broker.rejected}" if broker.rejected else "")
@@ -225,7 +226,7 @@ def _display_name(row: BrokerRow | TriggerRow) -> str:
 
 
 def _is_busy(row: TriggerRow) -> bool:
-    """Whether events wait or the Trigger has an error."""
+    """Whether the Trigger has an error, or events wait, or their number isn't known."""
     return row.lag != 0 or row.error != ""
 
 
@@ -334,7 +335,8 @@ class StatusTable:
 def _objects_table(
     title: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
 ) -> Grid:
-    """Return the table of the objects of one kind."""
+    """Return the table of the objects of one kind, for a terminal of `width` characters; `rows` are
+    an object's figures, its name and its state."""
     shown_columns = [column for column in columns if column.from_width <= width]
     grid = Grid(expand=True, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     grid.add_column(title, overflow="fold", ratio=1)
@@ -356,8 +358,8 @@ def _address_text(row: BrokerRow) -> Text:
 
 
 def _state_text(row: TriggerRow) -> Text:
-    """Return why a Trigger isn't ready, its error, that it is paused, what is wrong with its dead
-    letters, or the scaler's reason for its number of replicas."""
+    """Return the first of these texts that applies to a Trigger: why it isn't ready, its error,
+    that it is paused, its dead letters' condition if nothing waits, the scaler's decision."""
     if row.refused:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
@@ -365,20 +367,12 @@ def _state_text(row: TriggerRow) -> Text:
     if row.paused:
         return Text("paused: its events wait", style="yellow")
     if row.decision == NOTHING_WAITS:  # the figures say so, and the table stays short
-        dead_letter_conditions = (
-            condition for condition in row.conditions if condition.type == DEAD_LETTERS_CONDITION
+        dead_letter_problems = (
+            condition.message
+            for condition in row.conditions
+            if condition.type == DEAD_LETTERS_CONDITION and condition.status == "False"
         )
-        return Text(
-            next(
-                (
-                    condition.message
-                    for condition in dead_letter_conditions
-                    if condition.status == "False"
-                ),
-                "",
-            ),
-            "yellow",
-        )
+        return Text(next(dead_letter_problems, ""), "yellow")
     return Text(row.decision, style="green" if row.replicas else "dim")
 
 

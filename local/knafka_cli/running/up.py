@@ -50,14 +50,18 @@ async def _start_and_run(
     send: Path | None,
     start: float,
 ) -> None:
-    """Start everything and run for ever; `listener` is the console's socket."""
+    """Start everything and run until cancelled.
+
+    `listener` is the console's socket, `send` a file of events to send, and `start` the monotonic
+    time at which the command began.
+    """
     async with (
         supervisor.running(),
         opening.serve_installation(supervisor, installation.data, listener) as url,
         asyncio.TaskGroup() as group,
     ):
         group.create_task(view.follow(supervisor.snapshot))
-        await asyncio.sleep(0)  # the view shows the state first, then what happens
+        await asyncio.sleep(0)  # let the view show the first snapshot before the lines below
         if url:
             view.say(f"console at {url}")
         view.say(f"up after {time.monotonic() - start:.1f} s; Ctrl-C stops everything")
@@ -92,7 +96,7 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
 
 
 def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Callable[[], bytes]:
-    """Return a function that returns the `authorization` header line for sending to the Broker at
+    """Return a function that makes the `authorization` header line of a request to the Broker at
     `url`.
 
     The sender is the service account `default` of the Broker's namespace, as for a pod that names
@@ -100,7 +104,7 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
     """
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:
-        return bytes
+        return bytes  # which returns an empty line
     # Imported here, as most Brokers require no tokens.
     from knafka_local.tokens.issuer import Issuer, TokenProvider
 
@@ -111,7 +115,8 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
 
 
 async def _send_file(supervisor: Supervisor, data_folder: Path, file: Path, view: View) -> None:
-    """Send the events of a file to the only Broker."""
+    """Send the events of an NDJSON file, in order, to the only Broker; the view shows each answer,
+    and why they can't be sent."""
     brokers = [broker.url for broker in supervisor.snapshot().brokers if broker.url]
     if len(brokers) != 1:
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")

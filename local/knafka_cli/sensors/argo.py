@@ -61,8 +61,8 @@ def convert_sensor(
     for field_name in ("labels", "annotations"):
         if argo_metadata.get(field_name):
             converted.changed.append(f"metadata.{field_name}: left out, add yours by hand")
-    bus = f"the Broker {broker}" if channel is None else f"the KafkaChannel {channel}"
     if event_bus := spec.get("eventBusName"):
+        bus = f"the Broker {broker}" if channel is None else f"the KafkaChannel {channel}"
         converted.changed.append(f"spec.eventBusName: {event_bus!s:.80}; here the bus is {bus}")
     converted.document = {
         "apiVersion": "knafka.dev/v1alpha1",
@@ -136,7 +136,8 @@ def _join_path(path: str, name: str) -> str:
 def _note_unknown_fields(
     document: Document, known_fields: set[str], path: str, converted: ArgoConversion
 ) -> None:
-    """Note every field of `document` that isn't among the known ones in `converted.lost`."""
+    """Add a sentence to `converted.lost` for each field of `document` that isn't among the known
+    ones."""
     converted.lost += [
         f"{path}.{name}: not carried over" for name in document if name not in known_fields
     ]
@@ -162,7 +163,8 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
             converted.lost.append(f"{path}.filters.context.{key}: not carried over")
         elif value:
             context[attribute] = _to_text(value, f"{path}.filters.context.{key}")
-    # With Argo both must match: if an attribute has two values, no event matches.
+    # With Argo, the EventSource's or event's name and the context filter must both match: if they
+    # require different values of an attribute, no event matches.
     conflicting = {
         name: value for name, value in context.items() if exact_values.get(name, value) != value
     }
@@ -183,10 +185,10 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
             pass  # they only combine filters that aren't converted
         elif key != "context":
             converted.lost.append(f"{path}.filters.{key}: not carried over")
-    # With one kind of filter, `or` and `and` are the same; without one, its default is `and`.
     operator = str(argo.get("filtersLogicalOperator") or "and").lower()
     kinds = [kind for kind in ("exprs", "data", "context", "time", "script") if filters.get(kind)]
-    if operator != "and" and kinds != ["context"] and kinds:
+    # `or` means the same as `and` if there is a context filter only, or no filter.
+    if operator != "and" and kinds and kinds != ["context"]:
         converted.lost.append(
             f"{path}.filtersLogicalOperator: {operator:.80} of {', '.join(kinds)}: here all"
             " converted filters must match"
@@ -205,7 +207,8 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
 
 
 def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any] | None:
-    """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind."""
+    """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind. Notes
+    say what is lost or changed. Raises `InvalidDocument`."""
     template = _object_field(argo, "template", "spec.triggers")
     name = _to_text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
@@ -242,8 +245,8 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
 
 
 def _template_url(template: Document, path: str, converted: ArgoConversion) -> str | None:
-    """Return the URL of a trigger template's HTTP request; None if the template has another
-    kind."""
+    """Return the URL of a trigger template's HTTP request; None if the template has another kind.
+    Notes in `converted` say what is lost. Raises `InvalidDocument`."""
     if template.get("http") is None:
         known_fields = {"name", "conditions", "conditionsReset"}
         kinds = ", ".join(str(name) for name in template if name not in known_fields) or "nothing"
@@ -288,19 +291,29 @@ def _convert_resets(
 
 
 def _equivalent_cron(cron: str) -> str:
-    """Return a cron expression that names the same times to our parser, which reads `*/2` as `*`
-    and Argo's doesn't."""
+    """Return a cron expression that names the same times here as `cron` does with Argo.
+
+    If day and weekday are both limited, Argo fires on either. Here a field that begins with `*`, as
+    in `*/2`, makes both required: such a field is written as `1-31/2`, or `0-6/2` for weekdays.
+    """
     fields = cron.split()
-    if len(fields) != 5 or fields[2] in _ANY_VALUE or fields[4] in _ANY_VALUE:
+    if len(fields) != CRON_FIELDS:
         return cron
-    for number, span in ((2, "1-31"), (4, "0-6")):
+    if fields[CRON_DAY] in _ANY_VALUE or fields[CRON_WEEKDAY] in _ANY_VALUE:
+        return cron
+    for number, full_range in ((CRON_DAY, "1-31"), (CRON_WEEKDAY, "0-6")):
         parts = fields[number].split(",")
         fields[number] = ",".join(
-            span + part[1:] if part[:2] in ("*/", "?/") else part for part in parts
+            full_range + part[1:] if part[:2] in ("*/", "?/") else part for part in parts
         )
     return " ".join(fields)
 
 
+CRON_FIELDS: Final = 5
+"""Number of fields of a cron expression: minute, hour, day, month, weekday."""
+CRON_DAY: Final = 2
+CRON_WEEKDAY: Final = 4
+"""Indices of the fields for the day of the month and for the day of the week."""
 _ANY_VALUE: Final = ("*", "?", "*/1", "?/1")
 """Cron fields that match every value."""
 
@@ -309,7 +322,7 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
     """Convert a retry strategy; parts that can't be kept are noted in `converted`. Raises
     `InvalidDocument`."""
     if not argo:
-        # Without a strategy, a delivery here has more than one attempt.
+        # Without a strategy Argo makes one attempt, but the default here is several.
         return {"steps": 1}
     path = f"{path}.retryStrategy"
     steps = argo.get("steps")
@@ -338,14 +351,15 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
 
 
 def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a rate limit, whose fields have the same names here."""
+    """Convert a rate limit, whose fields have the same names here; unknown fields are noted in
+    `converted`."""
     _note_unknown_fields(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 
 def _to_number(value: Any) -> float:
-    """Return the value of Argo's Amount, which is a number, a text, or an object with a number; 1
-    if it can't be read."""
+    """Return the value of an Amount of Argo's: a number, a text, or an object with a `value`; 1 if
+    it can't be read."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:
@@ -355,8 +369,8 @@ def _to_number(value: Any) -> float:
 
 
 def _to_duration(value: Any, path: str) -> str:
-    """Return a duration of Argo's, an Int64OrString of nanoseconds or a text such as 10s, as Go
-    writes it. Raises `InvalidDocument`."""
+    """Return a duration of Argo's in Go's format, such as `10s`. Argo's is an Int64OrString: a
+    number of nanoseconds, a text, or an object with either. Raises `InvalidDocument`."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0

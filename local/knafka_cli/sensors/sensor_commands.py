@@ -85,8 +85,9 @@ def show_status(
 def _cluster_sensors(
     context: str | None, kubeconfig: Path | None, namespace: str | None
 ) -> Sequence[TriggerRow]:
-    """Return the Sensors of a cluster's namespace. Raises `ClusterError`."""
-    # Kubernetes' client takes half a second to import: only commands about a cluster pay for it.
+    """Return the rows of the Sensors in a cluster's namespace; exits with code 2 if the cluster
+    doesn't have the kind. Raises `ClusterError`."""
+    # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared import cluster_source
     from knafka_client.state.condition_rows import sensor_row
     from knafka_operator.model.sensors import KNAFKA, SENSOR
@@ -176,8 +177,8 @@ def backtest_sensor(
 def _backtest_topic_options(
     sensor: Sensor, job_options: JobArguments, data_dir: Path
 ) -> Mapping[str, str]:
-    """Return the job's options for a topic and its Kafka; by default those of the Sensor's bus in
-    `knafka up`."""
+    """Return the job's options for topic and Kafka that the user left out: those of the Sensor's
+    Broker or KafkaChannel (its bus) in `knafka up`. Raises `BadInput` and `NotRunning`."""
     if job_options["bootstrap-servers"] is not None:
         if job_options["topic"] is None:
             raise event_input.BadInput(
@@ -198,7 +199,8 @@ def _backtest_topic_options(
 
 
 def _iso_moment(text: str | None) -> str | None:
-    """Return a moment that an option names, in ISO 8601; None if it isn't given."""
+    """Return the moment that an option's text names (see `moments`), in ISO 8601; None if the
+    option isn't given. Raises `BadInput`."""
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())
@@ -232,27 +234,27 @@ def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
 
     errors: Counter[str] = Counter()
     backtest = Backtest(sensor, lambda kind: errors.update([kind]))
-    past = sorted(_read_events(events), key=lambda event: event.at)
-    fired = list(backtest.play(past))
-    held = backtest.held
+    past_events = sorted(_read_events(events), key=lambda event: event.at)
+    firings = list(backtest.play(past_events))
+    held_events = backtest.held
     if as_json:
-        firings = Counter(trigger_of(firing.key) for firing in fired)
+        counts = Counter(trigger_of(firing.key) for firing in firings)
         result = {
-            "events": len(past),
+            "events": len(past_events),
             "errors": errors,
-            "firings": {trigger.name: firings[trigger.name] for trigger in sensor.triggers},
-            "waiting": Counter(map(trigger_of, held)),
-            "shown": [_firing_document(firing) for firing in fired],
+            "firings": {trigger.name: counts[trigger.name] for trigger in sensor.triggers},
+            "waiting": Counter(map(trigger_of, held_events)),
+            "shown": [_firing_document(firing) for firing in firings],
         }
         typer.echo(json.dumps(result))
         return
-    for firing in fired:
+    for firing in firings:
         typer.echo(_firing_line(_firing_document(firing)))
-    typer.echo(f"{len(past)} events: {len(fired)} firings, {len(held)} wait")
-    for key, waiting in sorted(held.items())[:SHOWN_FIRINGS]:
+    typer.echo(f"{len(past_events)} events: {len(firings)} firings, {len(held_events)} wait")
+    for key, waiting in sorted(held_events.items())[:SHOWN_FIRINGS]:
         typer.echo(f"  {key} has {_event_names([_event_document(event) for event in waiting])}")
-    if len(held) > SHOWN_FIRINGS:
-        typer.echo(f"  and {len(held) - SHOWN_FIRINGS} more")
+    if len(held_events) > SHOWN_FIRINGS:
+        typer.echo(f"  and {len(held_events) - SHOWN_FIRINGS} more")
     _print_errors(errors)
 
 
@@ -287,8 +289,8 @@ def _read_sensor(file: Path) -> Sensor:
 
 
 def _read_events(file: Path) -> Iterator[PastEvent]:
-    """Yield the events of an NDJSON file with their times; one without a time is a millisecond
-    after the event before it."""
+    """Yield the events of an NDJSON file with their times; an event without a time gets that of the
+    event before it, plus a millisecond. Raises `BadInput`."""
     from knafka.core.sensor.backtest import PastEvent
 
     try:
@@ -304,13 +306,15 @@ def _read_events(file: Path) -> Iterator[PastEvent]:
 
 def _parse_milliseconds(time: str) -> int:
     """Return an RFC 3339 time as milliseconds since the Unix epoch."""
-    # datetime knows no leap seconds: read one as the second after it.
+    # datetime knows no leap seconds: read second 60 as second 59, and add one.
+    is_leap_second = ":60" in time
     text = time.upper().replace(":60", ":59")
-    return round(datetime.fromisoformat(text).timestamp() * 1000) + 1000 * (":60" in time)
+    milliseconds = round(datetime.fromisoformat(text).timestamp() * 1000)
+    return milliseconds + 1000 if is_leap_second else milliseconds
 
 
 def _firing_document(fired: Fired) -> Mapping[str, Any]:
-    """Return a firing in the JSON format of the job's result."""
+    """Return a firing as the job's result has it: trigger, correlation, time and events."""
     from knafka.core.sensor.records import correlation_of, trigger_of
 
     return {
@@ -322,7 +326,7 @@ def _firing_document(fired: Fired) -> Mapping[str, Any]:
 
 
 def _event_document(event: HeldEvent) -> Mapping[str, Any]:
-    """Return an event in the JSON format of the job's result."""
+    """Return an event as the job's result has it: dependency, source, id and time."""
     source, _, identity = event.identity.partition(" ")
     return {
         "dependency": event.dependency, "source": source, "id": identity, "at": _time_text(event.at)
@@ -330,17 +334,17 @@ def _event_document(event: HeldEvent) -> Mapping[str, Any]:
 
 
 def _time_text(milliseconds: int) -> str:
-    """Return a time in RFC 3339."""
+    """Return a time (since the Unix epoch) in RFC 3339."""
     return rfc3339(milliseconds / 1000)
 
 
 def _firing_line(firing: Mapping[str, Any]) -> str:
-    """Return one line of text about a firing."""
+    """Return one line of text about a firing, given as by `_firing_document`."""
     correlation = firing["correlation"]
     key = firing["trigger"] + ("" if correlation is None else f"/{correlation}")
     return f"{firing['at']} {key} fires with {_event_names(firing['events'])}"
 
 
 def _event_names(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return a list of events as text, each with its dependency and id."""
+    """Return dependency and id of each event, given as by `_event_document`, as text."""
     return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

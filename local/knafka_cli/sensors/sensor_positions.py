@@ -1,7 +1,7 @@
 """Shows the next record of a Sensor in each partition, and skips one that blocks the Sensor.
 
-    next:  committed offset --> the next record, which blocks a Sensor that makes no progress
-    skip:  the record --> the dead-letter topic --> the group's offset behind the record
+    next:  read the record at the committed offset: it blocks a Sensor that makes no progress
+    skip:  append the record to the dead-letter topic, then commit the offset after it
 
 Only the next record can be skipped, and only once it is durable as a dead letter. Kafka accepts
 offsets from outside a group only while the group has no member.
@@ -46,7 +46,7 @@ class CannotSkip(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class SensorPosition:
-    """A partition in which a Sensor has records to read."""
+    """A Sensor's position in a partition that has records after it."""
 
     topic: str
     partition: int
@@ -75,8 +75,8 @@ class SensorPosition:
         return f"{unread}: {self._record_description(sensor)}"
 
     def _record_description(self, sensor: SensorPlace) -> str:
-        """Return what the next record holds: an event of the bus, an event for a trigger, or no
-        event."""
+        """Return what the next record holds: an event of the Sensor's Broker or channel, an event
+        for one of its triggers (in the trigger topic), or no event."""
         record = cast(Record, self.record)
         value = record.value()
         description = f"{len(value or b'')} bytes of {rfc3339(record.timestamp()[1] / 1000)}"
@@ -103,8 +103,8 @@ class SensorPosition:
 def unread_positions(
     connection: Mapping[str, Any], sensor: SensorPlace
 ) -> Sequence[SensorPosition]:
-    """Return the partitions of a Sensor's bus and trigger topic that have unread records. Raises
-    `LogError`."""
+    """Return the Sensor's position in each partition with unread records, of the topic of its
+    Broker or channel and of its trigger topic. Raises `LogError`."""
     with _open_reader(connection, sensor) as reader:
         return list(_read_positions(reader, sensor))
 
@@ -112,7 +112,7 @@ def unread_positions(
 def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> SensorPosition:
     """Skip the record at a place (`TOPIC/PARTITION/OFFSET`), which must be the next one.
 
-    Returns the partition as it was before. Raises `CannotSkip` and `LogError`.
+    Returns the Sensor's position before the skip. Raises `CannotSkip` and `LogError`.
     """
     with _open_reader(connection, sensor) as reader:
         by_place = {position.place: position for position in _read_positions(reader, sensor)}
@@ -135,7 +135,7 @@ def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeRea
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
-    """Yield the partitions with unread records, each with its next record."""
+    """Yield the Sensor's position in each partition with unread records."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
@@ -148,8 +148,8 @@ def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[Sensor
 
 
 def _read_headers(record: Record) -> RecordHeaders | None:
-    """Return the record's headers; None if one's name isn't UTF-8. The client returns them only
-    once."""
+    """Return the record's headers, which the client returns only once; None if the name of one
+    isn't UTF-8, for which the client raises an error."""
     try:
         return record.headers() or []
     except Exception:
@@ -157,14 +157,13 @@ def _read_headers(record: Record) -> RecordHeaders | None:
 
 
 def _commit(
-    reader: RangeReader, sensor: SensorPlace, sensor_position: SensorPosition, offset: int
+    reader: RangeReader, sensor: SensorPlace, position: SensorPosition, offset: int
 ) -> None:
-    """Commit an offset for the Sensor's group. Raises `CannotSkip` if the Sensor has processes."""
-    position = TopicPartition(
-        sensor_position.topic, sensor_position.partition, offset, sensor_position.metadata
-    )
+    """Commit an offset for the Sensor's group, with the metadata of its last commit. Raises
+    `CannotSkip` if the Sensor has processes."""
+    topic_partition = TopicPartition(position.topic, position.partition, offset, position.metadata)
     try:
-        reader.commit([position])
+        reader.commit([topic_partition])
     except GroupHasMembers as error:
         raise CannotSkip(
             f"Sensor {sensor.namespace}/{sensor.name} has running processes, which own these "
@@ -178,20 +177,21 @@ def _store_dead_letter(
     record: Record,
     headers: RecordHeaders | None,
 ) -> None:
-    """Store a record as a dead letter of the Sensor. Raises `LogError` if it isn't stored."""
+    """Store a record as a dead letter of the Sensor; `headers` None: they can't be read. Raises
+    `LogError` if it isn't stored."""
     sensor_contract = SensorContract.model_construct(
         namespace=sensor.namespace, name=sensor.name, bus=sensor.bus
     )
     value = record.value()
     if record.topic() == sensor.trigger_topic:
-        headers = letters.structured(value)
+        headers = letters.structured(value)  # the value is a structured event
     place = record.topic(), record.partition(), record.offset()
     draft = Draft(record.key(), headers or [], value)
     failure = Reason.INTERNAL_ERROR, SKIPPED_TEXT
     letter = letters.of_record(sensor_contract, place, draft, failure, time.time())
 
     async def store(admin: KafkaAdmin) -> None:
-        """Append the dead letter, cut if it is too large."""
+        """Append the dead letter, without its data if it is too large."""
         settings, topic = sensor.dead_letter_settings, sensor.dead_letter_topic
         await admin.ensure_topic(topic, settings.partitions, settings.replication, settings.config)
         writer = KafkaWriter(dict(connection))

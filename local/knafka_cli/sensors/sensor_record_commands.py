@@ -133,8 +133,11 @@ def _find_sensor(
     bootstrap_servers: str | None,
     system_namespace: str,
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's topics. Raises
-    `KnafkaError`."""
+    """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's group and topics.
+
+    The Sensor is that of `knafka up` on `data_dir`, or of a cluster if a context or kubeconfig is
+    given. Exits with code 2 if there is none of this name. Raises `KnafkaError`.
+    """
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
@@ -145,39 +148,34 @@ def _find_sensor(
         if full_name not in by_name:
             raise refuse(f"there is no Sensor {full_name}: there is {', '.join(by_name) or 'none'}")
         return kafka_configuration(running), by_name[full_name]
-    # Kubernetes' client takes half a second to import: only commands about a cluster pay for it.
+    # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared.cluster_source import ClusterSource
     from knafka_operator.model.family import CHANNELS
     from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
 
     assert isinstance(source, ClusterSource)
     view = view_of(source, namespace, name)
-    documents = source.list(KNAFKA, SENSOR, namespace_in(name) or view.namespace) or ()
-    documents_of_name = [
-        document
-        for document in documents
-        if document["metadata"]["name"] == name.rpartition("/")[2]
-    ]
-    if not documents_of_name:
-        raise refuse(f"there is no Sensor {name} in {namespace_in(name) or view.namespace}")
-    bus = bus_of(documents_of_name[0])
+    sensor_namespace, sensor_name = namespace_in(name) or view.namespace, name.rpartition("/")[2]
+    documents = source.list(KNAFKA, SENSOR, sensor_namespace) or ()
+    sensors = {document["metadata"]["name"]: document for document in documents}
+    if sensor_name not in sensors:
+        raise refuse(f"there is no Sensor {name} in {sensor_namespace}")
+    bus = bus_of(sensors[sensor_name])
     prefix = CHANNEL_PREFIX if bus.family is CHANNELS else ""
     with exit_on_bad_input():
         ingress = view.find_ingress(f"{prefix}{bus.identity.namespace}/{bus.identity.name}")
     own_name = bus.family.own_name
     place = sensor_place_of(
-        documents_of_name[0],
-        own_name(bus.identity.name),
-        own_name(documents_of_name[0]["metadata"]["name"]),
+        sensors[sensor_name], own_name(bus.identity.name), own_name(sensor_name)
     )
     return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
 
 
 def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
-    """Return the group and topics of a Sensor in a cluster, by its status.
+    """Return the group and topics of a Sensor in a cluster, by its status; `topic` is left empty.
 
-    `bus` and `own_name` are the internal names of its bus and of itself (`Family.own_name`). Exits
-    with code 2 if the status has no valid names.
+    `bus` and `own_name` stand for its Broker or channel and for itself in names of topics and
+    groups (`Family.own_name`). Exits with code 2 if the status has no valid names.
     """
     from knafka_operator.model.resources import GROUP_STATUS
     from knafka_operator.model.sensors import TOPICS, TRIGGER
@@ -185,10 +183,11 @@ def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> Sen
     namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
     annotations = (document.get("status") or {}).get("annotations") or {}
     group, topic = annotations.get(GROUP_STATUS), annotations.get(TOPICS[TRIGGER][0])
-    if not (
-        names.is_sensor_group(group, namespace, own_name)
-        and names.is_sensor_topic(topic, namespace, bus, name, TRIGGER)
-    ):
+    # A status that others may write must not lead to topics and groups of other objects.
+    has_own_names = names.is_sensor_group(group, namespace, own_name) and names.is_sensor_topic(
+        topic, namespace, bus, name, TRIGGER
+    )
+    if not has_own_names:
         raise refuse(f"Sensor {namespace}/{name} has no topics yet: see kubectl describe sensor")
     return SensorPlace(
         namespace=namespace,

@@ -17,8 +17,8 @@ from knafka.core.filters import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
-    """Yield a sentence for each call of a function that doesn't exist, or that doesn't take this
-    number of arguments."""
+    """Yield a sentence for each call of a function that doesn't exist, or doesn't take this number
+    of arguments; `path` is that of the filters in their document."""
     for expression_path, text in expressions(filters, path):
         for call in _function_calls(parse(text)):
             if resolve(call.name, len(call.arguments)) is None:
@@ -26,7 +26,7 @@ def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
 
 
 def _call_problem(call: Call) -> str:
-    """Return why a call can't be evaluated, with the name of a similar function or all
+    """Return why a call can't be evaluated, with the name of a similar function, or else of all
     functions."""
     if call.name in names():
         return f"the function {call.name} does not take {len(call.arguments)} arguments"
@@ -36,7 +36,7 @@ def _call_problem(call: Call) -> str:
 
 
 def _function_calls(node: Node) -> Iterator[Call]:
-    """Yield all function calls in an expression."""
+    """Yield all function calls in the syntax tree of an expression."""
     match node:
         case Call(arguments=arguments):
             yield node

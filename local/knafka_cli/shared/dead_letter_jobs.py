@@ -47,6 +47,8 @@ JOB_ERROR_PREFIX: Final = "error: "
 
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
 
+"""A module that PySpark always requests from Java, and can do without."""
+
 _JAVA_WITHOUT_MODULE: Final = f"""\
 #!/bin/sh
 # PySpark asks for a module that this Java lacks, and that it works without.
@@ -149,8 +151,8 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
 
 
 def java_home(java: Path, folder: Path) -> Path:
-    """Return a JAVA_HOME that PySpark can start: that of `java`, or a folder with a script that
-    calls `java`."""
+    """Return a JAVA_HOME with which PySpark can start: that of `java`, or else `folder`, with a
+    script that calls `java` without the module that it lacks."""
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)
     if _VECTOR_MODULE in modules.stdout:
         return java.resolve().parent.parent

@@ -16,7 +16,7 @@ class BadInput(KnafkaError):
 
 
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
-    """Make the `number`-th event of a series; `{n}` in id, subject and data becomes the number.
+    """Make the `number`-th event of a series; `{n}` in attributes and data becomes the number.
 
     Attributes that aren't given get sample values. Raises `BadInput` with every rule of CloudEvents
     that the event breaks (CE-H12).
@@ -41,9 +41,9 @@ def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int)
 
 
 def read_events(lines: Iterable[bytes], name: str) -> Iterator[Event]:
-    """Read events from NDJSON, one structured event per line; empty lines are skipped.
+    """Yield the events in NDJSON, one structured event per line; empty lines are skipped.
 
-    Raises `BadInput`, which names the file and the line.
+    Raises `BadInput` with the line's number and the `name` of the file.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -54,7 +54,7 @@ def read_events(lines: Iterable[bytes], name: str) -> Iterator[Event]:
 
 
 def _is_json(data: bytes) -> bool:
-    """Whether data is JSON."""
+    """Whether the bytes are JSON text."""
     try:
         json.loads(data)
     except ValueError:

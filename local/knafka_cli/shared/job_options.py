@@ -25,11 +25,12 @@ flag."""
 
 
 def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that it takes these options of the jobs, as its first parameter."""
+    """Decorate a command so that it takes these options of the jobs; their values are its first
+    argument, a `JobArguments`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         """Give the command these options."""
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
         parameters = {name: _typer_parameter(name) for name in names}
 
         @wraps(command)
@@ -40,11 +41,11 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
             }
             command(job_arguments, **options)
 
-        # Typer reads the signature and the annotations.
-        all_parameters = [*parameters.values(), *own]
+        # Typer reads the signature and the annotations. A signature has parameters without a
+        # default first.
         signature = inspect.Signature(
             sorted(
-                all_parameters,
+                [*parameters.values(), *own_parameters],
                 key=lambda parameter: parameter.default is not inspect.Parameter.empty,
             )
         )
@@ -58,9 +59,10 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _typer_parameter(name: str) -> inspect.Parameter:
-    """Return the Typer parameter for one option of the jobs."""
+    """Return the Typer parameter for one option of the jobs, made from its declaration for
+    argparse."""
     declared = OPTIONS[name]
-    text = declared["help"] % declared
+    text = declared["help"] % declared  # argparse's help may refer to other fields
     option: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
     kind: Any = bool
     if is_text := declared.get("action") != "store_true":
@@ -77,11 +79,11 @@ def _typer_parameter(name: str) -> inspect.Parameter:
 
 
 def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
-    """Return a parser that returns the text unchanged if the job can read it; raises
-    `typer.BadParameter`."""
+    """Return a function that returns a text unchanged if `read`, the job's own parser, accepts it;
+    it raises `typer.BadParameter` otherwise."""
 
     def check(text: str) -> str:
-        """Return the text if the job can read it."""
+        """Return the text if the job's parser accepts it."""
         try:
             read(text)
         except (ValueError, argparse.ArgumentTypeError) as error:
@@ -92,12 +94,12 @@ def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job with these options; returns its result.
+    """Run the job `command` in a process with these options, by name; returns its result.
 
     Progress is one changing line on a terminal, and a line for each step elsewhere. Raises
     `JobFailed`.
     """
-    arguments = [command, *(word for group in options for word in arguments_of(group))]
+    arguments = [command, *(word for mapping in options for word in arguments_of(mapping))]
     console = Console(stderr=True)
     if not console.is_terminal:
         answer = dead_letter_jobs.run_job_process(

@@ -12,19 +12,19 @@ START_OF_TOPIC: Final = 0.0
 """The moment before every event."""
 
 _SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_ago = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
+_match_duration = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
 
 
 def parse_moment(text: str, now: float) -> float:
-    """Return the moment that `2h` (ago), `start` or an ISO 8601 time names, in seconds since the
-    Unix epoch.
+    """Return the moment that `2h` (before `now`), `start` or an ISO 8601 time names, in seconds
+    since the Unix epoch.
 
     A time without an offset is local time. Raises `BadInput`.
     """
     if text == "start":
         return START_OF_TOPIC
-    if ago := _ago(text):
-        return max(START_OF_TOPIC, now - float(ago[1]) * _SECONDS_BY_UNIT[ago[2]])
+    if duration := _match_duration(text):
+        return max(START_OF_TOPIC, now - float(duration[1]) * _SECONDS_BY_UNIT[duration[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
@@ -34,12 +34,12 @@ def parse_moment(text: str, now: float) -> float:
 
 
 def parse_end(text: str, now: float) -> float:
-    """Return the moment to come that `3d` (from now) or an ISO 8601 time names, in seconds since
+    """Return the future moment that `3d` (after `now`) or an ISO 8601 time names, in seconds since
     the Unix epoch.
 
-    A time without an offset is local time. Raises `BadInput`, also for a time that is over.
+    A time without an offset is local time. Raises `BadInput`, also for a time before `now`.
     """
-    if duration := _ago(text):
+    if duration := _match_duration(text):
         return now + float(duration[1]) * _SECONDS_BY_UNIT[duration[2]]
     try:
         end = datetime.fromisoformat(text).timestamp()

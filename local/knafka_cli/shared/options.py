@@ -73,8 +73,8 @@ def add(app: typer.Typer, name: str, command: Callable[..., None], example: str)
 
 @contextlib.contextmanager
 def exit_on_bad_input() -> Iterator[None]:
-    """Turn errors about the user's input into exit code 2; other errors pass and end the command
-    with 1."""
+    """Print an error about the user's input that is raised inside, and exit with code 2; other
+    errors pass, and end the command with code 1."""
     try:
         yield
     except (event_input.BadInput, triggers.UnknownObject, InvalidDocument, InvalidEvent) as error:
@@ -171,11 +171,10 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
 
     `subscription/[NAMESPACE/]NAME` names a Subscription only. Exits with code 2 if neither runs.
     """
-    prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
     subscription = triggers.parse_name(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
-    candidates = (
-        [subscription] if prefixed else [triggers.parse_name(trigger, "Trigger"), subscription]
-    )
+    candidates = [subscription]
+    if not trigger.startswith(SUBSCRIPTION_PREFIX):
+        candidates.insert(0, triggers.parse_name(trigger, "Trigger"))
     by_name = {
         ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
         for egress in running.egresses
@@ -193,17 +192,18 @@ def kafka_configuration(running: RunningState) -> dict[str, Any]:
 
 
 def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
-    """Call `ask` with a connection to the Kafka of the running installation; returns its result."""
+    """Call `ask` with a client of the running installation's Kafka; returns its result."""
     return ask_kafka(kafka_configuration(running), ask)
 
 
 def ask_kafka(
     configuration: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]
 ) -> T:
-    """Call `ask` with a connection of this librdkafka configuration; returns its result."""
+    """Call `ask` in an event loop of its own, with a client of the Kafka of this librdkafka
+    configuration; returns its result. Raises `LogError`."""
 
     async def ask_and_close() -> T:
-        """Ask, and close the client."""
+        """Call `ask`, then close the client."""
         admin = KafkaAdmin(configuration)
         try:
             return await ask(admin)

@@ -23,8 +23,8 @@ from knafka.core.events.http_binding import head_of
 from knafka.ports.subscriber import Response, Subscriber, Target
 
 SEND_CONNECTIONS: Final = 16
-"""Requests in flight at once: Kafka acknowledges them together. Order per key needs a sender that
-waits, so use one connection for that."""
+"""Requests in flight at once, which Kafka acknowledges together. They arrive in any order: order
+per key needs one connection."""
 SEND_ATTEMPT_TIMEOUT: Final = 30.0
 """Seconds for one attempt; a receiver gives up on Kafka after ten."""
 SEND_RETRIES: Final = 20
@@ -32,7 +32,7 @@ SEND_RETRIES: Final = 20
 FIRST_SEND_BACKOFF: Final = 0.2
 """Seconds before the first retry; doubled for each further one."""
 LONGEST_SEND_BACKOFF: Final = 5.0
-"""Seconds; twenty retries outlast a restart of Kafka by a minute."""
+"""The longest backoff in seconds; twenty retries outlast a restart of Kafka by a minute."""
 RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 """Status codes after which an event is sent again."""
 
@@ -97,11 +97,13 @@ async def send(
     batch: int = 0,
     authorization: Callable[[], bytes] = bytes,
 ) -> SendSummary:
-    """Post every event to `url`, at most `rate` events a second; `show` is called with each answer.
+    """Post every event to `url`, at most `rate` events a second; `show` is called with each event's
+    final answer.
 
-    With `batch`, so many events go in one request and share its answer (CE-H11). `authorization`
-    makes the header line that shows the sender; by default there is none. Raises `InvalidDocument`
-    for an unusable URL, and `BadInput` from `events`.
+    `connections` requests are in flight at once. With `batch`, a request has up to that many
+    events, which share its answer (CE-H11). `authorization` returns the `authorization` header line
+    of a request; by default there is none. Raises `InvalidDocument` for an unusable URL, and
+    `BadInput` from `events`.
     """
     target = Target.parse(url)
     if target.problem:
@@ -113,19 +115,16 @@ async def send(
     start = loop.time()
 
     async def send_remaining_groups() -> None:
-        """Send group after group, until all are sent."""
-        for number, group_of_events in numbered_groups:  # all workers take from it, in turn
+        """Send one group after the other, until no group is left for any worker."""
+        for number_before, request_events in numbered_groups:  # which all workers share
             if rate is not None:
-                await asyncio.sleep(start + number / rate - loop.time())
-            head, body = (
-                _batch_request(group_of_events) if batch else _single_request(group_of_events[0])
-            )
+                await asyncio.sleep(start + number_before / rate - loop.time())
+            first = request_events[0]
+            head, body = _batch_request(request_events) if batch else _single_request(first)
             head += authorization()
             retries = SEND_RETRIES if retry else 0
-            answer = await _post_with_retries(
-                subscriber, target, group_of_events[0], head, body, retries
-            )
-            for event in group_of_events:
+            answer = await _post_with_retries(subscriber, target, first, head, body, retries)
+            for event in request_events:
                 summary.statuses[answer.status] += 1
                 show(replace(answer, event=event))
 
@@ -141,11 +140,12 @@ async def send(
 
 
 def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """Yield groups of up to `size` consecutive events, each with the number of events before it."""
-    source, number = iter(events), 0
+    """Yield groups of up to `size` consecutive events, each after the number of events before
+    it."""
+    source, number_before = iter(events), 0
     while chunk := list(itertools.islice(source, size)):
-        yield number, chunk
-        number += len(chunk)
+        yield number_before, chunk
+        number_before += len(chunk)
 
 
 def _single_request(event: Event) -> tuple[bytes, bytes]:
@@ -162,7 +162,11 @@ def _batch_request(events: Sequence[Event]) -> tuple[bytes, bytes]:
 async def _post_with_retries(
     subscriber: Subscriber, target: Target, event: Event, head: bytes, body: bytes, retries: int
 ) -> SendResult:
-    """Post one request, with retries; returns the final answer."""
+    """Post one request, with at most `retries` retries; returns the final answer, for `event`.
+
+    Retries follow a failed connection and `RETRIED_STATUSES`, after the backoff, or later if the
+    answer's Retry-After says so.
+    """
     backoff = FIRST_SEND_BACKOFF
     attempt = 1
     while True:

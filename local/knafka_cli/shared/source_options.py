@@ -64,13 +64,13 @@ def source_of(
     bootstrap_servers: str | None,
     system_namespace: str = SYSTEM_NAMESPACE,
 ) -> DeclaredSource:
-    """Return the source of declared objects: the cluster of a context or kubeconfig, or else what
-    `knafka up` runs."""
+    """Return the source of declared objects: the cluster if a context or kubeconfig is given, or
+    else what `knafka up` runs on `data_dir`. Raises `ClusterError`."""
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers needs a cluster: name its --context")
         return InstallationSource(Installation(data_dir))
-    # The client takes half a second to import: only commands about a cluster pay for it.
+    # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared import cluster_source
 
     client, context_namespace = cluster_source.client_of(context, kubeconfig)
@@ -83,8 +83,8 @@ def source_of(
 
 
 def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read the declared objects of one namespace: that in the Broker's or Trigger's name, or else
-    `namespace`.
+    """Read the declared objects of one namespace: the one in `name`, that of a Broker or Trigger,
+    or else `namespace`.
 
     Problems are printed on stderr.
     """

@@ -28,12 +28,13 @@ class TriggerHasDispatchers(KnafkaError):
 
 
 def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
-    """Set a Trigger's group back to the first records since a time; returns how many it will read
-    again.
+    """Set a Trigger's group back to the first records since a time; returns how many offsets it
+    will read again.
 
-    `since` in seconds since the Unix epoch. Raises `TriggerHasDispatchers` and `LogError`.
+    `since` is in seconds since the Unix epoch. `dry_run`: change nothing. Raises
+    `TriggerHasDispatchers` and `LogError`.
     """
-    topic, rewound, count = egress.topic, [], 0
+    topic, rewound_positions, count = egress.topic, list[TopicPartition](), 0
     with RangeReader(connection, egress.group) as reader:
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
@@ -42,11 +43,11 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
             # Without an offset a group reads from the partition's start.
             position = committed[number].offset if number in committed else low
             if starts[number] < position:
-                rewound.append(TopicPartition(topic, number, starts[number]))
+                rewound_positions.append(TopicPartition(topic, number, starts[number]))
                 count += position - starts[number]
-        if rewound and not dry_run:
+        if rewound_positions and not dry_run:
             try:
-                reader.commit(rewound)
+                reader.commit(rewound_positions)
             except GroupHasMembers as error:
                 raise TriggerHasDispatchers(egress) from error
     return count

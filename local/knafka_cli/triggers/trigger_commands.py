@@ -186,7 +186,8 @@ def rewind(
 def _set_paused(
     trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
 ) -> None:
-    """Set or remove a Trigger's pause in the file that declares it."""
+    """Pause or resume a Trigger by an annotation in the file that declares it, and print a sentence
+    that ends with `state`. Raises `NotAnnotated`."""
     with exit_on_bad_input():
         declared = read_declared(files, data_dir)
         identity = triggers.parse_name(trigger, "Trigger")

@@ -75,15 +75,15 @@ def _annotate_alone(file: Path, identity: ObjectIdentity, key: str, value: str) 
 
 
 def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -> str | None:
-    """Return the text with the annotation added or changed; None if it has no such object, or if
-    anything else would change.
+    """Return a file's text with the annotation `key: value` added to the object or changed in it.
 
-    Raises `yaml.YAMLError`.
+    None if the text has no such object, or if anything else would change. Raises `yaml.YAMLError`.
     """
-    metadata = next((entry for entry in _metadata_nodes(text) if entry[0] == identity), None)
+    metadata = next((node for owner, node in _metadata_nodes(text) if owner == identity), None)
     if metadata is None:
         return None
-    changed = _insert_annotation(text, metadata[1], key, json.dumps(value))
+    changed = _insert_annotation(text, metadata, key, json.dumps(value))
+    # Anchors, say, can make an edit change more than one object: compare with what is wanted.
     expected, actual = _documents(text), _documents(changed)
     for document in expected:
         if identity_of(document) == identity:
@@ -93,7 +93,10 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
 
 
 def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:
-    """Return the text with the annotation, at the object's `metadata` node."""
+    """Return the text with the annotation in an object's `metadata` node.
+
+    `value` is the JSON text of the annotation's value.
+    """
     annotations = _value_of(metadata, ANNOTATIONS_KEY)
     if annotations is None:
         if metadata.flow_style:
@@ -103,7 +106,7 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
         return _insert_entry(
             text, metadata, f"{ANNOTATIONS_KEY}:{line_break}{indent}  {key}: {value}"
         )
-    if not isinstance(annotations, yaml.MappingNode):  # nothing behind the colon
+    if not isinstance(annotations, yaml.MappingNode):  # `annotations:` without a value
         return _replace_node(text, annotations, f' {{"{key}": {value}}}')
     if (previous_value := _value_of(annotations, key)) is not None:
         return _replace_node(text, previous_value, value)
@@ -121,7 +124,7 @@ def _insert_entry(text: str, mapping: yaml.MappingNode, entry: str) -> str:
 
 
 def _line_break(text: str) -> str:
-    """Return how lines of the text end."""
+    """Return the text's line break: CRLF if it has any, else LF."""
     return "\r\n" if "\r\n" in text else "\n"
 
 
@@ -131,8 +134,8 @@ def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:
 
 
 def _metadata_nodes(text: str) -> Iterator[tuple[ObjectIdentity | None, yaml.MappingNode]]:
-    """Yield the identity and the `metadata` node of each object, unless that node is empty or no
-    mapping."""
+    """Yield the identity and the `metadata` node of each object whose metadata is a mapping with
+    entries."""
     loader = yaml.SafeLoader(text)
     try:
         while loader.check_node():

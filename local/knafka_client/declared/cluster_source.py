@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import kubernetes
 from kubernetes.config import ConfigException
@@ -71,6 +71,17 @@ UNREACHED_HINT: Final = (
 )
 
 
+class KafkaAccess(NamedTuple):
+    """How to reach the Kafka of a Broker or KafkaChannel."""
+
+    configuration: Mapping[str, Any]
+    """For librdkafka, with credentials."""
+    config: ConfigMap | None
+    """The ConfigMap that applies to the Broker or KafkaChannel."""
+    problems: Sequence[str]
+    """A sentence for each ConfigMap that the user may not read."""
+
+
 def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
     """Return a Kubernetes client for a kubeconfig's context, and the namespace of that context.
 
@@ -108,8 +119,8 @@ class ClusterSource:
         system_client: kubernetes.client.ApiClient | None = None,
     ) -> None:
         """`bootstrap_servers` replace the declared ones. `system_client` reads ConfigMaps and
-        Secrets of the system namespace; without it, topic and group names in a status are trusted.
-        """
+        Secrets of the system namespace; without it, `client` does, and topic and group names in a
+        status are trusted."""
         self._core = kubernetes.client.CoreV1Api(client)
         self._system_core = kubernetes.client.CoreV1Api(system_client or client)
         self.trusts_status = system_client is None
@@ -125,13 +136,13 @@ class ClusterSource:
         """
         namespace = namespace or self._namespace
         reading = _NamespaceReading(self)
-        has_kinds, denied = 0, list[NotAllowed]()
+        families_read, denied = 0, list[NotAllowed]()
         for family in FAMILIES:
             try:
-                has_kinds += self._read_family(family, namespace, reading)
+                families_read += self._read_family(family, namespace, reading)
             except NotAllowed as error:
                 denied.append(error)
-        if not has_kinds:
+        if not families_read:
             raise denied[0] if denied else ClusterError(NO_KNATIVE_EVENTING)
         reading.problems += map(str, denied)
         return self._view_of(reading, namespace)
@@ -170,85 +181,73 @@ class ClusterSource:
             reading.add_trigger(family, document)
         return True
 
-    def connection_of_channel(
-        self, channel: Broker
-    ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """Return the librdkafka configuration for a KafkaChannel's Kafka; like `connection_of`.
-
-        All channels share one ConfigMap, and each may name a Secret.
-        """
-        problems: list[str] = []
-        default, base = Identity(self._system_namespace, CHANNEL_CONFIG), None
-        try:
-            base = self.config_map(default)
-        except NotAllowed as error:
-            problems.append(str(error))
-        try:
-            secret_annotation = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
-            secret_name, values = (
-                credentials.channel_secret(secret_annotation, base, self._system_namespace),
-                None,
-            )
-            if secret_name is not None:
-                secret_document = self._get("Secret", secret_name)
-                secret = credentials.check_channel_secret(
-                    secret_annotation, secret_document, secret_name
-                )
-                values = dict(decode_secret(secret))
-            config = credentials.channel_config(secret_annotation, values, base, default)
-        except InvalidDocument as error:
-            # Without credentials, as for a Broker.
-            servers = self._bootstrap_servers or channel.status.annotations.get(
-                desired.BOOTSTRAP_SERVERS
-            )
-            if servers is None:
-                raise ClusterError("; ".join([str(error), *problems])) from error
-            return connection_configuration(Kafka(bootstrap_servers=servers)), base, problems
-        servers = self._bootstrap_servers or config.data[desired.BOOTSTRAP_SERVERS]
-        configuration = connection_configuration(Kafka(bootstrap_servers=servers))
-        if values is not None:
-            configuration.update(for_librdkafka(values))
-        return configuration, config, problems
-
-    def connection_of(
-        self, broker: Broker
-    ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
-        """Return the librdkafka configuration for a Broker's Kafka.
-
-        Also the ConfigMap that applies to the Broker, and problems with what could not be read.
-        Raises `KnafkaError`.
-        """
-        problems: list[str] = []
-        default = Identity(self._system_namespace, BROKER_CONFIG_MAP)
-        base = None
-        try:
-            base = self.config_map(default)
-        except NotAllowed as error:
-            problems.append(str(error))
+    def connection_of(self, broker: Broker) -> KafkaAccess:
+        """Return how to reach a Broker's Kafka: by the ConfigMap of its `spec.config` and the
+        installation's. Raises `KnafkaError`."""
+        identity, base, problems = self._installation_config(BROKER_CONFIG_MAP)
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else self.config_map(Identity(*reference))
         try:
-            configured = credentials.merge_configuration(reference, broker_config, base, default)
+            configured = credentials.merge_configuration(reference, broker_config, base, identity)
         except InvalidDocument as error:
-            # Without credentials: those belong to servers that a ConfigMap names.
-            servers = self._bootstrap_servers or broker.status.annotations.get(
-                desired.BOOTSTRAP_SERVERS
-            )
-            if servers is None:
-                raise ClusterError("; ".join([str(error), *problems])) from error
-            return (
-                connection_configuration(Kafka(bootstrap_servers=servers)),
-                broker_config or base,
-                problems,
-            )
+            return self._without_credentials(broker, broker_config or base, problems, error)
         servers = self._bootstrap_servers or configured.config.data[desired.BOOTSTRAP_SERVERS]
-        librdkafka_configuration = connection_configuration(Kafka(bootstrap_servers=servers))
+        configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if configured.secret is not None:
             secret = self._get("Secret", configured.secret)
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
-            librdkafka_configuration.update(for_librdkafka(decode_secret(secret)))
-        return librdkafka_configuration, configured.config, []
+            configuration.update(for_librdkafka(decode_secret(secret)))
+        return KafkaAccess(configuration, configured.config, [])
+
+    def connection_of_channel(self, channel: Broker) -> KafkaAccess:
+        """Return how to reach a KafkaChannel's Kafka: by the installation's ConfigMap, and by the
+        Secret that an annotation of the channel may name. Raises `KnafkaError`."""
+        identity, base, problems = self._installation_config(CHANNEL_CONFIG)
+        secret_name = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
+        secret_values = None
+        try:
+            secret = credentials.channel_secret(secret_name, base, self._system_namespace)
+            if secret is not None:
+                document = self._get("Secret", secret)
+                checked = credentials.check_channel_secret(secret_name, document, secret)
+                secret_values = dict(decode_secret(checked))
+            config = credentials.channel_config(secret_name, secret_values, base, identity)
+        except InvalidDocument as error:
+            return self._without_credentials(channel, base, problems, error)
+        servers = self._bootstrap_servers or config.data[desired.BOOTSTRAP_SERVERS]
+        configuration = connection_configuration(Kafka(bootstrap_servers=servers))
+        if secret_values is not None:
+            configuration.update(for_librdkafka(secret_values))
+        return KafkaAccess(configuration, config, problems)
+
+    def _installation_config(self, name: str) -> tuple[Identity, ConfigMap | None, Sequence[str]]:
+        """Return the installation's ConfigMap of this name, after its identity; None and a problem
+        if the user may not read it."""
+        identity = Identity(self._system_namespace, name)
+        try:
+            return identity, self.config_map(identity), []
+        except NotAllowed as error:
+            return identity, None, [str(error)]
+
+    def _without_credentials(
+        self,
+        broker: Broker,
+        config: ConfigMap | None,
+        problems: Sequence[str],
+        cause: InvalidDocument,
+    ) -> KafkaAccess:
+        """Return a connection to `bootstrap_servers`, or else to the servers in the Broker's
+        status, since no ConfigMap names servers (`cause`).
+
+        Credentials belong to the servers that a ConfigMap names. Raises `ClusterError`.
+        """
+        recorded = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+        servers = self._bootstrap_servers or recorded
+        if servers is None:
+            raise ClusterError("; ".join([str(cause), *problems])) from cause
+        configuration = connection_configuration(Kafka(bootstrap_servers=servers))
+        return KafkaAccess(configuration, config, problems)
 
     def config_map(self, identity: Identity) -> ConfigMap | None:
         """Return the ConfigMap of this name; None if it doesn't exist. Raises `ClusterError`."""
@@ -298,7 +297,10 @@ class ClusterSource:
     def _request(
         self, request_text: str, ask: Callable[..., Any], *arguments: str
     ) -> Document | None:
-        """Return the JSON answer to a request; None if it was 404. Raises `ClusterError`."""
+        """Return the JSON answer to a request; None if it was 404. Raises `ClusterError`.
+
+        `ask` is a method of the Kubernetes client, called with `arguments`.
+        """
         answer = request_body(
             request_text,
             lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
@@ -311,7 +313,7 @@ class _NamespaceReading:
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
-        # Other users may have written a status: then only the usual names are trusted.
+        # A status that isn't trusted may name anybody's topic: then only the default names count.
         self._naming = AS_RECORDED if source.trusts_status else DEFAULT_NAMING
         self._brokers: dict[str, tuple[Broker, Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
@@ -325,29 +327,30 @@ class _NamespaceReading:
         that fails, add a problem."""
         try:
             broker = family.read_broker(document)
+            is_channel = family is not BROKERS
             if is_claimed_by_peer(document, family.peers_finalizer):
+                return  # another implementation serves it
+            if not is_channel and not is_ours(broker):
                 return
-            if family is BROKERS and not is_ours(broker):
-                return
-            if family is BROKERS:
-                configuration, config, problems = self._source.connection_of(broker)
-            else:
-                configuration, config, problems = self._source.connection_of_channel(broker)
+            read_connection = (
+                self._source.connection_of_channel if is_channel else self._source.connection_of
+            )
+            configuration, config, problems = read_connection(broker)
             kafka = Kafka(bootstrap_servers=configuration["bootstrap.servers"])
             defaults = desired.defaults_with_config(config, Defaults(kafka=kafka))
             defaults = replace(defaults, kafka=kafka)
-            if family is BROKERS:
-                topic = desired.broker_topic(broker, config, defaults, naming=self._naming)
-            else:
+            if is_channel:
                 topic = channel.channel_topic(
                     parse(KafkaChannel, document), defaults, naming=self._naming
                 )
+            else:
+                topic = desired.broker_topic(broker, config, defaults, naming=self._naming)
             ingress = desired.broker_ingress(broker, topic, {}, defaults)
         except KnafkaError as error:
             self.problems.append(f"{family.broker} {Identity.of(document)}: {error}")
             return
         self.problems += [problem for problem in problems if problem not in self.problems]
-        if family is BROKERS:
+        if not is_channel:
             broker = self._source.with_default_delivery(broker)
         self._brokers[broker_name_of(ingress)] = broker, topic, defaults
         self.connections[broker_name_of(ingress)] = configuration
@@ -359,9 +362,9 @@ class _NamespaceReading:
         if family is CHANNELS and not is_of_kafka_channel(document):
             return
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"
-        if (broker_topic_defaults := self._brokers.get(broker_id)) is None:
+        if broker_id not in self._brokers:
             return  # not ours, or its Broker is a problem already
-        broker, topic, defaults = broker_topic_defaults
+        broker, topic, defaults = self._brokers[broker_id]
         try:
             trigger = family.read_trigger(document)
             status = document.get("status") or {}
@@ -382,12 +385,8 @@ class _NamespaceReading:
         except KnafkaError as error:
             self.problems.append(f"{family.trigger} {Identity.of(document)}: {error}")
             return
-        recorded_topic = trigger.status.annotations.get(DEAD_LETTER_TOPIC)
-        if (
-            recorded_topic
-            and recorded_topic.startswith(names.DEAD_LETTERS)
-            and self._source.trusts_status
-        ):
+        recorded_topic = trigger.status.annotations.get(DEAD_LETTER_TOPIC) or ""
+        if recorded_topic.startswith(names.DEAD_LETTERS) and self._source.trusts_status:
             egress = egress.model_copy(update={"dead_letter_topic": recorded_topic})
         self.egresses.append(egress)
         if is_paused(trigger):

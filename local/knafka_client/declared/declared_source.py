@@ -51,11 +51,12 @@ class DeclaredView:
     """What the user can do if Kafka doesn't answer."""
 
     def find_ingress(self, broker: str | None) -> Ingress:
-        """Return the Ingress of the named Broker or KafkaChannel, or of the only one. Raises
-        `UnknownObject`."""
+        """Return the Ingress of the named Broker or KafkaChannel; None: of the only one that is
+        declared. Raises `UnknownObject`."""
         candidates = self.ingresses
         if broker is not None:
             by_name = {broker_name_of(ingress): ingress for ingress in candidates}
+            # `channel/NAME` may be a Broker in a namespace called `channel`, which has precedence.
             named_ingress = by_name.get(self._full_name(broker))
             if named_ingress is None and broker.startswith(CHANNEL_PREFIX):
                 named_ingress = by_name.get(
@@ -69,9 +70,9 @@ class DeclaredView:
         raise UnknownObject(self._with_problems(f"{problem} there is {known_names or 'none'}"))
 
     def find_egress(self, trigger: str) -> Egress:
-        """Return the Egress of the named Trigger, or else Subscription. Raises `UnknownObject`."""
+        """Return the Egress of the named Trigger, or else of the Subscription of this name, with or
+        without its prefix. Raises `UnknownObject`."""
         by_name = {trigger_name_of(egress): egress for egress in self.egresses}
-        prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
         subscription = SUBSCRIPTION_PREFIX + self._full_name(
             trigger.removeprefix(SUBSCRIPTION_PREFIX)
         )
@@ -79,7 +80,8 @@ class DeclaredView:
         if egress is not None:
             return egress
         known_names = ", ".join(by_name) or "none"
-        missing = subscription if prefixed else f"Trigger {self._full_name(trigger)}"
+        is_prefixed = trigger.startswith(SUBSCRIPTION_PREFIX)
+        missing = subscription if is_prefixed else f"Trigger {self._full_name(trigger)}"
         raise UnknownObject(self._with_problems(f"there is no {missing}: there is {known_names}"))
 
     def egresses_of(self, ingress: Ingress) -> Sequence[Egress]:
@@ -94,7 +96,8 @@ class DeclaredView:
 
     @contextmanager
     def explain_unreached_kafka(self, owner: Ingress | Egress) -> Iterator[None]:
-        """Turn a failure to reach Kafka into `KafkaNotReached`, which says what to do."""
+        """Turn a failure inside to reach the Kafka of `owner` into `KafkaNotReached`, which says
+        what to do."""
         try:
             yield
         except LogError as error:
@@ -134,7 +137,7 @@ class InstallationSource:
         running = self._installation.read_state()
         configuration = connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
         paused: set[str] = set()
-        with suppress(KnafkaError):  # no snapshot while it starts
+        with suppress(KnafkaError):  # there is no snapshot while `knafka up` starts
             snapshot = snapshot_file.read_snapshot(self._installation)
             paused = {_prefixed_name(row.kind, row.name) for row in snapshot.triggers if row.paused}
         ingresses = [
@@ -150,8 +153,8 @@ class InstallationSource:
 
 
 def broker_name_of(owner: Ingress | Egress) -> str:
-    """Return the name of an owner's Broker or channel: `namespace/name` or
-    `channel/namespace/name`."""
+    """Return the name of the Broker (`namespace/name`) or KafkaChannel (`channel/namespace/name`)
+    that an Ingress or Egress belongs to."""
     name = f"{owner.namespace}/{owner.broker}"
     return CHANNEL_PREFIX + name if owner.kind in ("KafkaChannel", "Subscription") else name
 

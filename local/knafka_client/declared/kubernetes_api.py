@@ -90,10 +90,8 @@ class KubernetesApi:
     def annotate(self, objects: Objects, namespace: str, name: str, key: str, value: str) -> bool:
         """Set an annotation of an object; returns False if the object doesn't exist."""
         body = {"metadata": {"annotations": {key: value}}}
-        request_text, path = (
-            f"patch {objects.plural} {namespace}/{name}",
-            _object_path(objects, namespace, name),
-        )
+        path = _object_path(objects, namespace, name)
+        request_text = f"patch {objects.plural} {namespace}/{name}"
         return self.ask(request_text, "PATCH", path, body, MERGE_PATCH) is not None
 
     def patch(
@@ -119,7 +117,8 @@ class KubernetesApi:
     def is_allowed(
         self, verb: str, objects: Objects, namespace: str, name: str, subresource: str = ""
     ) -> bool:
-        """Whether the user has a right, by a SelfSubjectAccessReview."""
+        """Whether the user may do `verb` (`get`, `patch` …) with this object, by a
+        SelfSubjectAccessReview."""
         attributes = {
             "verb": verb, "group": objects.group, "resource": objects.plural,
             "subresource": subresource, "namespace": namespace, "name": name,
@@ -154,7 +153,7 @@ class KubernetesApi:
         headers = {"Content-Type": content_type}
         if token := configuration.auth_settings().get("BearerToken"):
             headers[token["key"]] = token["value"]
-        # Not by `call_api`, whose arguments change between releases.
+        # The client's own `call_api` isn't used, since its arguments change between releases.
         answer = self._client.rest_client.pool_manager.request(
             method,
             f"{configuration.host}{path}",
@@ -171,7 +170,12 @@ class KubernetesApi:
 
 
 def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
-    """Return the body of an API server's answer; None if it was 404. Raises `ClusterError`."""
+    """Return the body of an API server's answer; None if it was 404.
+
+    `ask` sends the request and returns the response. `request_text` begins with verb and kind, such
+    as `get Secret default/kafka`, for messages. Raises `ClusterError`, of which `Unauthenticated`
+    (401), `NotAllowed` (403) and `Conflict` (409) are kinds.
+    """
     try:
         data: bytes = ask().data
     except ApiException as error:
@@ -195,7 +199,7 @@ def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
 
 
 def _object_path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
-    """Return the path of a kind's objects, or of one object."""
+    """Return the URL path of one object, or of all objects of its kind in a namespace or in all."""
     root = "/apis" if objects.group else "/api"
     namespace_part = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     name_part = f"/{quote(name, safe='')}" if name else ""

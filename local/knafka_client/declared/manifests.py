@@ -177,7 +177,7 @@ class Manifests:
         # Imported here: users of this module that follow no file needn't have it installed.
         from watchfiles import Change, awatch
 
-        # Editors replace files, which only a watch of the folder notices.
+        # An editor writes a new file and renames it: only a watch of the folder notices that.
         folders = {path if path.is_dir() else path.parent for path in self.paths}
         named_paths = set(self.paths)
 
@@ -198,8 +198,10 @@ class Manifests:
 def _read_file(
     file: Path, previous: Mapping[ObjectIdentity, _ManifestEntry], problems: list[ManifestProblem]
 ) -> dict[ObjectIdentity, _ManifestEntry]:
-    """Read one file's objects; invalid ones keep their previous state, and are reported in
-    `problems`."""
+    """Return one file's objects by identity.
+
+    An invalid object is added to `problems`, and returned as it is in `previous`.
+    """
     try:
         placed_documents = read_documents(file)
     except UnreadableFile as error:
@@ -244,10 +246,9 @@ def parse_declared(document: object) -> Resource | None:
     """Parse a declared document; None if its kind doesn't run here. Raises `InvalidDocument`."""
     if isinstance(document, dict):
         version_and_kind = document.get("apiVersion"), document.get("kind")
-        if (
-            all(isinstance(part, str) for part in version_and_kind)
-            and version_and_kind in _FURTHER_KINDS
-        ):
+        # A file may have a list there, which can't be looked up.
+        are_texts = all(isinstance(part, str) for part in version_and_kind)
+        if are_texts and version_and_kind in _FURTHER_KINDS:
             return decoding.parse(_FURTHER_KINDS[version_and_kind], document)
         if version_and_kind == SENSOR_KIND:
             # Imported here: most files have no Sensor, and the import is slow.

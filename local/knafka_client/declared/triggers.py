@@ -48,19 +48,22 @@ def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
 
 
 def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger]:
-    """Return the declared Triggers of one Broker, or all of them. Raises `UnknownObject` if the
-    Broker has none."""
+    """Return the declared Triggers of one Broker (`NAMESPACE/NAME`, or `NAME` in `default`); of all
+    if `broker` is None.
+
+    Raises `UnknownObject` if the Broker has none.
+    """
     declared_triggers: list[Trigger] = list(declared.of_type(Trigger))
     if broker is None:
         return declared_triggers
     _, *broker_id = parse_name(broker, "Broker")
-    triggers_of_broker = [
+    matching_triggers = [
         trigger
         for trigger in declared_triggers
         if [trigger.metadata.namespace, trigger.spec.broker] == broker_id
     ]
-    if triggers_of_broker:
-        return triggers_of_broker
+    if matching_triggers:
+        return matching_triggers
     known_brokers = sorted(
         {f"{trigger.metadata.namespace}/{trigger.spec.broker}" for trigger in declared_triggers}
     )
@@ -75,7 +78,8 @@ def refusing_clauses(trigger: Trigger, event: Event) -> Sequence[str]:
 
 
 def filters_text(trigger: Trigger) -> str:
-    """Return all of a Trigger's filters on one line."""
+    """Return a Trigger's filters on one line: `spec.filters`, or else the attributes of
+    `spec.filter`, of which an empty one matches any value."""
     if trigger.spec.filters:
         return " and ".join(map(_filter_text, trigger.spec.filters))
     attributes = trigger.spec.filter.attributes
@@ -85,7 +89,7 @@ def filters_text(trigger: Trigger) -> str:
 
 
 def _filter_text(spec: Filter) -> str:
-    """Return one filter as text."""
+    """Return one filter as text, such as `type=order* and not source=test`."""
     match spec:
         case Exact(exact=pairs):
             return " and ".join(f"{name}={value}" for name, value in pairs.items())

@@ -33,8 +33,9 @@ def broker_row(document: Document) -> BrokerRow:
 def trigger_row(document: Document) -> TriggerRow:
     """Return the row of a Trigger, Subscription or Sensor, without lag and counts."""
     kind = document["kind"]
-    sensor = kind == "Sensor"
-    broker = bus_of(document).identity if sensor else family_of(kind).broker_of(document)
+    is_sensor = kind == "Sensor"
+    # A Sensor's bus is the Broker or KafkaChannel whose events it evaluates.
+    broker = bus_of(document).identity if is_sensor else family_of(kind).broker_of(document)
     return TriggerRow(
         _full_name(document),
         broker.name,
@@ -98,7 +99,7 @@ def _condition_fields(document: Document) -> dict[str, Any]:
 
 
 def _condition_text(row: Document) -> str:
-    """Return a condition as text, `Reason: message`."""
+    """Return a condition as text, `Reason: message`; an object without it has no status yet."""
     if not row:
         return "not reconciled yet"
     return f"{row.get('reason', '')}: {row.get('message', '')}"

@@ -1,9 +1,9 @@
 """Reads dead letters from their topics, without changing anything.
 
-Compacted dead letters are left out, up to the offsets that `tabled` gives: `dead_letter_tables`
-reads those. A dead letter that was replayed stays in its topic for some time: the record with the
-same event in the Trigger's replay topic is younger. If the event failed again, its new dead letter
-is younger still.
+A Spark job copies dead letters from the topics into tables. Records below the offsets of a
+`TabledOffsets` are in the tables and left out here: `dead_letter_tables` reads those. A dead letter
+that was replayed stays in its topic for some time: the record with the same event in the Trigger's
+replay topic is younger. If the event failed again, its new dead letter is younger still.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class StoredDeadLetter:
     type: str
     source: str
     reason: str
+    """Why the delivery was given up, a `delivery.Reason`."""
     code: str
+    """HTTP status of the last answer."""
     attempts: str
     first_time: str
     last_time: str
@@ -78,7 +80,7 @@ class StoredDeadLetter:
         return f"{printable(self.type)} {printable(self.id)} from {printable(self.source)}"
 
     def json(self) -> str:
-        """Return the dead letter as one line of JSON."""
+        """Return the dead letter as one line of JSON, with control characters escaped."""
         text = json.dumps(asdict(self), ensure_ascii=False)
         return "".join(
             character if character.isprintable() else json.dumps(character)[1:-1]
@@ -117,6 +119,7 @@ class DeadLetterOverview:
     oldest: str
     newest: str
     reasons: Mapping[str, int]
+    """Number of dead letters by reason and status code."""
     replayed: int = 0
     """Dead letters that were sent again and have not failed since."""
     is_cut: bool = False
@@ -152,7 +155,7 @@ class DeadLetterOverview:
 
 
 def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of text about a replay's dry run; `preview` is the job's result."""
+    """Yield lines of text about a replay's dry run; `preview` is the replay job's result."""
     for event in preview["events"]:
         reason = f"{event['reason']} {event['code'] or ''}".strip()
         yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({reason})"
@@ -165,8 +168,8 @@ def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 
 
 def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of text about the edits of a replay's dry run: what changes in the first
-    events."""
+    """Yield the edits of a replay's dry run as a diff of each event that `preview`, the replay
+    job's result, lists."""
     for edited in preview["edits"]:
         before, after = edited["before"], edited["after"]
         yield printable(f"{before['type']} {before['id']} from {before['source']}")
@@ -203,9 +206,10 @@ def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
 
 
 def owner_name(namespace: str, broker: str, trigger: str) -> str:
-    """Return the name of a dead letter's Trigger, or of its Broker or channel, for people.
+    """Return a name to show for the owner of dead letters: `namespace/trigger`, or
+    `broker/namespace/name` or `channel/namespace/name` if `trigger` is empty.
 
-    `broker` as dead letters have it.
+    `broker` is a Broker's name, or what `names.of_channel` returns for a KafkaChannel.
     """
     if trigger:
         return f"{namespace}/{trigger}"
@@ -215,19 +219,20 @@ def owner_name(namespace: str, broker: str, trigger: str) -> str:
 
 
 def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
-    """Return namespace, Broker and Trigger of an Egress, as dead letters have them."""
+    """Return namespace, Broker and Trigger of an Egress as its dead letters hold them, where
+    `names.of_channel` stands for a KafkaChannel."""
     return egress.namespace, family_of(egress.kind).own_name(egress.broker), egress.trigger
 
 
 TabledOffsets: TypeAlias = Mapping[tuple[str, int], int]
-"""The first offset of each partition, by topic id and number, that the tables don't hold."""
+"""Of each partition (topic id and number): the first offset that isn't in the tables."""
 
 
 async def read_dead_letters(
     admin: LogAdmin, egress: Egress, limit: int, tabled: TabledOffsets | None = None
 ) -> Sequence[StoredDeadLetter]:
-    """Return the newest `limit` dead letters of a Trigger that aren't in the tables, oldest first.
-    Raises `LogError`."""
+    """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
+    first. Raises `LogError`."""
     records = await _read_untabled(admin, egress.dead_letter_topic, limit, tabled or {})
     sent = await read_replay_times(admin, egress) if records else {}
     return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
@@ -236,14 +241,17 @@ async def read_dead_letters(
 async def _read_untabled(
     admin: LogAdmin, topic: str, limit: int, tabled: TabledOffsets
 ) -> Sequence[Record]:
-    """Return the newest records of a topic that the tables don't hold."""
+    """Return those of a topic's newest `limit` records that aren't in the tables."""
     records = await read_topic(admin, topic, limit)
-    if not records or not tabled or (described := await admin.describe_topic(topic)) is None:
+    if not records or not tabled:
+        return records
+    description = await admin.describe_topic(topic)
+    if description is None:
         return records
     return [
         record
         for record in records
-        if record.offset() >= tabled.get((described.id, record.partition()), 0)
+        if record.offset() >= tabled.get((description.id, record.partition()), 0)
     ]
 
 
@@ -254,14 +262,15 @@ async def read_overview(
     dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
     not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
     times = sorted(dead_letter.last_time for dead_letter in not_replayed)
+    reasons = (f"{dead_letter.reason} {dead_letter.code}".strip() for dead_letter in not_replayed)
     return DeadLetterOverview(
         owner_name(*dead_letter_key(egress)),
         len(not_replayed),
-        times[0] if times else "",
-        times[-1] if times else "",
-        Counter(f"{dead_letter.reason} {dead_letter.code}".strip() for dead_letter in not_replayed),
-        len(dead_letters) - len(not_replayed),
-        len(dead_letters) == MOST_RECORDS_READ,
+        oldest=times[0] if times else "",
+        newest=times[-1] if times else "",
+        reasons=Counter(reasons),
+        replayed=len(dead_letters) - len(not_replayed),
+        is_cut=len(dead_letters) == MOST_RECORDS_READ,
     )
 
 
@@ -281,11 +290,12 @@ event."""
 
 
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
-    """Return when each of a Trigger's dead letters was last sent again. Raises `LogError`."""
+    """Return when each of a Trigger's dead letters was last sent again, by its replay topic.
+    Raises `LogError`."""
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
-        identity = _event_digest(record)
-        sent[identity] = max(sent.get(identity, 0), record.timestamp()[1])
+        digest = _event_digest(record)
+        sent[digest] = max(sent.get(digest, 0), record.timestamp()[1])
     return sent
 
 
@@ -310,7 +320,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
     """
     attributes = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
-        # Those of the event come last: of two with one name they count.
+        # The event's own headers (`ce_`) are sorted last, so they replace others of the same name.
         for name, value in sorted(record.headers() or (), key=_is_of_event)
     }
     written = timestamp(record.timestamp()[1] / 1000)
@@ -335,6 +345,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
         last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written),
         destination=attributes.get("knativeerrordest", ""),
         error=printable(_from_base64(attributes.get("knativeerrordata", ""))),
+        # A character has at most 4 bytes.
         data=printable((record.value() or b"")[: 4 * LONGEST_PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
         position=_without_controls("/".join(position)),
@@ -349,7 +360,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
 
 
 def _is_of_event(header: tuple[str, bytes | None]) -> bool:
-    """Whether a header is an attribute of the event."""
+    """Whether a record's header (name, value) is an attribute of the event."""
     return header[0].startswith("ce_")
 
 

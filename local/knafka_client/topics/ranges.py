@@ -122,9 +122,11 @@ class RangeReader:
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
-        """Set the group's offsets, with the leader epochs in which their logs end now, by which a
-        reader notices that a log has lost its end since. Raises `GroupHasMembers` if the group has
-        any member."""
+        """Set the group's offsets. Raises `GroupHasMembers` if the group has any member.
+
+        Each offset is committed with the partition's current leader epoch: by it the group's next
+        reader notices if the partition has lost its last records meanwhile.
+        """
         try:
             offsets = with_epochs(self.consumer, positions, KAFKA_ANSWER_TIMEOUT)
             for position in self.consumer.commit(offsets=offsets, asynchronous=False) or ():
@@ -139,7 +141,8 @@ class RangeReader:
     def records(
         self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> Iterator[Record]:
-        """Yield the records of each partition from its start offset to before its end offset."""
+        """Yield the records of each partition in `ends` from its offset in `starts` to before its
+        offset in `ends`."""
         unread = {number for number, end in ends.items() if starts[number] < end}
         self.consumer.assign([TopicPartition(topic, number, starts[number]) for number in unread])
         last_answer = time.monotonic()
@@ -162,7 +165,8 @@ class RangeReader:
                     continue
                 if offset < ends[number]:
                     yield cast(Record, message)
-                # Not every offset has a record: the last may be a transaction's marker.
+                # The record before the end offset may be missing: a transaction's marker, or
+                # compaction, leaves an offset without a record.
                 if offset >= ends[number] - 1 and number in unread:
                     unread.discard(number)
                     # Not `pause`: a pause outlives the assignment and would hold up the next one.

@@ -33,6 +33,8 @@ from knafka_operator.kafka.egresses import replay_topic
 
 REPLAY_WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for a writer of dead letters or replays to close."""
+CLUSTER_DEFAULT: Final = -1
+"""As a replication factor: the Kafka cluster's default."""
 
 
 class ReplayNotSent(KnafkaError):
@@ -60,8 +62,12 @@ class ReplayChoice:
 def select_egresses(
     egresses: Iterable[Egress], broker: str | None, trigger: str | None
 ) -> list[Egress]:
-    """Return the Egresses of a Broker (`NAMESPACE/NAME`), of a Trigger, or of all, as the tables
-    select dead letters: a KafkaChannel's name there is no Broker's."""
+    """Return the Egresses of a Broker (`NAMESPACE/NAME`) and of a Trigger (`NAME`); None selects
+    all.
+
+    A KafkaChannel is compared by its `names.of_channel`, as in the dead-letter tables, so that a
+    Broker of the same name doesn't select it.
+    """
     selected = []
     for egress in egresses:
         namespace, own_broker, own_trigger = dead_letter_key(egress)
@@ -76,7 +82,7 @@ async def choose_dead_letters(
     ids: Collection[str],
     fields: Mapping[str, str],
 ) -> Sequence[ReplayChoice]:
-    """Choose the dead letters of events with one of these ids, the newest of each event.
+    """Return the newest dead letter of each event that has one of these ids.
 
     `fields` are further fields of a `StoredDeadLetter`, with the values that they must have. Raises
     `LogError`.
@@ -85,7 +91,7 @@ async def choose_dead_letters(
     for egress in egresses:
         records = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
         newest = {}
-        for record in records:
+        for record in records:  # oldest first, so that the newest stays
             dead_letter = parse_dead_letter(record)
             if dead_letter.id in ids and all(
                 getattr(dead_letter, name) == expected for name, expected in fields.items()
@@ -128,18 +134,19 @@ async def send_again(admin: LogAdmin, writer: LogWriter, choices: Sequence[Repla
 
 
 async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
-    """Return the name of the Trigger's replay topic, which is created if it doesn't exist."""
+    """Return the name of the Trigger's replay topic, which is created if it doesn't exist.
+
+    A new one has as many partitions as the Broker's or the dead-letter topic, whichever has more,
+    and the replication factor of the dead-letter topic.
+    """
     name = replay_topic(egress)
     partitions_by_topic = await admin.topics()
     if name not in partitions_by_topic:
-        dead_letters = await admin.describe_topic(egress.dead_letter_topic)
-        await admin.ensure_topic(
-            name,
-            max(
-                partitions_by_topic.get(egress.topic, 1),
-                partitions_by_topic.get(egress.dead_letter_topic, 1),
-            ),
-            -1 if dead_letters is None else dead_letters.replication,
-            REPLAY_TOPIC,
+        partitions = max(
+            partitions_by_topic.get(egress.topic, 1),
+            partitions_by_topic.get(egress.dead_letter_topic, 1),
         )
+        dead_letters = await admin.describe_topic(egress.dead_letter_topic)
+        replication = CLUSTER_DEFAULT if dead_letters is None else dead_letters.replication
+        await admin.ensure_topic(name, partitions, replication, REPLAY_TOPIC)
     return name

@@ -71,7 +71,7 @@ def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigg
     """Return the document of a Trigger or Subscription."""
     namespace, _, name = row.name.rpartition("/")
     health, health_text = health_of(row)
-    assert row.kind != "Sensor", "a snapshot has those apart"
+    assert row.kind != "Sensor", "a snapshot keeps Sensors in `sensors`"
     return ConsoleTrigger(
         kind=row.kind,
         namespace=namespace,
@@ -93,14 +93,14 @@ def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigg
 
 
 def _filters_text(declared: Trigger | None) -> str:
-    """Return a Trigger's filters on one line; empty for a Subscription."""
+    """Return a Trigger's filters on one line; empty for a Subscription, or if it isn't known."""
     if declared is None or declared.kind != "Trigger":
         return ""
     return triggers.filters_text(declared)
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """Return the health of a Trigger, and a text about it."""
+    """Return the worst health that applies to a Trigger or Subscription, and a text about it."""
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
@@ -121,8 +121,11 @@ def details_document(
     may: Iterable[Action] = (),
     reply: Destination | None = None,
 ) -> TriggerDetails:
-    """Return the details of a Trigger or Subscription: its declared fields, conditions and allowed
-    actions."""
+    """Return the details of a Trigger, or of a Subscription as a Trigger.
+
+    `declared_in` is the place of its manifest, or empty. `may` are the actions that the viewer may
+    do, and `reply` is where a Subscription's replies go.
+    """
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
     filter_fields = ("filters",) if trigger.spec.filters else ("filter",)
@@ -148,13 +151,15 @@ def details_document(
 
 
 def _yaml_of(spec: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Some fields of a spec in YAML; empty if none is set."""
+    """Return the fields `names` of a spec in YAML, without those that aren't set; empty if none
+    is."""
     fields = {name: spec[name] for name in names if spec.get(name)}
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=80) if fields else ""
 
 
 def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
-    """For each Trigger, whether it would get the event, and the filter clauses that refuse it."""
+    """Return for each Trigger whether it would get the event, and the filter clauses that refuse
+    it."""
     return tuple(
         FilterVerdict(
             namespace=trigger.metadata.namespace,
@@ -170,7 +175,11 @@ def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, 
 def failures_document(
     letters: Sequence[StoredDeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
 ) -> Failures:
-    """Return the document of a Trigger's dead letters, of which `limit` were read, oldest first."""
+    """Return the document of a Trigger's newest dead letters; `letters` are oldest first, and at
+    most `limit`.
+
+    `commands` and `report` are as in `Failures`.
+    """
     newest_first = tuple(
         ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})
         for letter in reversed(letters)

@@ -119,7 +119,7 @@ class Source(Protocol):
         ...
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """For each Trigger, whether it would get an event."""
+        """Return for each Trigger whether it would get an event."""
         ...
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:

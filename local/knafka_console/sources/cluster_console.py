@@ -145,13 +145,13 @@ class ClusterConsole:
         return snapshot_document.details_document(
             declared_trigger,
             trigger_row(document).conditions,
-            "",
-            [
+            declared_in="",
+            may=[
                 action
                 for action, is_allowed in zip(Action, allowed_actions, strict=True)
                 if is_allowed
             ],
-            family.reply_of(document),
+            reply=family.reply_of(document),
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
@@ -163,7 +163,7 @@ class ClusterConsole:
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, {})
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """For each Trigger, whether it would get an event."""
+        """Return for each Trigger whether it would get an event."""
         stored = await self._load_recent_objects()
         of_brokers = [trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"]
         return await asyncio.to_thread(
@@ -173,7 +173,8 @@ class ClusterConsole:
         )
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Set the annotation that pauses a Trigger, as `kubectl annotate` does."""
+        """Pause or resume a Trigger or Subscription by its annotation, as `kubectl annotate` does;
+        returns a sentence about what was done. Raises `NotFound` and `Forbidden`."""
         document = await self._read_trigger(trigger)
         sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(family_of(trigger.kind).read_trigger(document)) is paused:
@@ -190,7 +191,8 @@ class ClusterConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send dead letters again, if the viewer may create replays."""
+        """Send dead letters of these events again, if the viewer may create replays. Raises
+        `NotFound` and `Forbidden`."""
         document = await self._read_trigger(trigger)
         await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
         await self._require_right("create", trigger, REPLAYS_SUBRESOURCE)
@@ -199,12 +201,12 @@ class ClusterConsole:
             return await self._letters.replay(egress, kafka, events, dry_run=dry_run)
 
     async def report(self) -> bytes | None:
-        """None: a cluster has reports for each archive only."""
+        """Return None: in a cluster each DeadLetterArchive has a report of its own (`reports`)."""
         return None
 
     @contextlib.contextmanager
     def _explain_unreached_kafka(self) -> Iterator[None]:
-        """Turn a failure to reach Kafka into `KafkaNotReached`, which says what to do."""
+        """Turn a failure inside to reach Kafka into `KafkaNotReached`, which says what to do."""
         try:
             yield
         except LogError as error:
@@ -223,7 +225,7 @@ class ClusterConsole:
         return {"apiVersion": kind.version, "kind": trigger.kind, **document}
 
     async def _is_action_allowed(self, trigger: TriggerName, action: Action) -> bool:
-        """Whether the viewer may do an action."""
+        """Whether the viewer may do an action on a Trigger, by rights in Kubernetes."""
         match action:
             case Action.PAUSE:
                 return await self._has_right("patch", trigger)
@@ -236,8 +238,8 @@ class ClusterConsole:
                 )
 
     async def _require_right(self, verb: str, trigger: TriggerName, subresource: str) -> None:
-        """Raise `Forbidden` unless the viewer has a right to the subresource, where rights are
-        reviewed."""
+        """Raise `Forbidden` if the viewer lacks a right to the Trigger's subresource; never where
+        Kafka is read with the viewer's own credentials."""
         if self._scope.reviews_kafka and not await self._has_right(verb, trigger, subresource):
             plural = OBJECTS_BY_KIND[trigger.kind].plural
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
@@ -248,9 +250,9 @@ class ClusterConsole:
         return await asyncio.to_thread(self._api.is_allowed, verb, *target)
 
     async def _load_recent_objects(self) -> StoredObjects:
-        """Return the objects as they are, or were up to `OBJECTS_MAX_AGE` seconds ago.
+        """Return the objects that Knafka handles, as of at most `OBJECTS_MAX_AGE` seconds ago.
 
-        Raises `Forbidden` if the viewer may see none.
+        Raises `Forbidden` and `NotSignedIn`.
         """
         async with self._lock:
             if self._stored is None or self._clock() - self._stored[0] >= OBJECTS_MAX_AGE:
@@ -259,24 +261,35 @@ class ClusterConsole:
             return self._stored[1]
 
     async def _list_objects(self) -> StoredObjects:
-        """List all objects that the viewer may list. Raises `Forbidden` and `NotSignedIn`."""
+        """List all objects that the viewer may list; a kind that can't be listed is a problem.
+
+        Raises `NotSignedIn`, and `Forbidden` if the viewer named no namespaces and may not list
+        Brokers or Triggers in all of them.
+        """
         problems: list[str] = []
-        by_kind: dict[Objects, list[Document]] = {}
-        kinds = {
-            BROKER_OBJECTS: "Broker", KAFKA_CHANNEL_OBJECTS: "KafkaChannel",
-            TRIGGER_OBJECTS: "Trigger", SUBSCRIPTION_OBJECTS: "Subscription",
-        }  # fmt: skip
-        places = self._scope.namespaces or (None,)
-        requests = [(kind, place) for kind in kinds for place in places]
+        broker_documents: list[Document] = []
+        trigger_documents: list[Document] = []
+        lists_by_kind = {
+            "Broker": (BROKER_OBJECTS, broker_documents),
+            "KafkaChannel": (KAFKA_CHANNEL_OBJECTS, broker_documents),
+            "Trigger": (TRIGGER_OBJECTS, trigger_documents),
+            "Subscription": (SUBSCRIPTION_OBJECTS, trigger_documents),
+        }
+        namespaces = self._scope.namespaces or (None,)  # None: all namespaces
+        requests = [(kind, namespace) for kind in lists_by_kind for namespace in namespaces]
         answers = await asyncio.gather(
-            *(asyncio.to_thread(self._api.list, *request) for request in requests),
+            *(
+                asyncio.to_thread(self._api.list, lists_by_kind[kind][0], namespace)
+                for kind, namespace in requests
+            ),
             return_exceptions=True,
         )
-        for (kind, place), answer in zip(requests, answers, strict=True):
+        for (kind, namespace), answer in zip(requests, answers, strict=True):
+            objects, documents = lists_by_kind[kind]
             if isinstance(answer, Unauthenticated):
                 raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
-                if place is None and kind.version == EVENTING:
+                if namespace is None and objects.version == EVENTING:
                     raise Forbidden(
                         f"{answer}; or name the namespaces that you may see"
                     ) from answer
@@ -284,28 +297,15 @@ class ClusterConsole:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                type_fields = {"apiVersion": kind.version, "kind": kinds[kind]}
-                by_kind.setdefault(kind, []).extend(
-                    {**type_fields, **item} for item in answer or ()
-                )
-        return StoredObjects(
-            [
-                document
-                for kind in (BROKER_OBJECTS, KAFKA_CHANNEL_OBJECTS)
-                for document in by_kind.get(kind, ())
-            ],
-            [
-                document
-                for kind in (TRIGGER_OBJECTS, SUBSCRIPTION_OBJECTS)
-                for document in by_kind.get(kind, ())
-            ],
-            tuple(problems),
-        )
+                # Objects in a list lack apiVersion and kind.
+                type_fields = {"apiVersion": objects.version, "kind": kind}
+                documents += [{**type_fields, **item} for item in answer or ()]
+        return StoredObjects(broker_documents, trigger_documents, tuple(problems))
 
 
 async def _translate_refusals(request: Awaitable[Any]) -> Any:
-    """Return the result, with the API server's refusals turned into `NotSignedIn` and
-    `Forbidden`."""
+    """Return the result of a request to the API server. Raises `NotSignedIn` (401) and `Forbidden`
+    (403) in place of the client's errors."""
     try:
         return await request
     except Unauthenticated as error:

@@ -45,17 +45,13 @@ class StoredObjects:
 
 
 def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) -> ConsoleState:
-    """Return the console's state; `stored` holds only objects of ours. Without figures, lag and
-    counts aren't known."""
+    """Return the console's state of the cluster that it calls `place`.
+
+    `stored` holds only objects that Knafka handles. Without `figures`, lag and counts aren't known.
+    """
+    kafkas = {_status_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers} - {""}
     snapshot = Snapshot(
-        ", ".join(
-            sorted(
-                filter(
-                    None,
-                    {_status_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers},
-                )
-            )
-        ),
+        ", ".join(sorted(kafkas)),
         tuple(_broker_row(broker, figures) for broker in stored.brokers),
         tuple(_trigger_row(trigger, figures) for trigger in stored.triggers),
         stored.problems,
@@ -69,7 +65,8 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
 
 
 def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
-    """Return the Triggers and Subscriptions that can be read; a condition reports the others."""
+    """Return the Triggers and Subscriptions whose documents are valid; a condition of the others
+    says what is wrong."""
     readable = []
     for document in triggers:
         try:
@@ -80,8 +77,8 @@ def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
 
 
 def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
-    """Return the Broker without a count of rejected requests, which only its receiver's metrics
-    have."""
+    """Return the Broker without a count of rejected requests: only the receiver's metrics have it,
+    and they aren't read."""
     return broker.model_copy(update={"rejected": None})
 
 
@@ -123,7 +120,8 @@ def _is_ours(broker: Document) -> bool:
 
 
 def _is_delivered_by_us(trigger: Document, foreign: set[tuple[str, str, str]]) -> bool:
-    """Whether Knafka delivers for this Trigger or Subscription."""
+    """Whether Knafka delivers for this Trigger or Subscription; `foreign` are kind, namespace and
+    name of other implementations' Brokers and channels."""
     if trigger["kind"] == "Subscription" and not is_of_kafka_channel(trigger):
         return False
     family = family_of(trigger["kind"])
@@ -131,7 +129,7 @@ def _is_delivered_by_us(trigger: Document, foreign: set[tuple[str, str, str]]) -
 
 
 def _object_key(document: Document) -> tuple[str, str, str]:
-    """Kind, namespace and name of an object."""
+    """Return kind, namespace and name of an object."""
     metadata = document["metadata"]
     return document["kind"], metadata["namespace"], metadata["name"]
 

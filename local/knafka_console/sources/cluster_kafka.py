@@ -26,11 +26,7 @@ KAFKA_CHANNEL_OBJECTS: Final = Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels
 
 
 class ClusterKafka:
-    """Finds Kafka for one viewer.
-
-    `system` is a client with another account, for objects in `system_namespace`; None: the viewer's
-    own account reads them, too.
-    """
+    """Finds the Kafka of Triggers and Brokers for one viewer."""
 
     def __init__(
         self,
@@ -40,6 +36,9 @@ class ClusterKafka:
         system: kubernetes.client.ApiClient | None = None,
         bootstrap_servers: str | None = None,
     ) -> None:
+        """`client` has the viewer's account. `system` is a client with another account, for objects
+        in `system_namespace`; None: the viewer's account reads them, too. `bootstrap_servers`
+        replace those that the objects name."""
         self._api = KubernetesApi(client)
         self._source = ClusterSource(
             client,

@@ -32,8 +32,8 @@ class DeadLetterTopics:
     ) -> Sequence[StoredDeadLetter]:
         """Return the newest `SHOWN_DEAD_LETTERS` of a Trigger, oldest first.
 
-        The Broker's own dead letters, records that hold no event, are among them. Raises
-        `LogError`.
+        The Broker's own dead letters, records that hold no event, are among them. `kafka` is the
+        librdkafka configuration. Raises `LogError`.
         """
         admin = self.connect(kafka)
         try:
@@ -41,17 +41,18 @@ class DeadLetterTopics:
             broker_letters = await dead_letters.read_dead_letters(
                 admin, dead_letters.broker_dead_letter_egress(egress), SHOWN_DEAD_LETTERS
             )
-            return sorted([*own_letters, *broker_letters], key=lambda letter: letter.last_time)[
-                -SHOWN_DEAD_LETTERS:
-            ]
+            letters = sorted([*own_letters, *broker_letters], key=lambda letter: letter.last_time)
+            return letters[-SHOWN_DEAD_LETTERS:]
         finally:
             await admin.close()
 
     async def replay(
         self, egress: Egress, kafka: dict[str, Any], events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send dead letters again straight from their topic (see `replaying`). Raises
-        `KnafkaError`."""
+        """Send the dead letters of these events again to the Trigger, and return which were sent.
+
+        `kafka` is the librdkafka configuration. `dry_run`: send nothing. Raises `KnafkaError`.
+        """
         requested = {(event.id, event.source) for event in events}
         admin = self.connect(kafka)
         try:

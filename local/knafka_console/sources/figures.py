@@ -60,9 +60,10 @@ class Figures:
 
 
 def parse_figures(texts: Iterable[str]) -> Figures:
-    """Read the figures from the metrics of each replica: only those of the leader count.
+    """Return the figures in the metrics of the operator's leader.
 
-    During a change of leaders two replicas may count. Raises `InvalidMetrics`.
+    `texts` are the metrics of each replica of the operator, as Prometheus text. While the leader
+    changes, two replicas may say that they lead, and both count. Raises `InvalidMetrics`.
     """
     triggers: dict[TriggerKey, TriggerFigures] = defaultdict(TriggerFigures)
     written: Counter[str] = Counter()
@@ -85,7 +86,7 @@ def parse_figures(texts: Iterable[str]) -> Figures:
 
 
 def _parse_samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
-    """Return the samples of the metrics that are read."""
+    """Return name, labels and value of each sample of `_METRIC_NAMES`. Raises `InvalidMetrics`."""
     # Skip the thousands of lines of other metrics before parsing.
     lines = [line for line in text.splitlines() if line.startswith(_METRIC_NAMES)]
     try:

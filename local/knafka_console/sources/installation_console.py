@@ -65,13 +65,15 @@ class InstallationConsole:
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
+        """`data` is the installation's data folder; `letters` None: connect to the real Kafka."""
         self._running = running
         self._data = data
         self._letters = letters or DeadLetterTopics()
 
     @property
     def reports(self) -> None:
-        """None: there are no archives, only the report of a command (see `report`)."""
+        """Always None: outside a cluster there are no DeadLetterArchives, only the report of
+        `knafka dead-letters report` (see `report`)."""
 
     async def state(self) -> ConsoleState:
         """Return the state of everything that runs."""
@@ -114,12 +116,13 @@ class InstallationConsole:
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, commands, report)
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """For each Trigger, whether it would get an event."""
+        """Return for each Trigger whether it would get an event."""
         declared = tuple(self._running.declared.of_type(Trigger))
         return await asyncio.to_thread(snapshot_document.verdicts, declared, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Write the annotation into the Trigger's file, as `knafka trigger pause` does."""
+        """Pause or resume a Trigger by an annotation in its file, as `knafka trigger pause` does;
+        returns a sentence about what was done. Raises `NotFound` and `NotAnnotated`."""
         declared_trigger, place = self._declared_trigger(trigger)
         sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(declared_trigger) is paused:
@@ -133,7 +136,8 @@ class InstallationConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send dead letters of a Trigger again."""
+        """Send a Trigger's dead letters of these events again; with `dry_run`, only say which.
+        Raises `NotFound`."""
         return await self._letters.replay(
             self._egress_of(trigger), self._kafka_configuration(), events, dry_run=dry_run
         )

@@ -140,17 +140,19 @@ class SharedFigures:
         """When the figures were fetched, and the figures or the error."""
 
     async def current(self) -> Figures:
-        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`."""
+        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`, the same
+        for all who ask within that time."""
         async with self._lock:
             if self._last_result is None or self._clock() - self._last_result[0] >= FIGURES_MAX_AGE:
                 try:
-                    answer: Figures | KnafkaError = await asyncio.to_thread(self._fetch_figures)
+                    fetched: Figures | KnafkaError = await asyncio.to_thread(self._fetch_figures)
                 except KnafkaError as error:
-                    answer = error
-                self._last_result = self._clock(), answer
-        if isinstance(self._last_result[1], KnafkaError):
-            raise self._last_result[1]
-        return self._last_result[1]
+                    fetched = error
+                self._last_result = self._clock(), fetched
+            _, result = self._last_result
+        if isinstance(result, KnafkaError):
+            raise result
+        return result
 
     def _fetch_figures(self) -> Figures:
         """Fetch the figures; blocks."""

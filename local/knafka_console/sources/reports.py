@@ -62,13 +62,14 @@ class ReportTopics:
     ) -> bytes | None:
         """Return the last report of an archive of this Broker, as JSON; None if there is none.
 
-        Raises `LogError`.
+        `kafka` is the librdkafka configuration. Raises `LogError`.
         """
         topic = names.reports_topic(archive.namespace, broker)
         key = names.report_key(*archive)
         admin = self.connect(kafka)
         try:
-            # All archives of a Broker share a topic, and some report far more often than others.
+            # By key, since all archives of a Broker share a topic: the newest records may all be of
+            # an archive that reports more often.
             record = await admin.last_with_key(topic, key)
             return None if record is None else record.value()
         except LogError as error:
@@ -126,17 +127,20 @@ class ClusterReports:
         self._topics = topics or ReportTopics()
 
     async def list(self) -> Reports:
-        """Return all archives in the namespaces that the viewer may list. Raises `Forbidden` if
-        there are none such."""
-        places: Sequence[str | None] = self._scope.namespaces or (None,)
+        """Return all archives that the viewer may list; each namespace that is refused is a
+        problem.
+
+        Raises `Forbidden` if the only namespace is refused, and `NotFound` without the CRD.
+        """
+        namespaces: Sequence[str | None] = self._scope.namespaces or (None,)  # None: all of them
         rows, problems = list[ReportRow](), list[str]()
-        for place in places:
+        for namespace in namespaces:
             try:
                 archives = await self._translate_refusals(
-                    asyncio.to_thread(self._api.list, ARCHIVE_OBJECTS, place)
+                    asyncio.to_thread(self._api.list, ARCHIVE_OBJECTS, namespace)
                 )
             except Forbidden as error:
-                if len(places) == 1:
+                if len(namespaces) == 1:
                     raise
                 problems.append(str(error))
                 continue
@@ -147,8 +151,10 @@ class ClusterReports:
         return Reports(archives=tuple(rows), problems=tuple(problems))
 
     async def json(self, archive: ArchiveName) -> bytes:
-        """Return the last report of an archive, as JSON. Raises `NotFound`, which says what to
-        do."""
+        """Return the last report of an archive, as JSON.
+
+        Raises `Forbidden`, and `NotFound`, which says how a report is made.
+        """
         document = await self._translate_refusals(
             asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
         )
@@ -169,8 +175,7 @@ class ClusterReports:
         return report
 
     async def page(self, archive: ArchiveName) -> ReportPage:
-        """Return the last report of an archive, as a page. Raises `NotFound`, which says what to
-        do."""
+        """Return the last report of an archive, as a page. Raises the same errors as `json`."""
         return await asyncio.to_thread(self._render, archive, await self.json(archive))
 
     def _render(self, archive: ArchiveName, text: bytes) -> ReportPage:
@@ -194,9 +199,8 @@ class ClusterReports:
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
         """Return the replays of an archive, newest first, and whether the viewer may create one."""
         may_create = await self._is_allowed("create", archive, REPLAY_OBJECTS)
-        with contextlib.suppress(
-            Forbidden
-        ):  # a viewer may have the right to create but not to list
+        # A viewer may have the right to create replays but not to list them.
+        with contextlib.suppress(Forbidden):
             replay_documents = await self._translate_refusals(
                 asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
@@ -212,9 +216,12 @@ class ClusterReports:
         return ArchiveReplays(may=may_create)
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create a DeadLetterReplay, at most once for each `creation.request`. Raises
-        `Forbidden`."""
-        name = f"{archive.name[: MAX_ARCHIVE_NAME - 11].rstrip('.-')}-{creation.request}"
+        """Create a DeadLetterReplay, at most once for each `creation.request`.
+
+        Raises `Forbidden`, and `NotFound` if the cluster has no DeadLetterReplays.
+        """
+        suffix = f"-{creation.request}"  # the same for each attempt, so the second one conflicts
+        name = archive.name[: MAX_ARCHIVE_NAME - len(suffix)].rstrip(".-") + suffix
         body = {
             "apiVersion": KNAFKA,
             "kind": "DeadLetterReplay",
@@ -241,7 +248,8 @@ class ClusterReports:
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        """Whether the viewer has a right to the archive, or to replays in its namespace."""
+        """Whether the viewer may do `verb` with the archive (or its subresource), or with replays
+        in its namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource
@@ -291,7 +299,7 @@ def _archive_name_of(document: Document) -> str:
 
 
 def _replay_document(document: Document) -> ArchiveReplay:
-    """Return the document of a DeadLetterReplay."""
+    """Return the console's document of a DeadLetterReplay object."""
     metadata, status = document["metadata"], document.get("status") or {}
     select: Mapping[str, Any] = (document.get("spec") or {}).get("select") or {}
     counts = {

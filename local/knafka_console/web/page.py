@@ -50,10 +50,8 @@ def sign_in_page() -> Page:
 
 def problem_page(sentence: str) -> Page:
     """Return a page with a sentence on why a link can't be opened."""
-    return Page(
-        _problem_template().html.replace("/*sentence*/", html.escape(sentence)),
-        _problem_template().policy,
-    )
+    template = _problem_template()
+    return Page(template.html.replace("/*sentence*/", html.escape(sentence)), template.policy)
 
 
 @cache
@@ -63,7 +61,8 @@ def _problem_template() -> Page:
 
 
 def _build_page(name: str, scripts: Sequence[str]) -> Page:
-    """Build a page from a template, the style and these scripts."""
+    """Build a page from the template `name`, `page.css` and these scripts, all files in
+    `page_files`."""
     style = _file_text("page.css")
     script = "\n".join(map(_file_text, scripts))
     text = _file_text(name).replace("/*style*/", style).replace("/*script*/", script)

@@ -18,8 +18,8 @@
 
 Another site's page in the same browser can reach a server on loopback. So three things are checked:
 
-1. The Host header is one of ours; otherwise a foreign DNS name with our address would do. Where
-   viewers sign in, any host is accepted, since cookies are bound to a name.
+1. The Host header is one of ours: another site could point a DNS name of its own to our address
+   (DNS rebinding). Where viewers sign in, any host is accepted, since cookies are bound to a name.
 2. The request does not come from a page of another origin.
 3. A request that changes something has a header that another site could only send after a CORS
    preflight, which this server never answers.
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import socket
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
@@ -144,7 +145,7 @@ class ConsoleServer:
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """Return the web application of a console; `hosts` None: any host, for viewers who sign in."""
+    """Return a console's web application, with the routes of `sign_in`; `hosts` None: any host."""
     handlers = _Handlers(source_of)
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
@@ -174,8 +175,10 @@ def application(
 def refusal_reason(
     hosts: Collection[str] | None, method: str, path: str, headers: Mapping[str, str]
 ) -> str:
-    """Return why a request is refused; empty if it isn't. `headers` must compare names like
-    HTTP."""
+    """Return why a request is refused; empty if it isn't (see the module's three checks).
+
+    `hosts` None: any host. `headers` must find names in any case.
+    """
     host = headers.get("Host", "").lower()
     if hosts is None:
         hosts = [host]
@@ -184,7 +187,7 @@ def refusal_reason(
     origin = headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() not in hosts:
         return "another site's page has asked for this"
-    site = headers.get("Sec-Fetch-Site", "none")
+    site = headers.get("Sec-Fetch-Site", "none")  # "none": typed by the user, or no browser
     is_link = method == "GET" and not path.startswith("/api/")
     if site not in ("same-origin", "none") and not is_link:
         return "another site's page has asked for this"
@@ -198,7 +201,7 @@ def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
 
     @web.middleware
     async def answer_guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, or refuse it."""
+        """Answer a request by its handler, or 403 if it is refused."""
         if problem := refusal_reason(hosts, request.method, request.path, request.headers):
             response: web.StreamResponse = _json_answer(
                 ProblemDocument(error=problem), HTTPStatus.FORBIDDEN
@@ -309,12 +312,12 @@ class _Handlers:
         )
 
     async def state(self, request: web.Request) -> web.Response:
-        """Return the state: at once, or as soon as it differs from the page's, or 304 after `wait`
-        seconds."""
+        """Return the state once it differs from the one whose tag is in `If-None-Match`; 304 if it
+        doesn't within `?wait=` seconds."""
         source = self._source_of(request)
         known_tag = request.headers.get("If-None-Match")
         loop = asyncio.get_running_loop()
-        until = loop.time() + _wait_seconds(request.query.get("wait", "0"))
+        deadline = loop.time() + _wait_seconds(request.query.get("wait", "0"))
         while True:
             body = (await source.state()).model_dump_json(by_alias=True).encode()
             tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
@@ -323,7 +326,7 @@ class _Handlers:
                 return web.Response(
                     body=body, content_type="application/json", charset="utf-8", headers=headers
                 )
-            remaining = until - loop.time()
+            remaining = deadline - loop.time()
             is_closed = request.transport is None or request.transport.is_closing()
             if remaining <= 0 or is_closed or self._closing.is_set():
                 return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
@@ -348,7 +351,7 @@ class _Handlers:
         return _json_answer(ActionDone(done=done))
 
     async def verdicts(self, request: web.Request) -> web.Response:
-        """For each Trigger, whether it would get an event."""
+        """Return for each Trigger whether it would get the event in the request's body."""
         source = self._source_of(request)
         event = json_format.read(await request.read())
         return _json_answer(Verdicts(verdicts=tuple(await source.verdicts(event))))
@@ -381,7 +384,7 @@ def _wait_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         raise InvalidDocument("wait", f"must be a number of seconds, not {text!r}") from None
-    return min(max(seconds, 0.0), LONGEST_STATE_WAIT) if seconds == seconds else 0.0
+    return 0.0 if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_STATE_WAIT)
 
 
 def _page_answer(page: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

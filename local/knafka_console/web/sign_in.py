@@ -101,21 +101,22 @@ class SignIn:
         return self._source_of(viewer)
 
     async def _sign_in(self, request: web.Request) -> web.Response:
-        """Check the token by reading the cluster's state, and set the cookies."""
+        """Set the cookies, once the cluster accepts the token. Raises `Forbidden` over plain HTTP,
+        `InvalidDocument` and `NotSignedIn`."""
         is_secure = _is_secure(request)
         if not is_secure and not self._plain_http:
             raise Forbidden(NEEDS_TLS)
         form = await read_document(SignInForm, request)
         viewer = _viewer_of_form(form)
-        await self._source_of(viewer).state()  # raises if the cluster refuses
+        await self._source_of(viewer).state()  # raises if the cluster refuses the token
         response = web.Response(status=HTTPStatus.NO_CONTENT)
-        for name, value, hidden in (
+        for name, value, is_http_only in (
             (TOKEN_COOKIE, viewer.token, True),
             (NAMESPACES_COOKIE, ".".join(viewer.namespaces), True),
             (SESSION_COOKIE, "1", False),
         ):
             response.set_cookie(
-                name, value, path="/", httponly=hidden, samesite="Strict", secure=is_secure
+                name, value, path="/", httponly=is_http_only, samesite="Strict", secure=is_secure
             )
         return response
 
@@ -150,5 +151,6 @@ def _viewer_of_form(form: SignInForm) -> Viewer:
 
 def _is_secure(request: web.Request) -> bool:
     """Whether the browser's connection is encrypted, by the gateway's X-Forwarded-Proto."""
-    first = request.headers.get("X-Forwarded-Proto", request.scheme).partition(",")[0]
-    return first.strip().lower() == "https"
+    schemes = request.headers.get("X-Forwarded-Proto", request.scheme)
+    browser_scheme = schemes.partition(",")[0]  # each proxy on the way appends its own
+    return browser_scheme.strip().lower() == "https"

@@ -58,8 +58,8 @@ class KeptNames:
         return [key.partition(" ")[2] for key in self._names if key.startswith(f"{kind} ")]
 
     def put(self, owner: str, annotations: Mapping[str, str]) -> None:
-        """Keep those annotations that `KEPT_ANNOTATIONS` names; they are on disk when this
-        returns."""
+        """Keep an object's annotations whose keys are in `KEPT_ANNOTATIONS`; they are on disk when
+        this returns."""
         kept = {key: value for key, value in annotations.items() if key in KEPT_ANNOTATIONS}
         if kept and self._names.get(owner) != kept:
             self._names[owner] = kept

@@ -148,32 +148,33 @@ class LocalCluster(MemoryCluster):
         if (namespace, name) == localize.LOCAL_OPERATOR_SETTINGS.features_config:
             return localize.features_config_map(stored, requires_auth=self.requires_auth)
         if stored is None and namespace not in map(_namespace, self.of("Broker")):
-            # In a namespace without Brokers are the ConfigMaps that Knative installs for them.
+            # A namespace without Brokers may be Knative's own, whose ConfigMaps always exist.
             return localize.config_map(namespace, name, {})
         return stored
 
     def _stored(self, document: dict[str, Any]) -> None:
-        """Set the status of a Service that only runs while it drains, and keep a Sensor's
-        generation with its names."""
+        """Called with each object that was written, before any watch sees it: set the status of a
+        Service that only runs while it drains, and keep a Sensor's generation with its names."""
         if document["kind"] == SENSOR:
             kept_annotations = self._names.annotations_of(name_of(document))
             if kept_annotations is not None:
                 self._names.put(name_of(document), _with_generation(document, kept_annotations))
-        # Before any watch sees the Service: nothing has to be started, so it serves at once.
+        # Nothing has to be started for such a Service, so it serves at once.
         if role_of(document) in _DRAINING_ROLES:
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def apply(self, manifest: Document) -> Document:
         """Apply a manifest as an API server does; a new Trigger or Subscription gets its kept
         names."""
-        if manifest["kind"] in RECONCILED:  # a Trigger or Subscription of a Sensor's
+        if manifest["kind"] in RECONCILED:  # a Trigger or Subscription that a Sensor owns
             metadata = {
                 **localize.with_local_scaling(manifest["metadata"]),
                 "finalizers": [FINALIZER],
             }
             manifest = {**manifest, "metadata": metadata}
             if self.find_reconciled(manifest["kind"], *_namespace_and_name(manifest)) is None:
-                # Stored first: a later `apply` has no UID, and would remove one that was applied.
+                # Stored with `put`, since `apply` removes a field that it set once and that a
+                # later manifest lacks: the kept UID of a Subscription is in no manifest.
                 new = {**manifest, "metadata": {**metadata}}
                 _restore_kept_names(new, self._names.annotations_of(name_of(manifest)) or {})
                 self.put(new)
@@ -183,18 +184,25 @@ class LocalCluster(MemoryCluster):
         """Write an object's status, with a local address, and keep its names."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
-        # Keep the names before anybody acts on the status: a topic whose id is written nowhere has
-        # no owner.
-        if document["kind"] in RECONCILED and "annotations" in status:
-            stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
-            if stored is not None:
-                previous = (stored.get("status") or {}).get("annotations") or {}
-                annotations = {**previous, **status["annotations"]}
-                kept = {key: value for key, value in annotations.items() if value is not None}
-                if document["kind"] == SENSOR:
-                    kept = _with_generation(stored, kept)
-                self._names.put(name_of(document), kept)
+        # Before the write, so that nobody acts on a status first: a topic whose id is kept nowhere
+        # has no owner.
+        self._keep_names(document, status)
         await super().write_status(document, status)
+
+    def _keep_names(self, document: Document, status: Document) -> None:
+        """Keep the names in the status of a reconciled object, which is about to be written."""
+        if document["kind"] not in RECONCILED or "annotations" not in status:
+            return
+        stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
+        if stored is None:
+            return
+        previous = (stored.get("status") or {}).get("annotations") or {}
+        annotations = {**previous, **status["annotations"]}
+        # In a status update, null deletes an annotation.
+        kept = {key: value for key, value in annotations.items() if value is not None}
+        if document["kind"] == SENSOR:
+            kept = _with_generation(stored, kept)
+        self._names.put(name_of(document), kept)
 
 
 def version_of(kind: str) -> str:
@@ -217,7 +225,7 @@ def role_of(document: Document) -> str | None:
 
 def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
     """Return a Service's status with this condition, by Knative's rules; each generation is one
-    Revision."""
+    Revision. `more` are further fields of the status."""
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
     previous = document.get("status") or {}

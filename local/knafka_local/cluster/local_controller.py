@@ -78,9 +78,11 @@ class _LocalStore:
         self._cluster = cluster
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
+        """Do nothing: there is nothing to track."""
         return contextlib.nullcontext()
 
-    def forget(self, key: Key) -> None: ...
+    def forget(self, key: Key) -> None:
+        """Do nothing: nothing was tracked."""
 
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
@@ -104,6 +106,8 @@ class LocalController(Controller):
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
         open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
     ) -> None:
+        """`drains` runs dispatchers; `served` are the receivers of Brokers and of KafkaChannels;
+        `connect` and `open_writer` make Kafka clients from a librdkafka configuration."""
         self._cluster = cluster
         self._say = say
 
@@ -133,9 +137,15 @@ class LocalController(Controller):
         """EventPolicies as they were last applied."""
         self._changed = asyncio.Event()
         """Set when any object changes."""
-        failed, settings = operator.publishing.write_failure, operator.settings
-        parts = kinds_of(operator), operator.queue, failed, settings, _LocalStore(cluster)
-        super().__init__(*parts, self._post, LOCAL_PACE)
+        super().__init__(
+            kinds_of(operator),
+            operator.queue,
+            operator.publishing.write_failure,
+            operator.settings,
+            _LocalStore(cluster),
+            self._post,
+            LOCAL_PACE,
+        )
         self._operator = operator
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):
@@ -152,28 +162,29 @@ class LocalController(Controller):
             await self._operator.close()
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Make the cluster hold the declared objects; declared objects that no file has any more
-        are deleted.
+        """Make the cluster hold exactly the declared objects: delete those that no file declares
+        any more, then declare each kind after the kinds that it depends on.
 
-        Returns when all of them are Ready or say why not, or after `SETTLE_TIMEOUT` seconds for
-        each group.
+        Waits for each group of `_IN_ORDER` until its objects are Ready or say why not, at most
+        `SETTLE_TIMEOUT` seconds.
         """
         config_maps = self._declared_objects("ConfigMap")
-        previously_declared = self._declared_objects(
-            *(kind for kinds in reversed(_IN_ORDER) for kind in kinds)
-        )
+        dependents_first = [kind for kinds in reversed(_IN_ORDER) for kind in kinds]
         removed = [
-            document for document in previously_declared if _is_undeclared(document, declared)
+            document
+            for document in self._declared_objects(*dependents_first)
+            if _is_undeclared(document, declared)
         ]
-        for undeclared in removed:
-            self._cluster.remove(undeclared["apiVersion"], *key_of(undeclared))
+        for document in removed:
+            self._cluster.remove(document["apiVersion"], *key_of(document))
         await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
             for identity, (document, folder) in declared.documents.items():
                 if identity.kind in kinds:
                     self._cluster.declare(document, folder)
-            if config_maps != (config_maps := self._declared_objects("ConfigMap")):
+            previous_config_maps, config_maps = config_maps, self._declared_objects("ConfigMap")
+            if config_maps != previous_config_maps:
                 self._enqueue_all_brokers()
             await self._wait_until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
@@ -203,13 +214,14 @@ class LocalController(Controller):
         self._operator.on_policies(changed, removed)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether Knafka handles an object: a Broker of its class, a Trigger of such a Broker, a
-        channel."""
+        """Whether Knafka handles an object, and no other implementation; true for kinds that the
+        operator doesn't reconcile."""
         kind = self.kinds.get(document["kind"])
         return kind is None or kind.is_ours(document)
 
     def _operator_of(self, kind: str) -> Operator:
-        """Return the operator of a kind: that for Brokers and Triggers, or that for channels."""
+        """Return the operator of a kind: the one for Brokers and Triggers, or the one for
+        KafkaChannels and Subscriptions."""
         return self._operators[family_of(kind)]
 
     def egresses(self) -> list[Egress]:
@@ -223,17 +235,20 @@ class LocalController(Controller):
 
     def sensor_places(self) -> list[SensorPlace]:
         """Return which topics each Sensor uses; Sensors that aren't ready to run are left out."""
-        records = self._operator.states.sensors.values()
-        places = SensorPlace.model_fields
-        return [
-            SensorPlace(**{name: getattr(record.scaled[1], name) for name in places})
-            for record in records
+        # A Sensor that is ready to run is scaled: by a scaler, with a contract.
+        contracts = [
+            record.scaled[1]
+            for record in self._operator.states.sensors.values()
             if record.scaled is not None
+        ]
+        return [
+            SensorPlace(**{name: getattr(contract, name) for name in SensorPlace.model_fields})
+            for contract in contracts
         ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
-        """Return the Ingress of each Broker, then of each KafkaChannel, that receivers serve,
-        sorted by name."""
+        """Return the Ingress of each Broker, then of each KafkaChannel, that receivers serve, each
+        sorted by name; with `families`, of these only."""
         return [
             ingress
             for family in families or self._operators
@@ -250,13 +265,14 @@ class LocalController(Controller):
         return (served[path] for path in declared if path in served)
 
     def _contracts(self, family: Family) -> Collection[ContractTopic[Ingress]]:
-        """Return the contracts that the receiver of a family follows; one at most here."""
+        """Return the contract topics that the receiver of a family follows; here at most one."""
         return self._operators[family].brokers.receivers.contracts.values()
 
     async def _withdraw_undeclared(self) -> None:
         """Stop serving Brokers and KafkaChannels that left the files while `knafka up` did not run.
 
-        Their topics stay. Contract entries of other installations on the same Kafka are left alone.
+        Their topics stay. Entries that other installations on the same Kafka wrote into the
+        contract topic stay, too.
         """
         for family in self._operators:
             for owner in self._cluster.undeclared(family.broker):
@@ -264,7 +280,7 @@ class LocalController(Controller):
                     if f"/{owner}" in contract.records:
                         try:
                             await contract.write(f"/{owner}", None)
-                        except LogError as error:  # again with the next change of a file
+                        except LogError as error:  # the next `apply` tries again
                             self._say(f"{family.broker} {owner} is still served: {error}")
 
     def scaling_status(
@@ -273,7 +289,7 @@ class LocalController(Controller):
         """Return the scaler's status of a Trigger, Subscription or Sensor; None if it isn't
         scaled."""
         if kind == SENSOR:
-            assert self._operator.sensors is not None, "localize.SETTINGS has them"
+            assert self._operator.sensors is not None, "LOCAL_OPERATOR_SETTINGS enables Sensors"
             return self._operator.sensors.scaling_status(Identity(namespace, name))
         return self._operator_of(kind).triggers.scaling_status(Identity(namespace, name))
 
@@ -308,7 +324,8 @@ class LocalController(Controller):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
     def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
-        """Show the one Event that a status doesn't show: what was left in Kafka."""
+        """Show a Kubernetes Event to the user only if no status says the same: what was left in
+        Kafka."""
         if reason == LEFT_IN_KAFKA:
             self._say(f"{name_of(document)}: {message}")
 
@@ -362,8 +379,8 @@ def _annotations(document: Document) -> Mapping[str, str]:
 
 
 def _is_undeclared(document: Document, declared: DeclaredObjects) -> bool:
-    """Whether no file declares an object any more; a Sensor that moved to another bus counts as
-    gone."""
+    """Whether no file declares an object any more; a Sensor that moved to another Broker or
+    KafkaChannel (its bus) counts as gone."""
     declaration = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
     if declaration is None or document["kind"] != SENSOR:
         return declaration is None

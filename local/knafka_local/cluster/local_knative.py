@@ -75,7 +75,7 @@ class LocalKnative:
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: LocalController
         self._observer: Observer
-        self._serves: asyncio.Task[None]
+        self._serving_task: asyncio.Task[None]
         self._answered: RequestCounts = RequestCounts()
         self._answered_by_channels: RequestCounts = RequestCounts()
 
@@ -88,16 +88,19 @@ class LocalKnative:
             stack.push_async_callback(self._channels.stop)
             stack.push_async_callback(self._declining.close)
             stack.push_async_callback(self._drains.close)
-            self._serves = asyncio.create_task(self._serving.run())
-            stack.push_async_callback(cancel, self._serves)
+            self._serving_task = asyncio.create_task(self._serving.run())
+            stack.push_async_callback(cancel, self._serving_task)
             for identity, (document, folder) in declared.documents.items():
                 if identity.kind == "Service":
                     self._cluster.declare(document, folder)
             yield
 
     def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
-        """Connect to the Kafka that has started; `adopt` sets `LocalCluster.adopts` for the first
-        `apply`."""
+        """Connect to the Kafka that has started.
+
+        `names` are the topic and group names of earlier runs. `adopt`: the first `apply` takes over
+        existing topics and groups, which were made before names were kept.
+        """
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
         self._controller = LocalController(
@@ -109,14 +112,14 @@ class LocalKnative:
         """Reconcile for ever; on exit every drain has ended."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
-            await self._serves
+            await self._serving_task
 
     async def apply(self, declared: DeclaredObjects) -> None:
         """Make the cluster hold the declared objects, and start the receiver even if nothing is
         declared."""
         await self._controller.apply(declared)
         self._cluster.adopts = False
-        await self._receiver.serve_nothing()  # without a Broker no Service starts it
+        await self._receiver.serve_nothing()  # without a Broker, no Service starts a receiver
         if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
             await self._declining.start()
 

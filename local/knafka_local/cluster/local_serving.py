@@ -1,14 +1,13 @@
 """LocalServing: Knative Services of a LocalCluster as processes, and their status.
 
-    a receiver's      one process for those of all Brokers, behind the installation's port, and one
-                      for that of all KafkaChannels, behind another; it follows their contract's
-                      topic, so it goes on when one comes or goes
-    a dispatcher's    Ready at once: a drain that is held starts its process (`dispatchers`)
-    a declared one    its command, kept running (`programs`); Ready while its port is open
+    of a receiver     one process serves all Brokers, behind the installation's port, and another
+                      serves all KafkaChannels, behind a second port; each follows a contract topic,
+                      so it keeps running when a Broker or KafkaChannel is added or removed
+    of a dispatcher   Ready at once: a drain that is held starts its process (`dispatchers`)
+    declared          its command is kept running (`programs`); Ready while its port is open
 
-Receivers share a process since all Brokers share an address: each in a process of its own would
-need a proxy before them, and addresses could not stay as they are. KafkaChannels have an address of
-their own, as one may have the name of a Broker.
+All Brokers share one address, so they share a receiver process: a process for each would need a
+proxy in front. KafkaChannels have an address of their own, since one may have the name of a Broker.
 
 A Service has an address from the first time it is Ready, as with Knative; while its command is
 restarted, events wait.
@@ -57,8 +56,8 @@ class LocalReceiver(Protocol):
     """The receiver process behind a port of the installation, such as `ReceiverProcess`."""
 
     async def follow(self, contract: ReceiverContract) -> bool:
-        """Serve what this contract topic holds, and nothing else; False if the process doesn't
-        answer yet."""
+        """Serve the Brokers or KafkaChannels in this contract topic, and no others; returns False
+        if the process doesn't answer yet."""
         ...
 
     async def serve_nothing(self) -> None:
@@ -77,7 +76,7 @@ class LocalReceiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedFamily:
-    """The receiver of all Brokers or of all KafkaChannels, as the operator asks for its state."""
+    """The receiver of all Brokers or of all KafkaChannels; the operator asks it for its state."""
 
     receiver: LocalReceiver
 
@@ -88,8 +87,8 @@ class ServedFamily:
             raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
 
     async def positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
-        """Return the offset up to which the receiver has read its contract, by receiver name (see
-        `Positions`)."""
+        """Return the offset up to which each Pod of the receiver Service `namespace/name` has read
+        its contract topic: here one process, by the Service's name; None if it doesn't answer."""
         return {name: await self.receiver.position()}
 
 
@@ -103,10 +102,12 @@ class LocalServing:
         brokers: LocalReceiver,
         channels: LocalReceiver,
     ) -> None:
+        """`brokers` is the receiver of all Brokers, and `channels` that of all KafkaChannels."""
         self._cluster = cluster
         self._programs = programs
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
-        self._receivers_changed = {role: asyncio.Event() for role in self.served}
+        self._receivers_changed = {family: asyncio.Event() for family in self.served}
+        """Set for a family (Brokers or KafkaChannels) when one of its receiver Services changes."""
         self._conditions: dict[Identity, Condition] = {}
         """The last condition of each Service's program."""
         programs.report = self._report_program
@@ -148,7 +149,8 @@ class LocalServing:
             await self._write_status(document, self._conditions[identity])
 
     async def _report_program(self, service: Identity, serves: Status, message: str) -> None:
-        """Write the status of a Service whose program has started, opened its port or ended."""
+        """Write the status of a Service whose program was started (`serves` is UNKNOWN), opened its
+        port (TRUE) or ended (FALSE); `message` says why it doesn't serve."""
         reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: DEPLOYING}.get(serves, "")
         condition = self._conditions[service] = Condition(SERVES, serves, reason, message)
         document = self._cluster.find(SERVING, "Service", *service)
@@ -185,7 +187,8 @@ class LocalServing:
                 await self._write_status(document, condition)
 
     async def _write_status(self, document: Document, condition: Condition, **fields: Any) -> None:
-        """Write a Service's status, unless a newer generation of it has been declared."""
+        """Write a Service's status, unless a newer generation of it has been declared; `fields` are
+        further fields of the status."""
         metadata = document["metadata"]
         stored = self._cluster.find(SERVING, "Service", *_namespace_and_name(document))
         if stored is None or stored["metadata"]["generation"] != metadata["generation"]:
@@ -194,8 +197,8 @@ class LocalServing:
 
 
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
-    """Return the Service that delivers the events of a Trigger or Subscription, possibly shared, or
-    of a Sensor; None if it has none."""
+    """Return the Service that delivers the events of a Trigger, Subscription or Sensor, which
+    several Triggers may share; None if there is none."""
     trigger_id = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
         family = bus_of(trigger).family
@@ -218,7 +221,8 @@ def most_replicas(dispatcher: Document | None) -> int:
 
 
 def _shared_contract(receiver: Document) -> ReceiverContract:
-    """Return the contract that all receivers follow: that of one receiver, without its own path."""
+    """Return the contract of one receiver's Service without its path, as all receivers follow
+    it."""
     contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
     return contract.model_copy(update={"path": None})
 

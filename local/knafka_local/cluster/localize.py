@@ -153,10 +153,10 @@ def with_local_address(status: Document, url: str) -> Document:
 
 
 def adopted_annotations(document: Document) -> dict[str, str]:
-    """Return the status annotations of an object that ran here before annotations were kept.
+    """Return the status annotations of an object that an older Knafka ran here, which didn't keep
+    them.
 
-    A topic's id is empty: then the operator takes the existing topic for the one it was about to
-    create.
+    A topic's id is empty: then the operator takes over the existing topic instead of creating one.
     """
     metadata = document["metadata"]
     identity = metadata["namespace"], metadata["name"]
@@ -177,8 +177,8 @@ def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in data.items()
         if key != desired.BOOTSTRAP_SERVERS and not key.startswith("auth.secret.")
     }
-    # A single node holds only one copy. A value that isn't a number is kept, and the operator
-    # refuses it.
+    # A single node holds only one copy. Zero, or a value that isn't a number, is kept: the
+    # operator refuses it.
     if str(kept.get(REPLICATION_KEY, "")).strip().lstrip("0").isdecimal():
         kept[REPLICATION_KEY] = "1"
     return kept

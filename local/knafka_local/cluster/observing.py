@@ -103,13 +103,14 @@ class Observer:
         scaling_status = self._controller.scaling_status(namespace, name, document["kind"])
         full_name = f"{namespace}/{name}"
         previous = self._previous.get((document["kind"], full_name))
-        if (
+        is_unchanged = (
             previous is not None
             and previous.document is document
             and previous.is_ours == is_ours
             and previous.service is service
             and previous.status == scaling_status
-        ):
+        )
+        if previous is not None and is_unchanged:
             return previous
         row = _trigger_row(full_name, document, is_ours, service, scaling_status)
         return _ObservedTrigger(document, is_ours, service, scaling_status, row)
@@ -146,7 +147,10 @@ def _trigger_row(
     service: Document | None,
     scaling_status: ScalingStatus | None,
 ) -> TriggerRow:
-    """Return the row of a Trigger, Subscription or Sensor, with the scaler's counts."""
+    """Return the row of a Trigger, Subscription or Sensor, with the scaler's counts.
+
+    `service` is the Service of its dispatcher; `scaling_status` is None if it isn't scaled.
+    """
     kind = document["kind"]
     if not is_ours:
         family = family_of(kind)

@@ -64,7 +64,7 @@ class Jar:
         return f"{artifact}-{version}.jar"
 
     def is_at(self, path: Path) -> bool:
-        """Whether the file at `path` is exactly this jar, by its digest."""
+        """Whether the file at `path` has this jar's digest; False if there is none."""
         try:
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
@@ -141,7 +141,11 @@ def obtain_jars(
     *,
     purpose: str = "Kafka",
 ) -> tuple[Path, ...]:
-    """Make sure that every jar lies in `folder` with its digest; return their paths, in order."""
+    """Make sure that every jar lies in `folder` with its digest; return their paths, in order.
+
+    `download` fetches missing ones, by default from Maven Central. `purpose` is the program that
+    uses the jars, for `progress`. Raises `LocalKafkaError`.
+    """
     missing = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
     if missing:
         progress(f"fetching {len(missing)} of {purpose}'s {len(jars)} jars into {folder}")
@@ -165,9 +169,10 @@ def obtain_jars(
 def _report_progress(
     unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: Progress
 ) -> None:
-    """Report each jar as it arrives, and the bytes so far when none arrives for a while.
+    """Report each downloaded jar, and the bytes so far when `DOWNLOAD_PROGRESS_INTERVAL` passes
+    without one, until all are there.
 
-    Raises the error of the first download that failed.
+    Unfinished downloads are in `scratch`. Raises the error of the first download that failed.
     """
     total, fetched_count, size = len(unfinished), 0, 0
     while unfinished:
@@ -214,15 +219,16 @@ def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar
 
 def _downloading_from_maven() -> Download:
     """Return the function that downloads one jar from Maven Central."""
-    # Slow to import, and needed once in a machine's life. Imported before there are threads: of
-    # several that import it at once, one was given a package that was only half imported.
+    # Imported here, since it is slow and needed once in a machine's life; and not in the download
+    # threads, of which one was given a package that another had only half imported.
     from jgo.maven import MavenContext
 
-    # requests, which jgo fetches with, knows REQUESTS_CA_BUNDLE only; curl and OpenSSL, this one.
+    # jgo downloads with requests, which reads REQUESTS_CA_BUNDLE but not SSL_CERT_FILE.
     if bundle := os.environ.get("SSL_CERT_FILE"):
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
 
     def download(coordinate: str, folder: Path) -> Path:
+        """Download the jar into the folder; returns its path (see `Download`)."""
         context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
         path: Path = context.create_dependency(coordinate).artifact.resolve()
         return path

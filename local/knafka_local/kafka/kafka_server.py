@@ -74,8 +74,7 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
 }
-"""Broker properties in which this node differs from Kafka's defaults; comments name the default and
-the reason."""
+"""Broker properties that differ from Kafka's defaults; comments name the default and the reason."""
 
 KAFKA_START_ATTEMPTS: Final = 3
 """Starts that are tried until the node has loaded its consumer groups."""
@@ -181,8 +180,7 @@ class KafkaServer:
         raise self._failure_with_log("Kafka could not load its consumer groups", log_size_before)
 
     async def stop(self) -> None:
-        """Stop the node cleanly, or by SIGKILL after `KAFKA_STOP_TIMEOUT` seconds; no effect if it
-        is stopped."""
+        """Stop the node; SIGKILL after `KAFKA_STOP_TIMEOUT` seconds. No effect if it is stopped."""
         if self._node is not None:
             await self._node.stop()
 
@@ -194,18 +192,22 @@ class KafkaServer:
 
     @property
     def _topics(self) -> Path:
+        """Kafka's own directory, with the topics' records."""
         return self.directory / "topics"
 
     @property
     def _meta(self) -> Path:
+        """The file in which Kafka keeps the ids of the cluster and the node."""
         return self._topics / "meta.properties"
 
     @property
     def _server_properties(self) -> Path:
+        """The node's configuration."""
         return self.directory / "server.properties"
 
     @property
     def _log4j_properties(self) -> Path:
+        """The configuration of the node's log."""
         return self.directory / "log4j2.properties"
 
     def _is_formatted(self) -> bool:
@@ -213,7 +215,7 @@ class KafkaServer:
         return self._meta.exists()  # Kafka writes it last, and by a rename
 
     def _log_size(self) -> int:
-        """Return the bytes of Kafka's log file; 0 if it doesn't exist."""
+        """Return the size of Kafka's log file in bytes; 0 if it doesn't exist."""
         return self.log_file.stat().st_size if self.log_file.exists() else 0
 
     def _check_directory(self) -> None:
@@ -292,7 +294,7 @@ class KafkaServer:
             raise self._failure_with_log(f"Kafka could not format {self._topics}", log_size_before)
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
-        """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
+        """Start a JVM; the kernel kills it when this thread ends (see `die_with_parent`)."""
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
         words = (str(self._distribution.java), *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
@@ -301,8 +303,8 @@ class KafkaServer:
         )
 
     async def _wait_until_ready(self, node: Child, log_size_before: int) -> None:
-        """Wait until the node answers; raises `LocalKafkaError` if it ends first or takes too
-        long."""
+        """Wait until the node answers. Raises `LocalKafkaError` if it ends first or takes too long,
+        with what Kafka logged after `log_size_before` bytes."""
         ended = asyncio.create_task(node.wait())
         ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
         try:
@@ -359,8 +361,7 @@ async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
 
 
 def _ask_cluster_id(bootstrap_servers: str) -> str | None:
-    """Return the cluster id that the broker answers with; None until it is registered and takes
-    requests."""
+    """Return the broker's cluster id; None until the broker is registered and takes requests."""
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
         cluster = client.list_topics(timeout=KAFKA_PROBE_TIMEOUT)
@@ -376,7 +377,7 @@ def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
         free_ports = {}
         for name, port in ports.items():
             listener = stack.enter_context(socket.socket())
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore TIME_WAIT
             try:
                 listener.bind((host, port or free_port()))
             except OSError as error:
@@ -391,8 +392,7 @@ def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a running Kafka holds the lock file; the kernel frees the lock when that process
-    dies."""
+    """Whether a running Kafka holds the lock file; the kernel frees it when that process dies."""
     if not path.exists():
         return False
     with path.open("r+b") as file:

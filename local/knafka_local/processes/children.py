@@ -64,11 +64,13 @@ class Child:
         self,
         process: asyncio.subprocess.Process,
         output: asyncio.Task[None] | None,
-        patience: float,
+        stop_timeout: float,
     ) -> None:
+        """`output` is the task that forwards what the process prints; `stop_timeout` is in seconds
+        from SIGTERM to SIGKILL."""
         self._process = process
         self._output = output
-        self._stop_timeout = patience
+        self._stop_timeout = stop_timeout
         self.pid = process.pid
         self.running.add(self)
 
@@ -85,7 +87,8 @@ class Child:
         with command.log.open("ab") as log, contextlib.ExitStack() as stack:
             printed, output = log, None
             if show is not None:
-                # A pipe of our own: asyncio's would make `wait` wait for other holders.
+                # A pipe of our own: with asyncio's, `wait` returns only once the process's own
+                # children have closed it, too.
                 reading, writing = os.pipe()
                 output = asyncio.create_task(_forward_output(reading, command.log, show))
                 printed = stack.enter_context(os.fdopen(writing, "wb"))
@@ -112,8 +115,8 @@ class Child:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Send SIGTERM, then SIGKILL to the process group after the timeout or for what outlives
-        the process."""
+        """Send SIGTERM to the process, and wait at most its stop timeout until it ends; then send
+        SIGKILL to what is left of its process group."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 # Not `terminate`, which polls the process first: if it has just died by itself,
@@ -143,17 +146,18 @@ _CHILD_ENVIRONMENT = {
 
 
 async def _forward_output(pipe: int, log: Path, show: Say) -> None:
-    """Copy what a child prints from `pipe` to its log file, and each line to `show`."""
+    """Copy what a child prints from the descriptor `pipe` to its log file, and call `show` with
+    each line, until the pipe is closed."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
     )
     with contextlib.closing(transport), log.open("ab", buffering=0) as file:
-        rest = b""
+        incomplete_line = b""
         while data := await reader.read(65_536):
             file.write(data)
-            *lines, rest = (rest + data).split(b"\n")
-            rest = rest[:LONGEST_LINE]
+            *lines, incomplete_line = (incomplete_line + data).split(b"\n")
+            incomplete_line = incomplete_line[:LONGEST_LINE]
             for line in lines:
                 show(line[:LONGEST_LINE].decode(errors="replace"))
 
@@ -174,6 +178,7 @@ class Supervised:
     """Starts a process again, after a bounded backoff, whenever it ends by itself."""
 
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
+        """Start the process by `start`, in a task; `say` shows how it ended, after its `name`."""
         self._name = name
         self._start = start
         self._say = say

@@ -50,7 +50,7 @@ class DecliningServer:
             await asyncio.wait(self._answering)
 
     def _decline(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer a connection in a task."""
+        """Answer the request of a new connection, in a task that `close` waits for."""
         task = asyncio.create_task(self._answer_request(reader, writer))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
@@ -58,14 +58,15 @@ class DecliningServer:
     async def _answer_request(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Read a request and answer 404."""
+        """Read a request's headers, answer 404 and close the connection."""
         try:
             async with asyncio.timeout(DECLINED_REQUEST_TIMEOUT):
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer)
                 await writer.drain()
                 writer.write_eof()
-                # A body that is still on its way would reset the connection under the answer.
+                # Closing while the client still sends its body would reset the connection, and the
+                # client might lose the answer.
                 while await reader.read(BODY_CHUNK_BYTES):
                     pass
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

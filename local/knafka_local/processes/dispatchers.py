@@ -1,8 +1,9 @@
 """Dispatchers as child processes: one for each drain that is held.
 
-The local mode's `Drains`: where a cluster has Knative start a pod for a request, we start a
-process, ask it as the operator does there, and end it. A request whose budget is spent ends no
-drain: its process waits for the next one. A shard's process has the drains of many Triggers.
+The local mode's `Drains`. A drain is a held HTTP request by which a dispatcher delivers events. In
+a cluster, Knative starts a Pod for it; here we start a process, send it the same request, and end
+the process with the drain. A request that ends only because its time is up (`Ended.BUDGET`) ends no
+drain: its process waits for the next request. A shard's process has the drains of many Triggers.
 Not here: opening a failed drain again, which the scaler does.
 """
 
@@ -105,6 +106,7 @@ class DispatcherProcesses:
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
+            """Send the drain request to the process at `url`."""
             drains = HttpDrains({trigger_id: url}, tokens=self._tokens)
             return drains, drains.hold(trigger_id, egress, request, stop)
 
@@ -116,6 +118,7 @@ class DispatcherProcesses:
         """Hold the drains of a shard's Triggers open, all in one process."""
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[ShardProgress]]:
+            """Send the drain request to the process at `url`."""
             drains = HttpDrains({shard.group: url}, tokens=self._tokens)
             return drains, drains.hold_shard(shard, request, stop)
 
@@ -127,6 +130,7 @@ class DispatcherProcesses:
         """Hold a Sensor's drain open in a process of its own."""
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
+            """Send the drain request to the process at `url`."""
             drains = HttpDrains({sensor_id: url}, tokens=self._tokens)
             return drains, drains.hold_sensor(sensor_id, sensor, request, stop)
 
@@ -137,14 +141,19 @@ class DispatcherProcesses:
         function: _DispatcherFunction,
         ask: Callable[[str], tuple[HttpDrains, ProgressStream[P]]],
     ) -> ProgressStream[P]:
-        """Hold a drain open in an idle process of this function, or in a new one."""
+        """Hold a drain open in an idle process of this function, or in a new one; yields its
+        progress.
+
+        `ask` sends the drain request to a process at a URL, and returns the client, to be closed
+        here, with the stream of progress. Raises `OSError`.
+        """
         log = self._logs / f"{function.log_name}.log"
         dispatcher = self._take_idle(function) or await self._start(function, log)
         child = dispatcher.child
-        drains, lines = ask(_url(dispatcher.port))
+        drains, progress_stream = ask(_url(dispatcher.port))
         budget_spent = False
         try:
-            async with aclosing(cast(AsyncGenerator[P, None], lines)) as held:
+            async with aclosing(cast(AsyncGenerator[P, None], progress_stream)) as held:
                 async for progress in held:
                     budget_spent = progress.ended is Ended.BUDGET
                     yield progress
@@ -170,7 +179,7 @@ class DispatcherProcesses:
         await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in idle))
 
     async def _start(self, function: _DispatcherFunction, log: Path) -> _DispatcherProcess:
-        """Start a dispatcher process on a free port."""
+        """Start a dispatcher process on a free port; it accepts only requests with our tokens."""
         with listen() as listener:
             callers = self._tokens.verifiers(_url(port_of(listener)))
             child = await Child.start(

@@ -56,8 +56,8 @@ class Program:
 
 
 def program_of(service: Service, folder: Path) -> Program:
-    """Return the program that a Service's annotation names in place of its image. Raises
-    `InvalidDocument`."""
+    """Return the program that a Service's annotation `LOCAL_COMMAND` names in place of its image;
+    `folder` is its manifest's. Raises `InvalidDocument`."""
     path = annotation_path(LOCAL_COMMAND)
     if LOCAL_COMMAND not in service.annotations:
         raise InvalidDocument(
@@ -76,13 +76,17 @@ class Programs:
     """Keeps the commands of Services running, and reports their state to `report`."""
 
     def __init__(self, logs: Path, say: Say, printed: OnPrinted) -> None:
+        """`logs` is the folder of the programs' logs; `printed` is called with each line that a
+        program prints to stdout."""
         self._logs = logs
         self._say = say
         self._printed = printed
         self._ports: dict[Identity, int] = {}
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
         self._sources_changed = asyncio.Event()
+        """Set when a program was started or stopped, so that other files are its sources."""
         self._changing = asyncio.Lock()
+        """Held while programs are started or stopped."""
         self.report: ReportStatus = _ignore_report
 
     def url(self, service: Identity) -> str:
@@ -113,10 +117,10 @@ class Programs:
         await asyncio.gather(*map(self._stop_program, list(self._running)))
 
     async def follow_sources(self) -> None:
-        """Restart a program whenever a file beside one that its command names changes; runs for
-        ever.
+        """Restart a program whenever one of its sources changes; runs for ever.
 
-        Only files with the same suffix count, since a program may write other files there.
+        Sources are the files that its command names, and the files in their folders with the same
+        suffix; a program may write other files there.
         """
         while True:
             self._sources_changed.clear()
@@ -136,7 +140,7 @@ class Programs:
                 await self._restart_changed({Path(path) for _, path in changed})
 
     async def _restart_changed(self, changed: set[Path]) -> None:
-        """Restart every program that has a source beside one of the changed files."""
+        """Restart every program of which a changed file is a source (see `follow_sources`)."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 sources = {(file.parent, file.suffix) for file in program.source_files()}
@@ -165,6 +169,7 @@ class Programs:
         )
 
         def show(line: str) -> None:
+            """Show a line that the program printed, with the Service's name."""
             self._printed(service[1], line)
 
         async def start() -> _ReportingChild:

@@ -1,9 +1,9 @@
-"""A receiver behind an address of the installation: one process, restarted, replaced, counted.
+"""A receiver behind an address of the installation: keeps one process running, and adds up its
+counters over restarts.
 
-The socket is ours and outlives every process: while there is none, connections wait in its backlog.
-If the contract's topic changes, another process starts on the same socket, and the old one ends
-once the new one answers; a Broker or KafkaChannel that is added is in the same topic. Counters of
-processes that are gone are kept.
+The listening socket outlives every process: while there is none, connections wait in its backlog.
+The process follows a contract topic, so it serves Brokers that are added there. With another topic,
+another process starts on the same socket, and the old one ends once the new one answers.
 """
 
 from __future__ import annotations
@@ -85,14 +85,16 @@ class ReceiverProcess:
             await self._start_with({settings.INGRESSES: "[]"})
 
     async def follow(self, contract: Receiver) -> bool:
-        """Serve what a contract topic holds; returns once the receiver has read the topic so far.
+        """Serve the Brokers or KafkaChannels in a contract topic; returns True once the receiver
+        has read the topic up to its end.
 
         False: the receiver doesn't answer yet; call this again to check once more.
         """
         return await self._start_with({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
     async def _start_with(self, contract: Mapping[str, str]) -> bool:
-        """Replace the process by one with this contract; returns whether it answers."""
+        """Replace the process by one with this contract, given as environment variables, unless it
+        has it already; returns whether it answers."""
         if self._process is not None and contract == self._contract:
             return await self._is_ready()
         previous, self._contract = self._process, contract
@@ -149,7 +151,7 @@ class ReceiverProcess:
         return self._tally.add(Counter(dict(_request_counters(metrics))))
 
     async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
-        """Return the body of the answer to a GET; None unless the receiver answers 200."""
+        """Return the body of the receiver's answer to a GET; None unless the answer is 200."""
         url, timeout = self._url + path, aiohttp.ClientTimeout(total=RECEIVER_ANSWER_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
@@ -163,9 +165,10 @@ class ReceiverProcess:
 
 
 class CounterTotals:
-    """Adds up counters across restarts of the process that keeps them.
+    """Adds up counters of a process across its restarts, which set them to zero.
 
-    A counter that falls shows a restart; one that is missing does not: its KafkaChannel is gone.
+    A restart shows in a counter that falls, or if no earlier counter is left. A single missing one
+    shows none: its Broker or KafkaChannel was deleted.
     """
 
     def __init__(self) -> None:

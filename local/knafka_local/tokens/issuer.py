@@ -84,7 +84,8 @@ class Issuer:
         lifetime: float,
         now: float | None = None,
     ) -> str:
-        """Sign a token of `account` for `audiences`, valid for `lifetime` seconds."""
+        """Return a signed token (JWT) of `account` for `audiences`, valid for `lifetime` seconds
+        from `now` (seconds since the Unix epoch; None: the current time)."""
         issued = int(time.time() if now is None else now)
         claims = {
             "iss": ISSUER,
@@ -130,14 +131,14 @@ class TokenProvider:
 
     def __init__(self, issuer: Issuer, account: ServiceAccount, audience: str) -> None:
         self._issuer, self._account, self._audience = issuer, account, audience
-        self._line, self._until = b"", 0.0
+        self._line, self._renewal_time = b"", 0.0  # seconds since the Unix epoch
 
     def header(self) -> bytes:
-        """Return the `authorization` header line of a request."""
-        if (now := time.time()) >= self._until:
+        """Return the `authorization` header line of a request, with CRLF, as bytes."""
+        if (now := time.time()) >= self._renewal_time:
             token = self._issuer.token(self._account, [self._audience], self.LIFETIME, now)
             self._line = f"authorization: Bearer {token}\r\n".encode()
-            self._until = now + self.LIFETIME / 2
+            self._renewal_time = now + self.LIFETIME / 2
         return self._line
 
 
@@ -164,7 +165,8 @@ def _unusable_key_message(file: Path, reason: str) -> str:
 
 
 def _create_key(file: Path) -> None:
-    """Make a signing key and write it so that readers see all of the file or none."""
+    """Make a signing key and write it as PEM, readable by the user only; readers see all of the
+    file or none."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=RSA_BITS)
     pem = key.private_bytes(
         serialization.Encoding.PEM,

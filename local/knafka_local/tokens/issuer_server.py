@@ -112,7 +112,8 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
 
 
 def _make_tls_context(folder: Path, token: str) -> ssl.SSLContext:
-    """Write the CA and the token that functions read, and make the server's TLS context."""
+    """Return the server's TLS context, with a new certificate; write the CA and the token, which
+    functions read, to the folder."""
     pem = make_certificate(ISSUER_HOST, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key = folder / "tls.key"
