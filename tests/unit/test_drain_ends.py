@@ -12,7 +12,8 @@ from support.memory.log import MemoryReader
 from knafka.core.contract import Delivery
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
-from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, JOIN_PATIENCE
+from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT
+from knafka.dispatcher.engine.pending import FIRST_READ_PATIENCE, JOIN_PATIENCE
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.subscriber import Response
 
@@ -59,6 +60,45 @@ async def test_a_drain_that_may_not_idle_still_delivers_the_backlog() -> None:
     world.reads_with(Late)
     world.send("1")
     assert (await world.run(idle=0)).delivered == 1
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+async def test_a_drain_is_not_idle_before_it_has_read_a_record_or_the_end_of_each_partition(
+    has_record: bool,
+) -> None:
+    """A busy Kafka takes longer for the first fetch than a drain has to be without work."""
+    world = World()
+    late_ends: dict[int, int] = {}
+
+    class Late(MemoryReader):
+        async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+            is_late = asyncio.get_running_loop().time() >= 5
+            records = await super().read(limit if is_late else 0, timeout)
+            late_ends.update(self.ends)
+            self.ends = late_ends if is_late else {}
+            return records
+
+    world.reads_with(Late)
+    if has_record:
+        world.send("1")
+    progress = await world.run(idle=0)
+    assert (progress.ended, progress.delivered) == (Ended.IDLE, has_record)
+    assert 5 <= asyncio.get_running_loop().time() <= 8
+
+
+async def test_a_drain_whose_partition_says_nothing_ends() -> None:
+    """It may have no leader."""
+    world = World()
+
+    class Silent(MemoryReader):
+        async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+            await super().read(0, timeout)
+            self.ends = {}
+            return []
+
+    world.reads_with(Silent)
+    assert (await world.run(idle=0)).ended is Ended.IDLE
+    assert asyncio.get_running_loop().time() < FIRST_READ_PATIENCE + 2
 
 
 async def test_a_drain_waits_longer_for_partitions_than_a_dead_member_keeps_them() -> None:

@@ -58,12 +58,6 @@ SHARED_LOOP_LIMIT: Final = 100
 order of the partition. While it doesn't read further, the other drains of the loop go on."""
 ROOM_TIMEOUT: Final = 1.0
 """Seconds to wait for room before a partition is paused, as pausing discards prefetched records."""
-JOIN_PATIENCE: Final = 50.0
-"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
-first, which takes a session's 45 s (docs/decisions/0013)."""
-FIRST_READ_PATIENCE: Final = 1.0
-"""Seconds without work after which a drain ends at the earliest: a reader may take so long from its
-assignment to its first record."""
 DRAIN_REVOKE_TIMEOUT: Final = 2.0
 """Seconds that attempts under way may still take when a partition is revoked; slower ones are
 repeated by the next owner."""
@@ -272,8 +266,8 @@ class Drain:
         now = self._loop.time()
         if self._partitions.unsettled > 0 or not self._workers.may_begin:
             self._active_at = now
-        min_idle = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
-        return max(self._active_at, self._workers.settled_at) + max(idle, min_idle) - now
+        idle = max(idle, self._partitions.min_idle)
+        return max(self._active_at, self._workers.settled_at) + idle - now
 
     def _advance_to_ends(self, reader: LogReader) -> None:
         """Advance the positions of partitions that were read to their ends, past offsets without

@@ -31,6 +31,13 @@ from knafka.ports.log import OffsetAndMetadata, Record
 READ_LIMIT: Final = 500
 """Records that one read returns at most: enough to make the thread switch cheap, few enough to be
 fair."""
+JOIN_PATIENCE: Final = 50.0
+"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
+first, which takes a session's 45 s (docs/decisions/0013)."""
+FIRST_READ_PATIENCE: Final = 10.0
+"""Seconds that a drain waits at least for a first record, or the end, of each of its partitions."""
+MIN_IDLE: Final = 1.0
+"""Seconds without work after which a drain ends at the earliest."""
 MAX_UNSETTLED: Final = 10_000
 """Records held at once over all partitions: how far others may overtake a slow key."""
 
@@ -166,6 +173,15 @@ class HeldPartitions(dict[int, AssignedPartition]):
     def held_bytes(self) -> int:
         """The bytes of the requests for unsettled records."""
         return sum(partition.held_bytes for partition in self.values())
+
+    @property
+    def min_idle(self) -> float:
+        """The seconds without work after which a drain may end at the earliest. A drain that has
+        neither a record nor the end of each partition doesn't know yet whether there is work."""
+        if not self:
+            return JOIN_PATIENCE
+        positions = [partition.tracker.position for partition in self.values()]
+        return FIRST_READ_PATIENCE if None in positions else MIN_IDLE
 
     @property
     def has_attempts(self) -> bool:
