@@ -119,7 +119,10 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/cluster/test_scale_to_zero.py tests/cluster/test_rolls.py tests/cluster/test_components.py \
 		tests/cluster/test_slow_api_server.py tests/cluster/test_many_triggers.py \
 		tests/cluster/test_operator.py tests/cluster/test_cluster.py \
-		tests/behaviour/test_conditions_in_every_world.py \
+		tests/behaviour/test_conditions_in_every_world.py tests/behaviour/test_changes_in_every_world.py \
+		tests/behaviour/test_pause_in_every_world.py tests/cluster/test_adopt.py \
+		tests/cluster/test_function_pods.py tests/cluster/test_security.py \
+		tests/cluster/test_sensors.py tests/cluster/test_shared_dispatchers.py \
 		tests/cluster/test_direct.py tests/cluster/test_senders.py \
 		tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
@@ -129,7 +132,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_cut_dead_letter_log.py tests/integration/test_executors_on_s3.py \
 		tests/integration/test_edited_replay.py tests/integration/test_cancelled_replay.py \
 		tests/cluster/test_names_collide.py tests/contract/test_report_engine_contract.py \
-		tests/unit/test_jobs_purge.py tests/unit/test_congestion.py \
+		tests/unit/test_jobs_purge.py tests/unit/test_congestion.py tests/unit/test_profiling.py \
 		tests/e2e/test_new_failures_in_browser.py \
 		-s $(ARGS)
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \

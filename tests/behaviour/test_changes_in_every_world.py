@@ -17,6 +17,7 @@ from support.behaviour import (
     trigger,
     until_arrived,
 )
+from support.gate import only_chaos
 
 WAITING = "Unknown Waiting"
 
@@ -40,7 +41,7 @@ def test_an_edited_trigger_delivers_by_what_it_says_now_from_ready_on(world: Wor
     assert world.arrived("fax") == ["invoice-1"]
 
 
-@only_in("memory", "local-shared", "cluster")
+@only_in("memory", "local-shared", cluster=only_chaos)
 @pytest.mark.conformance("KN-TRG-03")
 def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) -> None:
     mail = world.subscriber("mail")
@@ -57,7 +58,7 @@ def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) 
     until_arrived(world, "mail", "waits")
 
 
-@only_in("memory", "local-shared", "cluster")
+@only_in("memory", "local-shared", cluster=only_chaos)
 def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(world: World) -> None:
     world.apply(
         broker(),
@@ -82,7 +83,7 @@ def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(worl
     world.until(lambda: not world.kept_in_kafka(), lambda: f"left: {world.kept_in_kafka()}")
 
 
-@only_in("memory", "local-shared", "cluster")
+@only_in("memory", "local-shared", cluster=only_chaos)
 def test_what_comes_back_under_its_name_is_another_one(world: World) -> None:
     """Its topic is a new one, so that nothing of the first Broker is delivered again."""
     mail = world.subscriber("mail")

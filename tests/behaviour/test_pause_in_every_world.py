@@ -14,6 +14,7 @@ from support.behaviour import (
     trigger,
     until_arrived,
 )
+from support.gate import only_chaos
 
 from knafka_operator.model import resources
 
@@ -31,7 +32,7 @@ def test_a_paused_trigger_gets_nothing_until_it_goes_on_from_where_it_was(world:
 
 
 @pytest.mark.alone
-@only_in("memory", "cluster")
+@only_in("memory", cluster=only_chaos)
 def test_a_trigger_with_min_scale_is_paused_too_and_stays_so_when_the_operator_starts_again(
     world: World,
 ) -> None:

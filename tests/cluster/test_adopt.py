@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.channels import Channels, channel, subscription
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import EVENTING, Installation, Subscriber
 from typer.testing import CliRunner
 
@@ -322,7 +323,12 @@ class World:
             each.result(30)
 
 
-@pytest.fixture(params=[BROKER, CHANNEL], ids=["a Broker", "a KafkaChannel"])
+@pytest.fixture(
+    params=[
+        pytest.param(BROKER, id="a Broker"),
+        pytest.param(CHANNEL, id="a KafkaChannel", marks=only_chaos),
+    ]
+)
 def world(
     request: pytest.FixtureRequest, installed: Installation, channels: Channels, namespace: str
 ) -> Iterator[World]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 from support.cluster import Cluster
+from support.gate import only_chaos
 from support.installation import Installation
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
@@ -54,6 +55,7 @@ def pod_of(installed: Installation, namespace: str, service: str) -> dict[str, A
     return spec
 
 
+@only_chaos
 def test_pods_are_as_the_installation_says_once_knative_allows_it(
     installed: Installation, namespace: str
 ) -> None:

@@ -109,6 +109,7 @@ def initial_scale(installed: Installation) -> Iterator[None]:
         yield
 
 
+@only_chaos
 @pytest.mark.skipif(INITIAL_SCALE != "0", reason="each function runs once")
 @pytest.mark.usefixtures("brokers_go", "initial_scale")
 def test_a_trigger_whose_function_has_never_run_is_ready_and_delivers(

@@ -25,6 +25,7 @@ def colliding(cluster: Cluster) -> Iterator[tuple[tuple[str, str], tuple[str, st
         cluster.delete("namespace", "", namespace)
 
 
+@only_chaos
 def test_brokers_and_triggers_whose_topics_and_groups_would_collide_get_only_their_own_events(
     installed: Installation, colliding: tuple[tuple[str, str], tuple[str, str]]
 ) -> None:

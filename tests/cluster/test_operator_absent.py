@@ -137,6 +137,7 @@ def test_the_other_replica_takes_over_from_a_killed_one(
     _all_arrive(load, [subscriber])
 
 
+@only_chaos
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_an_image_that_cannot_be_pulled_stops_nobody(

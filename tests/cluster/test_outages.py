@@ -15,6 +15,7 @@ import time
 from collections import Counter
 
 import pytest
+from support.gate import only_chaos
 from support.installation import Installation
 from support.mortal_kafka import MortalKafka
 from support.steady_load import RATE, Load
@@ -26,6 +27,7 @@ LONGEST = 45.0 if OUTAGES > 2 else 12.0  # seconds of the longest outage: beyond
 BETWEEN = 15.0  # seconds of the longest time between two
 
 
+@only_chaos
 @pytest.mark.timeout(120 + OUTAGES * 120)
 @pytest.mark.usefixtures("mortal_kafka", "brokers_go")  # in this order: Kafka outlives them
 def test_what_was_accepted_is_stored_however_often_kafka_was_away(

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import Producer
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import READY, ROOT, Installation, Subscriber
 from support.secure_kafka import PASSWORD, KafkaAccess
 
@@ -178,6 +179,7 @@ def operators_secret(cluster: Cluster, namespace: str) -> Iterator[str]:
         cluster.delete(kind, OPERATOR_NAMESPACE, namespace)
 
 
+@only_chaos
 @pytest.mark.alone
 def test_the_operators_secret_stays_where_it_is_unless_the_setting_lets_it_be_copied(
     installed: Installation, namespace: str, operators_secret: str
@@ -249,6 +251,7 @@ def test_no_namespace_reads_or_writes_anothers_topic(
     assert installed.send(address, "1").status_code == 202
 
 
+@only_chaos
 def test_an_external_topic_is_used_for_as_long_as_the_installation_allows_it(
     installed: Installation, neighbour: str
 ) -> None:

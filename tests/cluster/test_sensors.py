@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from support.channels import SMOKE_TEST, Channels
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import READY, Installation
 
 from knafka_operator.model.family import BROKERS
@@ -116,6 +117,7 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
     assert [each for each in left if SENSOR in each] == []
 
 
+@only_chaos
 @pytest.mark.conformance("BUS-13")
 def test_a_sensor_on_a_channel_acts_and_its_reply_goes_where_it_says(
     sensors: Installation, channels: Channels, cluster: Cluster, namespace: str

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 from support.cluster import Cluster
+from support.gate import only_chaos
 from support.installation import Installation
 from support.numbered import sending
 
@@ -41,6 +42,7 @@ def settings(installed: Installation) -> Iterator[None]:
         yield
 
 
+@only_chaos
 @pytest.mark.usefixtures("settings")
 def test_many_triggers_share_one_pod_and_one_event_starts_no_other(
     installed: Installation, namespace: str

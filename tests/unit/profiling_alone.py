@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from support.gate import only_chaos
 
 from knafka import serving, settings
 from knafka.core.errors import InvalidDocument
@@ -91,6 +92,7 @@ def idle_wait(stop: threading.Event) -> None:
     stop.wait()
 
 
+@only_chaos
 def test_gos_pprof_reads_what_was_written(tmp_path: Path) -> None:
     raw = pprof(tmp_path, encode(SMALL), "-raw")
     assert "PeriodType: cpu nanoseconds" in raw
