@@ -226,7 +226,12 @@ class KafkaShard:
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
-                partial(KafkaPositionedReader, {**self._reading, **self._reporting}, name),
+                partial(
+                    KafkaPositionedReader,
+                    {**self._reading, **self._reporting},
+                    name,
+                    self._offsets.topic_ids,
+                ),
                 self._offsets,
             )
         return self._topics[name]

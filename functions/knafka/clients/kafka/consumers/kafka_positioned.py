@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, cut_of
-from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics, TopicIds
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
@@ -56,17 +56,18 @@ class KafkaPositionedReader:
     """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
     (docs/decisions/0004)."""
 
-    def __init__(self, connection: Connection, topic: str) -> None:
-        """Open the consumer and its thread; nothing is read until `begin`. Raises `LogError`."""
+    def __init__(self, connection: Connection, topic: str, ids: TopicIds | None = None) -> None:
+        """Open the consumer and its thread; nothing is read until `begin`. `ids`: those of several
+        readers, of which each would else have an admin client. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         self.restarted: Mapping[int, Position] = {}
-        self._replaced = ReplacedTopics(connection, [topic])
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
+        self._replaced = ReplacedTopics(ids or TopicIds(connection), [topic])
         self._begun: set[int] = set()
         self._epochs: dict[int, int] = {}
         self._failure: LogError | None = None

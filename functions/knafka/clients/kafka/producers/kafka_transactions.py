@@ -157,6 +157,6 @@ class KafkaTransactions:
 
     def _close(self) -> None:
         """Close all clients."""
-        self._member.consumer.close()
+        self._member.close()
         self._producer.close()
         self._bounded.close()
