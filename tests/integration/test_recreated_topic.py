@@ -86,8 +86,13 @@ class TransactionalReading:
     """What a Sensor's log returns of the topic, beside another one's records; it is opened anew
     after each error, as drains do it."""
 
-    def __init__(self, bootstrap_servers: str, topic: str = TOPIC) -> None:
-        self.topic = topic
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str = TOPIC,
+        protocol: GroupProtocol = GroupProtocol.CONSUMER,
+    ) -> None:
+        self.topic, self._protocol = topic, protocol
         self.log: KafkaTransactions | None = None
         self.values: list[bytes] = []
         self.errors: list[str] = []
@@ -98,7 +103,9 @@ class TransactionalReading:
     def _read(self) -> None:
         while not self._ends.is_set():
             topics, group = [self.topic, BUSY_TOPIC], f"sensor-{self.topic}"
-            log = KafkaTransactions(self._connection, group, topics, Holder(), group)
+            log = KafkaTransactions(
+                self._connection, group, topics, Holder(), group, protocol=self._protocol
+            )
             self.log = log
             try:
                 while not self._ends.is_set():
@@ -208,7 +215,8 @@ async def test_readers_return_all_of_a_new_topic_that_has_more_records_than_the_
         return KafkaReader(connection, f"{name}-{protocol}", name, Owner(), protocol)
 
     readings: list[Reading | TransactionalReading] = [
-        TransactionalReading(kafka.bootstrap_servers, name),
+        # A group of the consumer protocol may hear of the new topic.
+        TransactionalReading(kafka.bootstrap_servers, name, GroupProtocol.CLASSIC),
         Reading(open_positioned),
         *(Reading(partial(open_member, protocol)) for protocol in GroupProtocol),
     ]

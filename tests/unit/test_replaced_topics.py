@@ -124,3 +124,32 @@ async def test_the_client_reports_no_statistics(kafka: ScriptedKafka) -> None:
     await until(lambda: kafka.asked)
     await compared.close()
     assert kafka.connections == [servers]
+
+
+async def test_several_consumers_of_a_topic_share_its_comparisons(kafka: ScriptedKafka) -> None:
+    ids = TopicIds({"bootstrap.servers": "kafka:9092"})
+    first, second = (ReplacedTopics(ids, [TOPIC]) for _ in range(2))
+    other = ReplacedTopics(ids, ["other"])
+    kafka.answers = ["old", "new"]
+    first.start()
+    await until(lambda: kafka.asked)
+    second.start()
+    await until(lambda: kafka.asked > 2)
+    assert [list(each.pop()) for each in (first, second, other)] == [[TOPIC], [TOPIC], []]
+    assert first.id(TOPIC) == second.id(TOPIC) == "new"
+    await first.close()
+    asked = kafka.asked
+    await until(lambda: kafka.asked > asked)
+    for follower in (other, second):
+        await follower.close()
+    assert (len(kafka.connections), kafka.closed) == (1, 1)
+
+
+async def test_a_client_that_is_shared_with_others_stays_open(kafka: ScriptedKafka) -> None:
+    calls: Any = kafka
+    topics = ReplacedTopics(TopicIds({}, calls), [TOPIC])
+    kafka.answers = ["id"]
+    topics.start()
+    await until(lambda: kafka.asked)
+    await topics.close()
+    assert (kafka.connections, kafka.closed) == ([], 0)
