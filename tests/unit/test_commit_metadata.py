@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core.commit_metadata import described_until, is_of_another, mark, short_id, unmark
+from knafka.core.commit_metadata import (
+    described_until,
+    is_of_another,
+    mark,
+    mark_after_restart,
+    short_id,
+    unmark,
+)
 from knafka.core.delivery import Outcome
 from knafka.core.progress import (
     MARK_LENGTH,
@@ -48,6 +55,12 @@ def test_a_commit_is_of_another_topic_only_if_both_are_known() -> None:
     assert not is_of_another(topic, topic)
     assert not is_of_another("", topic)
     assert not is_of_another(topic, "")
+
+
+def test_a_partition_that_lost_its_log_has_no_mark_until_its_topic_is_known_to_be_another() -> None:
+    assert mark_after_restart("old", "old") == ""
+    assert mark_after_restart("old", "") == ""
+    assert mark_after_restart("old", "new") == mark_after_restart("", "new") == "new"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def is_of_another(committed: str, present: str) -> bool:
     return bool(committed and present) and committed != present
 
 
+def mark_after_restart(former: str, known: str) -> str:
+    """Return the mark of a partition that is read from its start, of which the former mark and that
+    of the topic that is known now are given; empty if it isn't known whether the topic is another
+    one than before."""
+    return "" if known == former else known
+
+
 def described_until(offset: int, metadata: str) -> int | None:
     """Return the offset behind the last record that a commit's metadata without a mark speak of, at
     least the commit's; None: they aren't ours."""

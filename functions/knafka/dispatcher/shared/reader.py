@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from knafka.core.commit_metadata import mark_after_restart
 from knafka.core.drain import COMMIT_INTERVAL, MAX_COMMIT_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
@@ -330,7 +331,8 @@ class GroupReader:
         self._epochs[number] = start.epoch
         self._end_epochs.pop(number, None)
         if start.offset == BEGINNING:
-            self._marks[number] = self._offsets.known_topic(self._topic.name)
+            known = self._offsets.known_topic(self._topic.name)
+            self._marks[number] = mark_after_restart(self._marks.get(number, ""), known)
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)

@@ -112,8 +112,10 @@ class CommittedTopics:
 
     def restart(self, key: _Place) -> None:
         """Note that a partition is read from its start, whichever topic it belongs to."""
-        self._marks[key] = self._present(key[0])
-        if not self._marks[key]:
+        present = self._present(key[0])
+        # A log may be lost as its topic was replaced, before the new id is known.
+        self._marks[key] = commit_metadata.mark_after_restart(self._marks.get(key, ""), present)
+        if not present:
             self._unchecked.add(key)
 
     def mark(self, key: _Place, metadata: str) -> str:

@@ -101,10 +101,10 @@ class TransactionalMember(GroupConsumer):
         self._failure: LogError | None = None
         self._refusal: LogError | None = None
         self._stalled = StalledPartitions(connection)
+        super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
         self._ids_thread = ReplacedTopicsThread(connection, topics)
         self._replaced = self._ids_thread.replaced
         self._committed_topics = CommittedTopics(self._replaced)
-        super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
 
     # Reading
 
