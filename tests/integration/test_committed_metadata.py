@@ -22,6 +22,7 @@ from support.kafka import Kafka, MakeTopic
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_membership
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.clients.kafka.kafka_commits import metadata_of
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record, Start
@@ -144,7 +145,7 @@ async def test_a_commit_has_the_leader_epoch_of_what_was_read_and_the_next_reade
         asked = Consumer({**connection, "group.id": "group"})
         (committed,) = await asyncio.to_thread(asked.committed, [TopicPartition("events", 0)], 30)
         asked.close()
-        assert (committed.offset, committed.metadata) == (2, "text")
+        assert (committed.offset, metadata_of(committed)) == (2, "text")
         assert committed.leader_epoch == epochs[1]
 
         reader = KafkaReader(connection, "group", "events", owner)

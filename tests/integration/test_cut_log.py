@@ -22,11 +22,13 @@ from support.waiting import until_frozen, until_settled
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
-from knafka.clients.kafka.consumers import kafka_cut_logs, kafka_membership
+from knafka.clients.kafka.consumers import kafka_committed_topics, kafka_cut_logs
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.progress import Progress, encode
+from knafka.core.sensor.order import Place, Taken
+from knafka.core.sensor.records import commit_metadata
 from knafka.ports.log import LogReader, OffsetAndMetadata
 from knafka.ports.transactions import Partition
 from knafka_client.topics.ranges import RangeReader
@@ -37,15 +39,18 @@ pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
 KEPT = 5
 NEW = 95
+SETTLED_TOPICS = ["settled-own", "settled-shared", "settled-sensor"]
 GROWN = [*(ONE_GROUP := ["consumer", "classic", "latest", "rewound"]), "shared", "sensor-consumer",
-         "sensor-classic", "frozen", "settled-own", "settled-shared"]  # fmt: skip
+         "sensor-classic", "frozen", *SETTLED_TOPICS]  # fmt: skip
 """Topics that grow again; each is read by groups of its own."""
 SHORT = ["short", "short-shared"]
 """Topics that don't."""
-UNCUT = ["uncut-own", "uncut-shared"]
+UNCUT = ["uncut-own", "uncut-shared", "uncut-sensor"]
 """Topics that lose nothing when their leader is elected."""
 SETTLED = encode(3, Progress([(9, 20)]), 0)[0]
 """Metadata of a commit behind 3 records, in the log before it is cut."""
+TAKEN = commit_metadata({}, None, Taken(20, Place(7, 0, 19)))
+"""The same of a Sensor."""
 ALL_OLD = [b"old-%d" % number for number in range(RECORDS)]
 ALL_NEW = [b"new-%d" % number for number in range(NEW)]
 
@@ -67,8 +72,9 @@ async def logs(
     for topic in [*GROWN, *SHORT]:
         if topic not in ("latest", "rewound") and not topic.startswith("settled"):
             await deliver_old(logs, topic, topic, RECORDS)
-    for topic in ["settled-own", "settled-shared", *UNCUT]:
-        await deliver_old(logs, topic, topic, 3, SETTLED)
+    for topic in [*SETTLED_TOPICS, *UNCUT]:
+        metadata = TAKEN if topic.endswith("sensor") else SETTLED
+        await deliver_old(logs, topic, topic, 3, metadata)
     await logs.cut(dict.fromkeys([*GROWN, *SHORT], KEPT))
     for topic in GROWN:
         logs.append(topic, NEW)
@@ -125,7 +131,7 @@ async def test_a_kafka_that_does_not_say_where_an_epoch_ends_holds_up_nothing_bu
         kafka_cut_logs.assign_checked(consumer, starts)
         loop.call_soon_threadsafe(frozen.set)
 
-    monkeypatch.setattr(kafka_membership, "assign_checked", assign_frozen)
+    monkeypatch.setattr(kafka_committed_topics, "assign_checked", assign_frozen)
     reader = KafkaReader(logs.connection, "frozen", "frozen", Owner())
     try:
         async with asyncio.timeout(SOON):
@@ -198,11 +204,11 @@ async def test_a_log_that_is_shorter_than_its_commit_is_settled_at_its_end(
 
 @pytest.mark.parametrize("kind", ["own", "shared"])
 @pytest.mark.parametrize("log", ["settled", "uncut"])
-async def test_what_is_known_above_a_commit_is_forgotten_once_after_an_election(
+async def test_what_is_known_above_a_commit_is_forgotten_if_the_log_was_cut_there(
     logs: CutLogs, kind: str, log: str
 ) -> None:
-    """The log was cut above the commit: new records have the offsets of those that are settled. A
-    log that lost nothing can't be told from it, but its retries survive the next restarts."""
+    """New records have the offsets of those that are settled. If nothing was lost when a leader was
+    elected, as when Kafka's nodes are restarted, what is known is kept."""
     topic, owner = f"{log}-{kind}", Owner()
     async with reader_of(logs, kind, topic, owner) as reader:
         # Only records of the leader before the election are read.
@@ -210,7 +216,8 @@ async def test_what_is_known_above_a_commit_is_forgotten_once_after_an_election(
             while not (records := await reader.read(1, 1.0)):
                 pass
         assert [record.value() for record in records] == [b"old-3"]
-        assert owner.committed == {0: OffsetAndMetadata(3)}
+        known = SETTLED if log == "uncut" else ""
+        assert owner.committed == {0: OffsetAndMetadata(3, known)}
         owner.saw(records)
         owner.metadata = SETTLED
 
@@ -229,17 +236,32 @@ async def test_a_sensor_reads_on_where_its_log_was_cut(
     logs: CutLogs, protocol: GroupProtocol
 ) -> None:
     topic, holder = f"sensor-{protocol}", Holder()
-    assert await asyncio.to_thread(read_as_sensor, logs, topic, holder, protocol) == ALL_NEW
+    assert await asyncio.to_thread(read_as_sensor, logs, topic, holder, NEW, protocol) == ALL_NEW
     assert holder.committed == {Partition(topic, 0): None}
 
 
+@pytest.mark.parametrize("log", ["settled", "uncut"])
+async def test_what_a_sensor_knows_above_its_commit_is_forgotten_if_the_log_was_cut_there(
+    logs: CutLogs, log: str
+) -> None:
+    topic, holder = f"{log}-sensor", Holder()
+    rest = [*ALL_OLD[:KEPT], *ALL_NEW][3:] if log == "settled" else ALL_OLD[3:]
+    assert await asyncio.to_thread(read_as_sensor, logs, topic, holder, len(rest)) == rest
+    known = TAKEN if log == "uncut" else ""
+    assert holder.committed == {Partition(topic, 0): OffsetAndMetadata(3, known)}
+
+
 def read_as_sensor(
-    logs: CutLogs, topic: str, holder: Holder, protocol: GroupProtocol
+    logs: CutLogs,
+    topic: str,
+    holder: Holder,
+    count: int,
+    protocol: GroupProtocol = GroupProtocol.CONSUMER,
 ) -> list[bytes | None]:
-    """Read the new records in transactions."""
+    """Read so many records in transactions."""
     log = KafkaTransactions(logs.connection, topic, [topic], holder, topic, protocol=protocol)
     values: list[bytes | None] = []
-    while len(values) < NEW:
+    while len(values) < count:
         values += [record.value() for record in log.read(500, 1.0)]
     log.close(SOON)
     return values

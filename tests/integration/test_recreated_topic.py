@@ -86,7 +86,14 @@ class TransactionalReading:
     """What a Sensor's log returns of the topic, beside another one's records; it is opened anew
     after each error, as drains do it."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str = TOPIC,
+        protocol: GroupProtocol = GroupProtocol.CONSUMER,
+    ) -> None:
+        self.topic, self._protocol = topic, protocol
+        self.log: KafkaTransactions | None = None
         self.values: list[bytes] = []
         self.errors: list[str] = []
         self._connection = {"bootstrap.servers": bootstrap_servers}
@@ -95,9 +102,11 @@ class TransactionalReading:
 
     def _read(self) -> None:
         while not self._ends.is_set():
+            topics, group = [self.topic, BUSY_TOPIC], f"sensor-{self.topic}"
             log = KafkaTransactions(
-                self._connection, "sensor", [TOPIC, BUSY_TOPIC], Holder(), "sensor-0"
+                self._connection, group, topics, Holder(), group, protocol=self._protocol
             )
+            self.log = log
             try:
                 while not self._ends.is_set():
                     self._read_once(log)
@@ -108,7 +117,7 @@ class TransactionalReading:
 
     def _read_once(self, log: KafkaTransactions) -> None:
         records = log.read(100, 0.2)
-        self.values += [record.value() or b"" for record in records if record.topic() == TOPIC]
+        self.values += [record.value() or b"" for record in records if record.topic() == self.topic]
         if records:
             positions = {
                 Partition(record.topic(), 0): OffsetAndMetadata(record.offset() + 1)
@@ -205,7 +214,9 @@ async def test_readers_return_all_of_a_new_topic_that_has_more_records_than_the_
     def open_member(protocol: GroupProtocol) -> KafkaReader:
         return KafkaReader(connection, f"{name}-{protocol}", name, Owner(), protocol)
 
-    readings = [
+    readings: list[Reading | TransactionalReading] = [
+        # A group of the consumer protocol may hear of the new topic.
+        TransactionalReading(kafka.bootstrap_servers, name, GroupProtocol.CLASSIC),
         Reading(open_positioned),
         *(Reading(partial(open_member, protocol)) for protocol in GroupProtocol),
     ]
@@ -228,14 +239,16 @@ async def test_readers_return_all_of_a_new_topic_that_has_more_records_than_the_
         await asyncio.gather(*(reading.close() for reading in readings))
 
 
-def has_all(reading: Reading, values: Sequence[bytes]) -> bool:
+def has_all(reading: Reading | TransactionalReading, values: Sequence[bytes]) -> bool:
     """Whether a reading has these values, in any order."""
     return set(reading.values) >= set(values)
 
 
-def knows_id(reading: Reading, topic: str) -> bool:
+def knows_id(reading: Reading | TransactionalReading, topic: str) -> bool:
     """Whether the reader has read the topic's id, by which it notices another one of the name."""
-    return topic in reading.reader._replaced.ids
+    if isinstance(reading, Reading):
+        return bool(reading.reader._replaced.id(topic))
+    return reading.log is not None and bool(reading.log._member._replaced.id(topic))
 
 
 async def test_a_consumer_that_waits_for_an_open_transaction_is_not_replaced(

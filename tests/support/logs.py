@@ -273,7 +273,7 @@ def shared_kafka(
     return SharedTopic(
         topic,
         partial(KafkaMember, connection, shard, topic),
-        partial(KafkaPositionedReader, connection, topic),
+        partial(KafkaPositionedReader, connection, topic, offsets.topic_ids),
         offsets,
         limits,
     )

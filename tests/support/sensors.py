@@ -18,6 +18,7 @@ from confluent_kafka import (
 )
 from support.kafka import Kafka, MakeTopic
 
+from knafka.clients.kafka.kafka_commits import metadata_of
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.documents import parse
 from knafka.core.events.event import Event
@@ -235,7 +236,7 @@ class SensorWorld:
             numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
             found = consumer.committed([TopicPartition(topic, each) for each in numbers], 30)
             return {
-                each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
+                each.partition: OffsetAndMetadata(each.offset, metadata_of(each))
                 for each in found
                 if each.offset >= 0
             }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from knafka.clients.kafka.consumers import kafka_group_consumer
+from knafka.clients.kafka.consumers.kafka_committed_topics import CommittedTopics
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_membership import Membership
 from knafka.clients.kafka.producers import kafka_producer
@@ -46,7 +47,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
 async def test_a_consumer_fetches_as_it_is_set(opened: list[Client]) -> None:
     given = {"bootstrap.servers": "k:1", "fetch.wait.max.ms": "100", "client.rack": "a"}
     owner: Any = object()
-    Membership(given, "g", Numbering(["t"]), owner, GroupProtocol.CONSUMER)
+    Membership(given, "g", Numbering(["t"]), owner, GroupProtocol.CONSUMER, CommittedTopics(None))
     (found,) = opened
     assert found.configuration.items() >= given.items()
     assert found.configuration["fetch.message.max.bytes"] == 256 * 1024, "what isn't set is ours"

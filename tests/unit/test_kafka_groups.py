@@ -42,7 +42,9 @@ class Asked(KafkaGroups):
         self.offset = 10
         self.broken: set[str] = set()
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], topic_id: str = ""
+    ) -> Commits:
         self.asked.append(group)
         if group in self.broken:
             raise LogError("away")

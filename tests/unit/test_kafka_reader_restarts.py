@@ -44,6 +44,7 @@ class ScriptedConsumer:
         """Partitions that were assigned, and where their reading starts."""
         self.refuses_assignment = self.is_closed = False
         self.committed_offsets: list[int] = []
+        self.asked_for_ids: list[str] = []
         self._on_assign: Any = None
 
     def subscribe(self, topics: list[str], on_assign: Any, **callbacks: Any) -> None:
@@ -81,8 +82,19 @@ class ScriptedConsumer:
     def pause(self, partitions: list[TopicPartition]) -> None: ...
     def resume(self, partitions: list[TopicPartition]) -> None: ...
 
+    async def read_topic_id(self, calls: object, topic: str) -> str:
+        """Take the place of the request for a topic's id."""
+        self.asked_for_ids.append(topic)
+        return "id"
+
     def close(self) -> None:
         self.is_closed = True
+
+
+class Client:
+    """An admin client that is never asked."""
+
+    def close(self) -> None: ...
 
 
 class FakeMessage:
@@ -134,6 +146,8 @@ class Notes:
 def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
     scripted = ScriptedConsumer()
     monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 3600.0)  # no real client
+    monkeypatch.setattr(kafka_replaced_topics, "AdminCalls", lambda *arguments: Client())
+    monkeypatch.setattr(kafka_replaced_topics, "read_topic_id", scripted.read_topic_id)
     for module in (kafka_group_consumer, kafka_positioned):
         monkeypatch.setattr(module, "open_client", lambda *arguments: scripted)
     return scripted
@@ -169,8 +183,8 @@ def any_reader(request: pytest.FixtureRequest) -> KafkaReader | KafkaPositionedR
 
 def replace_topic(reader: KafkaReader | KafkaPositionedReader) -> None:
     """Let the reader notice that its topic was deleted and created again."""
-    reader._replaced._note(TOPIC, "old id")
-    reader._replaced._note(TOPIC, "new id")
+    reader._replaced._ids._note(TOPIC, "old id")
+    reader._replaced._ids._note(TOPIC, "new id")
 
 
 async def begin_read(reader: KafkaReader, consumer: ScriptedConsumer) -> asyncio.Task[Any]:
@@ -240,7 +254,7 @@ async def test_no_replaced_topic_is_read_from_its_start_at_most_once(
     )  # fmt: skip
     opened: Any = connecting.connect(egress, {}, None).open_reader(assignment)
     try:
-        assert list(opened._replaced._topics) == ([] if at_most_once else [TOPIC])
+        assert list(opened._replaced.topics) == ([] if at_most_once else [TOPIC])
     finally:
         consumer.messages.put(None)
         consumer.messages.put(None)
@@ -277,7 +291,7 @@ async def test_a_lost_log_that_was_not_cut_makes_the_topics_id_be_compared_at_on
 ) -> None:
     consumer.messages.put(LostOffset())
     await any_reader.read(1, 1)
-    await until(any_reader._replaced._hastened.is_set)
+    await until(lambda: consumer.asked_for_ids == [TOPIC])
 
 
 async def test_a_close_that_is_cancelled_still_closes_the_consumer(

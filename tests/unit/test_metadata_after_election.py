@@ -27,8 +27,11 @@ from support.memory.log import MemoryLog
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 from support.waiting import until
 
-from knafka.clients.kafka import kafka_commits
-from knafka.clients.kafka.consumers import kafka_group_consumer, kafka_replaced_topics
+from knafka.clients.kafka.consumers import (
+    kafka_elections,
+    kafka_group_consumer,
+    kafka_replaced_topics,
+)
 from knafka.clients.kafka.consumers.kafka_cut_logs import cut_of
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.kafka_commits import NO_EPOCH
@@ -107,7 +110,7 @@ class ElectedConsumer:
 def consumer(monkeypatch: pytest.MonkeyPatch) -> ElectedConsumer:
     scripted = ElectedConsumer()
     monkeypatch.setattr(kafka_group_consumer, "open_client", lambda *arguments: scripted)
-    monkeypatch.setattr(kafka_commits, "ELECTION_TIMEOUT", 0.3)
+    monkeypatch.setattr(kafka_elections, "ELECTION_TIMEOUT", 0.3)
     monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 3600.0)  # no real client
     return scripted
 

@@ -10,7 +10,11 @@ import pytest
 from support.waiting import until
 
 from knafka.clients.kafka.consumers import kafka_replaced_topics
-from knafka.clients.kafka.consumers.kafka_replaced_topics import UNKNOWN_TOPIC_ID, ReplacedTopics
+from knafka.clients.kafka.consumers.kafka_replaced_topics import (
+    UNKNOWN_TOPIC_ID,
+    ReplacedTopics,
+    TopicIds,
+)
 from knafka.clients.kafka.kafka_statistics import ClientStatistics
 from knafka.core.errors import LogError
 
@@ -56,7 +60,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> ScriptedKafka:
 
 @pytest.fixture
 async def topics(kafka: ScriptedKafka) -> AsyncIterator[ReplacedTopics]:
-    compared = ReplacedTopics({"bootstrap.servers": "kafka:9092"}, [TOPIC])
+    compared = ReplacedTopics(TopicIds({"bootstrap.servers": "kafka:9092"}), [TOPIC])
     yield compared
     await compared.close()
 
@@ -114,9 +118,38 @@ async def test_the_ids_are_compared_at_once_when_a_thread_asks_for_it(
 async def test_the_client_reports_no_statistics(kafka: ScriptedKafka) -> None:
     """They would count as those of a producer."""
     servers = {"bootstrap.servers": "kafka:9092"}
-    compared = ReplacedTopics({**servers, **ClientStatistics(15).connection}, [TOPIC])
+    compared = ReplacedTopics(TopicIds({**servers, **ClientStatistics(15).connection}), [TOPIC])
     kafka.answers = ["id"]
     compared.start()
     await until(lambda: kafka.asked)
     await compared.close()
     assert kafka.connections == [servers]
+
+
+async def test_several_consumers_of_a_topic_share_its_comparisons(kafka: ScriptedKafka) -> None:
+    ids = TopicIds({"bootstrap.servers": "kafka:9092"})
+    first, second = (ReplacedTopics(ids, [TOPIC]) for _ in range(2))
+    other = ReplacedTopics(ids, ["other"])
+    kafka.answers = ["old", "new"]
+    first.start()
+    await until(lambda: kafka.asked)
+    second.start()
+    await until(lambda: kafka.asked > 2)
+    assert [list(each.pop()) for each in (first, second, other)] == [[TOPIC], [TOPIC], []]
+    assert first.id(TOPIC) == second.id(TOPIC) == "new"
+    await first.close()
+    asked = kafka.asked
+    await until(lambda: kafka.asked > asked)
+    for follower in (other, second):
+        await follower.close()
+    assert (len(kafka.connections), kafka.closed) == (1, 1)
+
+
+async def test_a_client_that_is_shared_with_others_stays_open(kafka: ScriptedKafka) -> None:
+    calls: Any = kafka
+    topics = ReplacedTopics(TopicIds({}, calls), [TOPIC])
+    kafka.answers = ["id"]
+    topics.start()
+    await until(lambda: kafka.asked)
+    await topics.close()
+    assert (kafka.connections, kafka.closed) == ([], 0)

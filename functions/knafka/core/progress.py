@@ -30,11 +30,14 @@ from knafka.core.offsets import OffsetRange
 MAX_METADATA: Final = 4095
 """Most characters of a commit's metadata: Kafka's `offset.metadata.max.bytes` is 4,096 by default,
 and confluent-kafka (2.16) sends a NUL after the text, which counts."""
+MARK_LENGTH: Final = 13
+"""Characters of it that are left free for the topic's mark (`commit_metadata`)."""
 MAX_DELIVERIES: Final = 78
 """Number of deliveries that always fit: each takes at most 39 bytes, mostly a dozen."""
 
-_VERSION: Final = "k1:"
-_MAX_BODY_BYTES: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
+PROGRESS_PREFIX: Final = "k1:"
+"""Begins the metadata, and says how they are encoded."""
+_MAX_BODY_BYTES: Final = (MAX_METADATA - MARK_LENGTH - len(PROGRESS_PREFIX)) // 4 * 3
 """Most bytes before their encoding as base64, which makes 4 characters of 3 bytes."""
 _REASONS: Final = tuple(Reason)
 """A reason is encoded as its index here, so new ones go to the end."""
@@ -125,7 +128,7 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     body = head + _encode_leb128(len(fitting_deliveries)) + b"".join(fitting_deliveries)
     fitting_ranges = _parts_within(ranges, _MAX_BODY_BYTES - len(body))
     complete = len(fitting_deliveries) == len(deliveries) and len(fitting_ranges) == len(ranges)
-    text = _VERSION + base64.b64encode(body + b"".join(fitting_ranges)).decode()
+    text = PROGRESS_PREFIX + base64.b64encode(body + b"".join(fitting_ranges)).decode()
     return text, complete
 
 
@@ -156,9 +159,9 @@ def settled_ahead(position: int, metadata: str) -> int:
 def _decode(position: int, metadata: str, policy: int) -> Progress:
     """Decode metadata as `decode` does. Raises ValueError, IndexError or `binascii.Error` if it is
     broken."""
-    if not metadata.startswith(_VERSION):
+    if not metadata.startswith(PROGRESS_PREFIX):
         return Progress()
-    body = base64.b64decode(metadata[len(_VERSION) :], validate=True)
+    body = base64.b64decode(metadata[len(PROGRESS_PREFIX) :], validate=True)
     same_policy = int.from_bytes(body[:4], "big") == policy
     numbers = _Numbers(body, 4)
     base, count = numbers.take(), numbers.take()

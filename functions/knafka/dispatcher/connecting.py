@@ -232,7 +232,12 @@ class KafkaShard:
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
-                partial(KafkaPositionedReader, self._consumer_settings, name),
+                partial(
+                    KafkaPositionedReader,
+                    self._consumer_settings,
+                    name,
+                    self._offsets.topic_ids,
+                ),
                 self._offsets,
             )
         return self._topics[name]

@@ -42,12 +42,15 @@ class Commit(NamedTuple):
 
     offset: int
     metadata: str = ""
-    """Left out of a commit that was read if a leader was elected since: it may be of records that
-    are gone."""
+    """Left out of a commit that was read if it may be of records that are gone, as a leader was
+    elected since."""
     epoch: int = NO_EPOCH
     end_epoch: int = NO_EPOCH
-    """Of a commit whose metadata was left out, the leader epoch in which the log ended then: the
-    next commits have it, or a later one, so that their metadata is kept."""
+    """Of a commit since which a leader was elected, the leader epoch in which the log ended then:
+    the next commits have it, or a later one, so that their metadata is kept."""
+    topic: str = ""
+    """Mark of the topic that the offset is of (`core.commit_metadata.short_id`); empty if that
+    isn't known."""
 
     @property
     def value(self) -> OffsetAndMetadata:
@@ -75,6 +78,16 @@ class GroupOffsets(Protocol):
 
         Calls for one group must not overlap, as either commit could be the last.
         """
+        ...
+
+    async def present_topic(self, topic: str) -> str:
+        """Return the mark of the present topic of this name, read from Kafka; empty if there is
+        none."""
+        ...
+
+    def known_topic(self, topic: str) -> str:
+        """Return the mark of a topic as it was read last, also by its readers; empty if it isn't
+        known."""
         ...
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from knafka.clients.kafka.kafka_client import log_error_of, open_client
-from knafka.clients.kafka.kafka_commits import with_epochs
+from knafka.clients.kafka.kafka_commits import metadata_of, with_epochs
 from knafka.clients.kafka.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
@@ -116,7 +116,7 @@ class RangeReader:
             if position.error is not None:
                 raise log_error_of(position.error)
         return {
-            position.partition: OffsetAndMetadata(position.offset, position.metadata or "")
+            position.partition: OffsetAndMetadata(position.offset, metadata_of(position))
             for position in positions
             if position.offset >= 0
         }

@@ -8,12 +8,13 @@ offsets are committed (`dispatcher.engine.drain`).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from knafka.core.commit_metadata import unmark
 from knafka.core.numbering import Numbering, partition_of
 from knafka.ports.log import Commits, OffsetAndMetadata
 
@@ -21,10 +22,6 @@ COMMIT_RETRY_INTERVAL: Final = 0.1
 """Seconds before a commit is repeated."""
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds for which the commit of a revoked partition is repeated during a rebalance."""
-ELECTION_TIMEOUT: Final = 2.0
-"""Seconds that Kafka may take to say in which leader epochs the logs of new partitions end; it
-takes milliseconds."""
-
 NO_EPOCH: Final = -1
 """Stands for an unknown leader epoch."""
 
@@ -47,13 +44,19 @@ REBALANCING_ERRORS: Final = frozenset(
 Epochs = Mapping[int, int]
 """Leader epoch of the last commit, by partition that may be committed."""
 
+Mark: TypeAlias = Callable[[tuple[str, int], str], str]
+"""Adds to the metadata of a commit the mark of its topic (`core.commit_metadata`), for a topic and
+partition."""
+
 
 class OffsetCommits:
     """Makes the commits of one reader, whose partitions are identified by their numbers."""
 
-    def __init__(self, numbering: Numbering) -> None:
-        """Begin without commits; `numbering` converts numbers to topics and partitions."""
+    def __init__(self, numbering: Numbering, mark: Mark) -> None:
+        """Begin without commits; `numbering` converts numbers to topics and partitions, and `mark`
+        adds a partition's topic to a commit's metadata."""
         self._numbering = numbering
+        self._mark = mark
         self._last: dict[int, OffsetAndMetadata] = {}
         """The last commit of each partition, by this reader or, before it has made one, by the
         group."""
@@ -166,7 +169,7 @@ class OffsetCommits:
                 numbering.topic(number),
                 partition_of(number),
                 entry.offset,
-                entry.metadata,
+                self._mark((numbering.topic(number), partition_of(number)), entry.metadata),
                 epochs.get(number, NO_EPOCH),
             )
             for number, entry in commits.items()
@@ -215,30 +218,6 @@ def end_epochs(
         time.sleep(COMMIT_RETRY_INTERVAL)
 
 
-def elected_since(
-    consumer: Consumer, committed: Sequence[TopicPartition]
-) -> dict[tuple[str, int], int]:
-    """Return the partitions in which a leader was elected since these commits of a group, by topic
-    and partition, with the leader epochs in which their logs end now; `NO_EPOCH`: Kafka doesn't say
-    it, so a leader may have been elected.
-
-    The metadata of such a commit may describe records above its offset that are gone, even if those
-    below it are still there. Commits without metadata or without a leader epoch are left out.
-    Blocks for `ELECTION_TIMEOUT` seconds at most.
-    """
-    asked = [
-        entry
-        for entry in committed
-        if entry.error is None and entry.metadata and epoch_of(entry) != NO_EPOCH
-    ]
-    ends = end_epochs(consumer, asked, ELECTION_TIMEOUT) if asked else {}
-    return {
-        (entry.topic, entry.partition): end
-        for entry in asked
-        if (end := ends.get((entry.topic, entry.partition), NO_EPOCH)) != epoch_of(entry)
-    }
-
-
 def partition(numbering: Numbering, number: int) -> TopicPartition:
     """Return confluent-kafka's object of the partition with this number."""
     return TopicPartition(numbering.topic(number), partition_of(number))
@@ -247,3 +226,13 @@ def partition(numbering: Numbering, number: int) -> TopicPartition:
 def epoch_of(partition: TopicPartition) -> int:
     """Return the leader epoch of an offset; `NO_EPOCH` if it has none."""
     return NO_EPOCH if partition.leader_epoch is None else partition.leader_epoch
+
+
+def metadata_of(committed: TopicPartition) -> str:
+    """Return the metadata of a group's commit, without the mark of its topic."""
+    return unmark(committed.metadata or "")[1]
+
+
+def topic_mark_of(committed: TopicPartition) -> str:
+    """Return the mark of a commit's topic, its `short_id`; empty if it has none."""
+    return unmark(committed.metadata or "")[0]

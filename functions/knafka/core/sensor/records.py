@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.event import Attributes, Event
 from knafka.core.events.kafka_binding import RecordHeaders, to_record
-from knafka.core.progress import MAX_METADATA
+from knafka.core.progress import MARK_LENGTH, MAX_METADATA
 from knafka.core.sensor.held import Firing, HeldEvent
 from knafka.core.sensor.order import Place, Routed, Taken
 from knafka.core.times import rfc3339
@@ -185,7 +185,7 @@ def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | 
     if taken is not None:
         own_values[TAKEN_KEY] = [taken.read, *taken.last]
     text = json.dumps({**offsets, **own_values})
-    if len(text) > MAX_METADATA:
+    if len(text) + MARK_LENGTH > MAX_METADATA:
         text = json.dumps(own_values) if own_values else ""
     return text
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from knafka.core.commit_metadata import mark_after_restart
 from knafka.core.drain import COMMIT_INTERVAL, MAX_COMMIT_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
@@ -106,6 +107,8 @@ class GroupReader:
         self._end_epochs: dict[int, int] = {}
         """Leader epochs that commits have at least (`Commit.end_epoch`); positions don't have them,
         as those are of records that were read."""
+        self._marks: dict[int, str] = {}
+        """Mark of the topic that each partition's offsets are of (`Commit.topic`)."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
@@ -289,10 +292,11 @@ class GroupReader:
         """Return the group's commits of these partitions, read from Kafka. Raises `LogError`."""
         return await self._offsets.committed(self.group, self._topic.name, numbers)
 
-    def assign_partitions(self, committed: Mapping[int, Commit | None]) -> None:
+    def assign_partitions(self, committed: Mapping[int, Commit | None], topic: str = "") -> None:
         """Add partitions, with the group's commits (None: nothing committed); call `begin` for each
-        next."""
+        next. `topic`: the mark of the present topic; empty if it isn't known."""
         for number, commit in committed.items():
+            self._marks[number] = topic or ("" if commit is None else commit.topic)
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
             offset = 0 if commit is None else commit.offset
@@ -326,6 +330,9 @@ class GroupReader:
         self._to_commit.pop(number, None)
         self._epochs[number] = start.epoch
         self._end_epochs.pop(number, None)
+        if start.offset == BEGINNING:
+            known = self._offsets.known_topic(self._topic.name)
+            self._marks[number] = mark_after_restart(self._marks.get(number, ""), known)
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
@@ -432,7 +439,9 @@ class GroupReader:
     async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
         """Commit these offsets and wait for Kafka. Raises `LogError`."""
         full_commits = {
-            number: Commit(commit.offset, commit.metadata, epochs[number])
+            number: Commit(
+                commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number, "")
+            )
             for number, commit in commits.items()
         }
         # Until Kafka has answered, the commit may or may not be in effect.
@@ -476,6 +485,7 @@ class GroupReader:
         try:
             async with asyncio.timeout_at(deadline):
                 if self.cursors:
+                    self._epochs_of(list(self.cursors))  # noted, as buffers are left
                     for cursor in self.cursors.values():
                         self._topic.leave(cursor)
                     revoking = self._assignment.on_revoked(sorted(self.cursors))

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
+from knafka.core.commit_metadata import is_of_another
 from knafka.core.errors import LogError
 from knafka.dispatcher.shared.buffer import Cursor
 from knafka.dispatcher.shared.fetcher import Fetcher, FetchLimits
@@ -187,8 +189,11 @@ class SharedTopic:
         task.add_done_callback(self._tasks.discard)
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
-        """Start readers at their groups' committed offsets; groups near each other share a
-        buffer."""
+        """Start readers at their groups' committed offsets, or at the beginning if these are of an
+        earlier topic of the name; groups near each other share a buffer."""
+        if not readers:
+            return
+        reading_mark = asyncio.create_task(self._read_mark())
         readers_by_task = {
             asyncio.create_task(reader.fetch_committed(numbers)): reader for reader in readers
         }
@@ -199,6 +204,7 @@ class SharedTopic:
                 timeout=GROUP_COMMITS_TIMEOUT,
                 return_when=asyncio.ALL_COMPLETED,
             )
+            present = await reading_mark
             starts: list[tuple[int, int, int, GroupReader, Commit | None]] = []
             for task in done:
                 reader = readers_by_task[task]
@@ -214,14 +220,24 @@ class SharedTopic:
                 new_numbers = [
                     number for number in numbers if number in self._owned - reader.cursors.keys()
                 ]
-                committed = {number: group_commits.get(number) for number in new_numbers}
+                committed = {
+                    number: _of_topic(present, group_commits.get(number)) for number in new_numbers
+                }
                 if committed:
-                    reader.assign_partitions(committed)
+                    reader.assign_partitions(committed, present)
                 for number, commit in committed.items():
                     start = Commit(-1) if commit is None else commit
                     starts.append((number, start.offset, start.epoch, reader, commit))
             for number, *_, reader, commit in sorted(starts, key=lambda start: start[:3]):
                 reader.begin(number, commit)
+
+    async def _read_mark(self) -> str:
+        """Return the mark of the topic; empty if Kafka doesn't answer while the groups' offsets are
+        waited for."""
+        with suppress(LogError, TimeoutError):
+            async with asyncio.timeout(GROUP_COMMITS_TIMEOUT):
+                return await self._offsets.present_topic(self.name)
+        return ""
 
     # Placement of groups in fetchers
 
@@ -338,6 +354,12 @@ class SharedTopic:
         """Forget a fetcher that has ended."""
         if fetcher in self.fetchers:
             self.fetchers.remove(fetcher)
+
+
+def _of_topic(present: str, commit: Commit | None) -> Commit | None:
+    """Return a group's commit; None if it is of another topic than the one with the mark
+    `present`."""
+    return None if commit is None or is_of_another(commit.topic, present) else commit
 
 
 def _highest_positions(readers: Iterable[GroupReader]) -> dict[int, int]:

@@ -29,10 +29,12 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from knafka.clients.kafka.consumers.kafka_elections import LeaderElection, elections_since
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import ASKING, Connection, open_client
-from knafka.clients.kafka.kafka_commits import elected_since
+from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
+from knafka.core.commit_metadata import is_of_another, short_id
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
@@ -118,13 +120,17 @@ class KafkaGroups:
         """When `_known` and `_forgotten` are cleaned up next (`time.monotonic`); only this removes
         deleted groups."""
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
-        """Return the group's commits by partition, read from Kafka now. Raises `LogError`."""
+    async def committed(
+        self, group: str, partitions: Sequence[TopicPartition], topic_id: str = ""
+    ) -> Commits:
+        """Return the group's commits by partition, read from Kafka now; with a topic's id without
+        those that are of another topic. Raises `LogError`."""
         return {
             committed_partition.partition: OffsetAndMetadata(
-                committed_partition.offset, committed_partition.metadata or ""
+                committed_partition.offset, metadata_of(committed_partition)
             )
             for committed_partition in await self.committed_partitions(group, partitions)
+            if not is_of_another(topic_mark_of(committed_partition), short_id(topic_id))
         }
 
     async def committed_partitions(
@@ -141,23 +147,22 @@ class KafkaGroups:
 
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
-    ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], int]]:
-        """Return what `committed_partitions` returns, and the partitions in which a leader was
-        elected since their commit, each with the leader epoch of its log's end (`elected_since`).
-        Raises `LogError`."""
+    ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], LeaderElection]]:
+        """Return what `committed_partitions` returns, and of these commits what `elections_since`
+        does. Raises `LogError`."""
         requested = list(partitions)
-        elected: dict[tuple[str, int], int] = {}
+        elections: dict[tuple[str, int], LeaderElection] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
-            """Read the commits, and store in `elected` where a leader was elected since."""
+            """Read the commits, and store in `elections` where a leader was elected since."""
             answers = consumer.committed(requested, timeout=timeout)
-            elected.clear()
-            elected.update(elected_since(consumer, answers))
+            elections.clear()
+            elections.update(elections_since(consumer, self._connection, answers))
             return answers
 
         with explain_denials(group=("Describe", group), topic=("Describe", _topic_of(requested))):
             answers = await self._call_as_group(group, read)
-        return [partition for partition in answers if partition.offset >= 0], elected
+        return [partition for partition in answers if partition.offset >= 0], elections
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
@@ -238,7 +243,7 @@ class KafkaGroups:
             """Read the commits of the remaining groups from Kafka, and add them to `committed` and
             to the cache."""
             for group in remaining_groups:
-                commits = committed[group] = await self.committed(group, partitions)
+                commits = committed[group] = await self.committed(group, partitions, topic_id)
                 positions = {partition.partition: 0 for partition in partitions}
                 positions |= {number: commit.offset for number, commit in commits.items()}
                 # Entries expire at random times, so that they aren't all requested again at once.

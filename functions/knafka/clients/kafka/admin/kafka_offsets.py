@@ -15,14 +15,18 @@ from typing import Final
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
 
 from knafka.clients.kafka.admin.kafka_groups import KafkaGroups, needs_detaching
+from knafka.clients.kafka.consumers.kafka_elections import NO_ELECTION
+from knafka.clients.kafka.consumers.kafka_replaced_topics import TopicIds
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
 from knafka.clients.kafka.kafka_commits import (
     COMMIT_RETRY_INTERVAL,
-    NO_EPOCH,
     REBALANCING_ERRORS,
     epoch_of,
+    metadata_of,
+    topic_mark_of,
 )
 from knafka.clients.kafka.kafka_requests import AdminCalls
+from knafka.core.commit_metadata import mark, short_id
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 COMMIT_REQUEST_TIMEOUT: Final = 10.0
@@ -46,6 +50,7 @@ class KafkaOffsets:
     def __init__(self, connection: Connection) -> None:
         """Open the admin client. Raises `LogError`."""
         self._calls = AdminCalls(connection, COMMIT_REQUEST_TIMEOUT)
+        self.topic_ids = TopicIds(connection, self._calls)
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
 
@@ -59,9 +64,8 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits by partition; without their metadata where a leader was
-        elected since, as the records that they describe may be gone. Raises `GroupHasMembers` and
-        `LogError`."""
+        """Return the group's commits, without metadata that an election may have made wrong. Raises
+        `GroupHasMembers` and `LogError`."""
         calls = self._calls
         answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -75,14 +79,24 @@ class KafkaOffsets:
         if needs_detaching(described):
             await self._groups.detach(group, await self._all_partitions(topic))
         topic_partitions = [TopicPartition(topic, number) for number in sorted(partitions)]
-        committed, elected = await self._groups.committed_since(group, topic_partitions)
+        committed, elections = await self._groups.committed_since(group, topic_partitions)
         commits: dict[int, Commit] = {}
         for entry in committed:
-            place = (entry.topic, entry.partition)
-            metadata = "" if place in elected else entry.metadata or ""
-            end_epoch = elected.get(place, NO_EPOCH)
-            commits[entry.partition] = Commit(entry.offset, metadata, epoch_of(entry), end_epoch)
+            election = elections.get((entry.topic, entry.partition), NO_ELECTION)
+            commits[entry.partition] = Commit(
+                entry.offset,
+                metadata_of(entry) if election.holds else "",
+                epoch_of(entry),
+                election.end_epoch,
+                topic_mark_of(entry),
+            )
         return commits
+
+    async def present_topic(self, topic: str) -> str:
+        return short_id(await self.topic_ids.read(topic))
+
+    def known_topic(self, topic: str) -> str:
+        return short_id(self.topic_ids.current.get(topic, ""))
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic."""
@@ -98,7 +112,9 @@ class KafkaOffsets:
         `LogError`."""
         deadline = time.monotonic() + COMMIT_REQUEST_TIMEOUT
         offsets = [
-            TopicPartition(topic, number, commit.offset, commit.metadata, commit.epoch)
+            TopicPartition(
+                topic, number, commit.offset, mark(commit.metadata, commit.topic), commit.epoch
+            )
             for number, commit in commits.items()
         ]
         while (error := await self._commit_once(group, offsets)) is not None:

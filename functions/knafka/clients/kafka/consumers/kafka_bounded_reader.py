@@ -28,6 +28,7 @@ from knafka.clients.kafka.kafka_client import (
     open_admin,
     open_client,
 )
+from knafka.clients.kafka.kafka_commits import metadata_of
 from knafka.clients.kafka.kafka_requests import MOVING_ERRORS, NO_ANSWER, REQUEST_RETRY_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
@@ -280,7 +281,7 @@ class BoundedReader:
             self._opened_uncommitted_consumer, partitions, BOUNDED_READ_REQUEST_TIMEOUT
         )
         return {
-            partition.partition: OffsetAndMetadata(partition.offset, partition.metadata or "")
+            partition.partition: OffsetAndMetadata(partition.offset, metadata_of(partition))
             for partition in topic_partitions
             if partition.offset >= 0
         }

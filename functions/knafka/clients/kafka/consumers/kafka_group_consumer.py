@@ -11,6 +11,7 @@ Not here: handling assigned and revoked partitions (`kafka_membership`,
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,10 @@ COMMITTED_TIMEOUT: Final = 15.0
 """Seconds to read the commits of new partitions, enough for a coordinator to move meanwhile."""
 SINGLE_COMMITTED_TIMEOUT: Final = 5.0
 """Seconds for one request for commits, as an answer may be lost."""
+
+_METADATA: Final = b"CGMDv2:"
+_GENERATION: Final = struct.Struct("=i")
+"""The start of librdkafka's description of a member; its group and its id follow."""
 
 
 class GroupProtocol(StrEnum):
@@ -249,3 +254,14 @@ def assign_paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
         ]
     )
     consumer.pause(partitions)
+
+
+def identity_of(consumer: Consumer) -> Any:
+    """Return the membership under which a consumer may commit; None while it has none."""
+    description = consumer.consumer_group_metadata()
+    if not description.startswith(_METADATA):
+        raise LogError("this librdkafka describes a member in an unknown way")
+    begin = len(_METADATA) + _GENERATION.size
+    (generation,) = _GENERATION.unpack(description[len(_METADATA) : begin])
+    _, member, *_ = description[begin:].split(b"\0")
+    return description if generation > 0 and member else None

@@ -28,13 +28,14 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, restart_of
+from knafka.clients.kafka.consumers.kafka_committed_topics import CommittedTopics
+from knafka.clients.kafka.consumers.kafka_cut_logs import restart_of
+from knafka.clients.kafka.consumers.kafka_elections import NO_ELECTION, elections_since
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
     COMMITTED_TIMEOUT,
     GroupConsumer,
     GroupProtocol,
     assign_paused,
-    committed_of,
     start_position_of,
 )
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
@@ -43,7 +44,6 @@ from knafka.clients.kafka.kafka_commits import (
     NO_EPOCH,
     REBALANCING_ERRORS,
     OffsetCommits,
-    elected_since,
     epoch_of,
     partition,
 )
@@ -63,7 +63,8 @@ FINISHING_POLL_TIMEOUT: Final = 0.05
 class Membership(GroupConsumer):
     """A `GroupConsumer` on the topics of a `Numbering`, which numbers their partitions. With
     `reads` False it is assigned partitions but reads neither their records nor their commits. With
-    `trusts_metadata` False it leaves out a commit's metadata if a leader was elected since."""
+    `trusts_metadata` False it leaves out a commit's metadata that an election may have made
+    wrong."""
 
     def __init__(
         self,
@@ -72,12 +73,15 @@ class Membership(GroupConsumer):
         numbering: Numbering,
         assignment: Assignment,
         protocol: GroupProtocol,
+        committed_topics: CommittedTopics,
+        *,
         reads: bool = True,
         trusts_metadata: bool = False,
     ) -> None:
         """Join the group on the topics of `numbering`; called on the event loop, on which
         `assignment` is called too."""
         self._numbering = numbering
+        self._committed_topics = committed_topics
         self._assignment = assignment
         self._reads = reads
         self._trusts_metadata = trusts_metadata
@@ -97,11 +101,12 @@ class Membership(GroupConsumer):
         self._restarts: dict[int, int] = {}
         """How often each partition was restarted."""
         self._owned_anew: set[int] = set()
-        """Owned partitions that were restarted since they were assigned."""
+        """Owned partitions that were restarted since they were assigned, or began at a commit that
+        is surely of the present topic."""
         self.known_restarts: Mapping[int, int] = {}
         """How often each partition was restarted, as far as `Assignment` knows; used only on the
         event loop."""
-        self._commits = OffsetCommits(numbering)
+        self._commits = OffsetCommits(numbering, committed_topics.mark)
         self.stalled = StalledPartitions(connection)
         callbacks = {"on_commit": self._on_commit}
         super().__init__(connection, group, numbering.topics, protocol, callbacks)
@@ -127,6 +132,8 @@ class Membership(GroupConsumer):
         self.owned[number] = epoch_of(restart)
         if restart.offset >= 0:
             self._commits.begin(number, OffsetAndMetadata(restart.offset))
+        else:
+            self._committed_topics.restart((restart.topic, restart.partition))
         self._owned_anew.add(number)
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
@@ -312,34 +319,26 @@ class Membership(GroupConsumer):
             self.owned.update(dict.fromkeys(without_commits, NO_EPOCH))
             self._loop.call_soon_threadsafe(self._assignment.on_assigned, without_commits)
             return
+        topics = self._committed_topics
         try:
-            # librdkafka would read the commits too, but not return their metadata.
-            committed = committed_of(consumer, partitions, COMMITTED_TIMEOUT) if partitions else []
-        except LogError as error:
-            # Partitions must not be read without their commits' metadata, as the next commit would
-            # replace it.
-            self.refusal = error
-            assign_paused(consumer, partitions)
-            return
-        start_positions = [start_position_of(entry) for entry in committed]
-        try:
-            assign_checked(consumer, start_positions)
+            committed = topics.start(consumer, partitions, COMMITTED_TIMEOUT)
         except LogError as error:
             self.refusal = error
-            consumer.pause(partitions)
             return
-        self.stalled.begin(start_positions)
-        elected = {} if self._trusts_metadata else elected_since(consumer, committed)
+        self.stalled.begin(map(start_position_of, committed))
+        elections = (
+            {} if self._trusts_metadata else elections_since(consumer, self._connection, committed)
+        )
         commits: dict[int, OffsetAndMetadata | None] = {}
         for entry in committed:
-            number, place = self.number_of(entry), (entry.topic, entry.partition)
+            number = self.number_of(entry)
+            election = elections.get((entry.topic, entry.partition), NO_ELECTION)
             # With the end's epoch, the next commits' metadata hold until a leader is elected again.
-            self.owned[number] = max(epoch_of(entry), elected.get(place, NO_EPOCH))
-            commits[number] = None
-            if entry.offset >= 0:
-                metadata = "" if place in elected else entry.metadata or ""
-                commit = OffsetAndMetadata(entry.offset, metadata)
-                commits[number] = commit
+            self.owned[number] = max(epoch_of(entry), election.end_epoch)
+            if topics.is_sure(entry):
+                self._owned_anew.add(number)
+            commit = commits[number] = election.commit(entry)
+            if commit is not None:
                 self._commits.begin(number, commit)
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
 

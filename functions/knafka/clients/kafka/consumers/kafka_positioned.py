@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, cut_of
-from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics, TopicIds
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
@@ -56,8 +56,9 @@ class KafkaPositionedReader:
     """A `PositionedReader` on real Kafka: one consumer, used only by its own thread
     (docs/decisions/0004)."""
 
-    def __init__(self, connection: Connection, topic: str) -> None:
-        """Open the consumer and its thread; nothing is read until `begin`. Raises `LogError`."""
+    def __init__(self, connection: Connection, topic: str, ids: TopicIds | None = None) -> None:
+        """Open the consumer and its thread; nothing is read until `begin`. `ids`: those of several
+        readers, of which each would else have an admin client. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
@@ -67,10 +68,10 @@ class KafkaPositionedReader:
         self.restarted: Mapping[int, Position] = {}
         """Partitions that the last read began anew, with the position up to which their log is the
         one that was read before."""
-        self._replaced = ReplacedTopics(connection, [topic])
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
+        self._replaced = ReplacedTopics(ids or TopicIds(connection), [topic])
         self._begun: set[int] = set()
         """Partitions that are being read."""
         self._epochs: dict[int, int] = {}

@@ -18,9 +18,10 @@ from typing import Final, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from knafka.clients.kafka.call_thread import CallThread
+from knafka.clients.kafka.consumers.kafka_committed_topics import OF_ANOTHER_TOPIC, CommittedTopics
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_membership import Membership
-from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics, TopicIds
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
     LOST_OFFSET_ERRORS,
@@ -73,11 +74,16 @@ class KafkaReader:
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         """Partitions whose end the last read has reached, with the offset where each continues."""
-        # Used only on the thread:
-        member_arguments = connection, group, self._numbering, assignment, protocol, reads
-        self._membership = Membership(*member_arguments, trusts_metadata=not may_repeat)
         compares_ids = reads and may_repeat
-        self._replaced = ReplacedTopics(connection, self._numbering.topics if compares_ids else ())
+        self._replaced = ReplacedTopics(
+            TopicIds(connection), self._numbering.topics if compares_ids else ()
+        )
+        # Used only on the thread:
+        self._committed_topics = CommittedTopics(self._replaced if compares_ids else None)
+        member_arguments = connection, group, self._numbering, assignment, protocol
+        self._membership = Membership(
+            *member_arguments, self._committed_topics, reads=reads, trusts_metadata=not may_repeat
+        )
         self._replaced_until: dict[str, float] = {}
         """Monotonic time until which newly assigned partitions of a topic are read from their
         start, by topic that was replaced."""
@@ -116,6 +122,7 @@ class KafkaReader:
             log.warning("%s was deleted and created again: it is read from its start", topic)
             membership.restart_topic(topic)
             self._replaced_until[topic] = time.monotonic() + REPLACEMENT_TIME
+        self._restart_others()
         records: list[Record] = []
         messages = self._poll_messages(limit, timeout) if self._pending_failure is None else []
         for message in messages:
@@ -149,9 +156,16 @@ class KafkaReader:
             }
         return records, ends
 
+    def _restart_others(self) -> None:
+        """Read partitions from their start whose commits turn out to be of another topic."""
+        for topic, partition in self._committed_topics.find_others():
+            number = self._numbering.number(topic, partition)
+            if self._membership.restart_partition(number) is not None:
+                log.warning(OF_ANOTHER_TOPIC, partition, topic)
+
     def _restart_assigned(self) -> Collection[int]:
         """Read newly assigned partitions of replaced topics from their start, as their commits may
-        be of the former topic; returns their numbers."""
+        be of the former topic if they don't say which; returns their numbers."""
         now = time.monotonic()
         self._replaced_until = {
             topic: until for topic, until in self._replaced_until.items() if until > now

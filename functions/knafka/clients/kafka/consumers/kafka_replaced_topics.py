@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import TopicCollection, Uuid
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 FIRST_TOPIC_ID_DELAY: Final = 1.0
 """Seconds until the topic's id is first read, so that a cold start isn't slowed down. If the topic
-is replaced in these seconds, that may go unnoticed."""
+is replaced in these seconds, that may go unnoticed by a reader that began without a marked
+commit."""
 TOPIC_ID_INTERVAL: Final = 15.0
 """Seconds between two readings of the topic's id, unless `hasten` is called; each is one
 request."""
@@ -38,27 +40,119 @@ UNKNOWN_TOPIC_ID: Final = str(Uuid(0, 0))
 """The id that librdkafka returns if a node of Kafka sends none."""
 
 
-class ReplacedTopics:
-    """Compares the ids of topics; used on one event loop, except `pop` and `hasten`."""
+class TopicIds:
+    """Reads the ids of the topics of its followers, with one admin client; used on one event loop,
+    except `current` and `hasten`."""
 
-    def __init__(self, connection: Connection, topics: Sequence[str]) -> None:
-        """Begin without ids; nothing is asked before `start`."""
+    def __init__(self, connection: Connection, calls: AdminCalls | None = None) -> None:
+        """Begin without ids; nothing is asked before a follower starts. `calls`: an open client to
+        use, which stays open; else one is opened while there are followers."""
         self._connection = without_statistics(connection)
-        self._topics = topics
-        self.ids: dict[str, set[str]] = {}
+        self._shared_calls = calls
+        self._own_calls: AdminCalls | None = None
+        self.known: dict[str, set[str]] = {}
         """All ids that were read, by topic: a node of Kafka that lags behind may return an earlier
         one again."""
-        self._replaced: deque[str] = deque()
-        self._calls: AdminCalls | None = None
+        self.current: dict[str, str] = {}
+        """The id of each topic that was read for the first time last."""
+        self.followers: list[ReplacedTopics] = []
         self._comparing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hastened = asyncio.Event()
 
+    def start(self, topics: Sequence[str]) -> None:
+        """Compare the ids of the followers' topics from now on, those of these topics soon."""
+        self._loop = asyncio.get_running_loop()
+        if self._comparing is None:
+            self._hastened.clear()
+            self._comparing = asyncio.create_task(self._compare())
+        if not self.current.keys() >= set(topics):
+            self._loop.call_later(FIRST_TOPIC_ID_DELAY, self._hastened.set)
+
+    def hasten(self) -> None:
+        """Compare the ids now; from any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._hastened.set)
+
+    async def stop(self) -> None:
+        """Stop to compare, and close the client if it was opened here."""
+        comparing, self._comparing = self._comparing, None
+        if comparing is not None:
+            comparing.cancel()
+            await asyncio.gather(comparing, return_exceptions=True)
+        if self._comparing is None and self._own_calls is not None:
+            self._own_calls.close()
+            self._own_calls = None
+
+    async def _compare(self) -> None:
+        """Read the ids again and again. A reading that fails is tried again after
+        `TOPIC_ID_INTERVAL`."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOPIC_ID_INTERVAL):
+                    await self._hastened.wait()
+            self._hastened.clear()
+            for topic in sorted({topic for each in self.followers for topic in each.topics}):
+                try:
+                    await self.read(topic)
+                except LogError as error:  # also while it is deleted; the consumer tells more
+                    log.debug("the id of %s can't be read: %s", topic, error)
+                except Exception as error:
+                    log.error("the id of %s can't be read", topic, exc_info=error)
+
+    async def read(self, topic: str) -> str:
+        """Read and return the topic's present id; empty if Kafka sends none. Raises `LogError`."""
+        topic_id = await read_topic_id(self._open(), topic)
+        if topic_id == UNKNOWN_TOPIC_ID:
+            return ""
+        self._note(topic, topic_id)
+        return topic_id
+
+    def _open(self) -> AdminCalls:
+        """Return the client, opened at its first use. Raises `LogError`."""
+        if self._shared_calls is not None:
+            return self._shared_calls
+        if self._own_calls is None:
+            self._own_calls = AdminCalls(self._connection, TOPIC_ID_TIMEOUT)
+        return self._own_calls
+
+    def _note(self, topic: str, topic_id: str) -> None:
+        """Note a topic's id; another one than ever before means that the topic was replaced."""
+        known_ids = self.known.setdefault(topic, set())
+        if topic_id in known_ids:
+            return
+        self.current[topic] = topic_id
+        if known_ids:
+            for follower in self.followers:
+                follower.note_replaced(topic)
+        else:
+            log.info("reading the topic %s, whose id is %s", topic, topic_id)
+        known_ids.add(topic_id)
+
+
+class ReplacedTopics:
+    """The topics of one consumer that were replaced, as its `TopicIds` notice; used on their event
+    loop, except `pop`, `id` and `hasten`."""
+
+    def __init__(self, ids: TopicIds, topics: Sequence[str]) -> None:
+        """Follow these topics; nothing is asked before `start`."""
+        self._ids = ids
+        self.topics = topics
+        self._replaced: deque[str] = deque()
+        self._started = False
+        ids.followers.append(self)
+
     def start(self) -> None:
         """Compare the ids from now on; do nothing if they are compared already."""
-        if self._comparing is None and self._topics:
-            self._loop = asyncio.get_running_loop()
-            self._comparing = asyncio.create_task(self._compare())
+        if not self._started and self.topics:
+            self._started = True
+            self._ids.start(self.topics)
+
+    def note_replaced(self, topic: str) -> None:
+        """Note that a topic was replaced, if it is one of these."""
+        if topic in self.topics:
+            self._replaced.append(topic)
 
     def pop(self) -> Sequence[str]:
         """Return the topics that were replaced since the last call; from any thread."""
@@ -67,56 +161,51 @@ class ReplacedTopics:
             replaced.append(self._replaced.popleft())
         return replaced
 
+    def id(self, topic: str) -> str:
+        """Return the id of the present topic of this name; empty if it isn't known yet; from any
+        thread."""
+        return self._ids.current.get(topic, "")
+
     def hasten(self) -> None:
         """Compare the ids now, as a log was lost: its topic may have been replaced; from any
         thread."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._hastened.set)
+        if self._started:
+            self._ids.hasten()
 
     async def close(self) -> None:
-        """Stop to compare, and close the client."""
-        if self._comparing is not None:
-            self._comparing.cancel()
-            await asyncio.gather(self._comparing, return_exceptions=True)
+        """Stop to follow; the last follower stops the comparisons."""
+        if self in self._ids.followers:
+            self._ids.followers.remove(self)
+        if not self._ids.followers:
+            await self._ids.stop()
 
-    async def _compare(self) -> None:
-        """Read the ids again and again. A reading that fails is tried again after
-        `TOPIC_ID_INTERVAL`."""
-        await asyncio.sleep(FIRST_TOPIC_ID_DELAY)
-        try:
-            while True:
-                self._hastened.clear()
-                for topic in self._topics:
-                    try:
-                        self._note(topic, await read_topic_id(self._open(), topic))
-                    except LogError as error:  # also while it is deleted; the consumer tells more
-                        log.debug("the id of %s can't be read: %s", topic, error)
-                    except Exception as error:
-                        log.error("the id of %s can't be read", topic, exc_info=error)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(TOPIC_ID_INTERVAL):
-                        await self._hastened.wait()
-        finally:
-            if self._calls is not None:
-                self._calls.close()
 
-    def _open(self) -> AdminCalls:
-        """Return the client, opened at its first use. Raises `LogError`."""
-        if self._calls is None:
-            self._calls = AdminCalls(self._connection, TOPIC_ID_TIMEOUT)
-        return self._calls
+class ReplacedTopicsThread:
+    """Follows topics on an event loop in a thread of its own, for a consumer that blocks its
+    thread."""
 
-    def _note(self, topic: str, topic_id: str) -> None:
-        """Note a topic's id; another one than ever before means that the topic was replaced."""
-        if topic_id == UNKNOWN_TOPIC_ID:
-            return
-        if (known_ids := self.ids.get(topic)) is None:
-            log.info("reading the topic %s, whose id is %s", topic, topic_id)
-            self.ids[topic] = {topic_id}
-        elif topic_id not in known_ids:
-            known_ids.add(topic_id)
-            self._replaced.append(topic)
+    def __init__(self, connection: Connection, topics: Sequence[str]) -> None:
+        """Compare the ids of these topics from now on."""
+        self.replaced = ReplacedTopics(TopicIds(connection), topics)
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        Thread(target=self._run, name="kafka-topic-ids", daemon=True).start()
+
+    def _run(self) -> None:
+        """Compare the ids until `close`."""
+        self._loop.run_until_complete(self._follow())
+        self._loop.close()
+
+    async def _follow(self) -> None:
+        """Compare the ids until `close`, on the thread's loop."""
+        self.replaced.start()
+        await self._ended.wait()
+        await self.replaced.close()
+
+    def close(self) -> None:
+        """End the thread soon."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._ended.set)
 
 
 async def read_topic_id(calls: AdminCalls, topic: str) -> str:

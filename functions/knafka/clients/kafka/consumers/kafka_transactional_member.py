@@ -9,7 +9,6 @@ Not here: how a member joins (`kafka_group_consumer`), and the transactions (`ka
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, cast
@@ -23,15 +22,21 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked, restart_of
+from knafka.clients.kafka.consumers.kafka_committed_topics import (
+    OF_ANOTHER_TOPIC,
+    CommittedTopics,
+)
+from knafka.clients.kafka.consumers.kafka_cut_logs import restart_of
+from knafka.clients.kafka.consumers.kafka_elections import NO_ELECTION, elections_since
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
     HEARTBEAT_INTERVAL,
     GroupConsumer,
     GroupProtocol,
     assign_paused,
-    committed_of,
+    identity_of,
     start_position_of,
 )
+from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopicsThread
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
 from knafka.clients.kafka.kafka_client import (
     LOST_OFFSET_ERRORS,
@@ -57,10 +62,6 @@ CONSUMER_SETTINGS: Final = {
 }
 """Consumer settings in which this reader differs from the others."""
 
-_METADATA: Final = b"CGMDv2:"
-_GENERATION: Final = struct.Struct("=i")
-"""librdkafka's description of a member: this prefix, its generation, then group and member id."""
-
 
 class TransactionalMember(GroupConsumer):
     """The consumer side of `KafkaTransactions`: the partitions that it owns, and the records it has
@@ -80,18 +81,16 @@ class TransactionalMember(GroupConsumer):
         self.owned: dict[Partition, OffsetAndMetadata | None] = {}
         """The group's commits, by owned partition."""
         self.identity: Any = None
-        """librdkafka's description of the membership under which records were read; None: it was no
-        member."""
+        """librdkafka's description of the membership at the last read; None: no member."""
         self.reached: dict[Partition, int] = {}
-        """Ends that were reached and that the caller has not taken yet, by owned partition."""
+        """Ends that were reached and not taken by the caller yet, by owned partition."""
         self.is_closing = False
         self._epochs: dict[Partition, int] = {}
         """Leader epoch of each offset that was committed at the assignment, or of later records."""
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
-        """Partitions that must be read again from their commit, but could not be sought to it
-        yet."""
+        """Partitions to be read again from their commit that couldn't be sought to it yet."""
         self._gathered_records: list[Record] = []
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
@@ -104,6 +103,9 @@ class TransactionalMember(GroupConsumer):
         """The error that every read raises from now on."""
         self._stalled = StalledPartitions(connection)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
+        self._ids_thread = ReplacedTopicsThread(connection, topics)
+        self._replaced = self._ids_thread.replaced
+        self._committed_topics = CommittedTopics(self._replaced)
 
     # Reading
 
@@ -111,6 +113,7 @@ class TransactionalMember(GroupConsumer):
         """Return up to `limit` records, gathered for up to `timeout` seconds. Raises `LogError`."""
         if self._refusal is not None:
             raise LogError(str(self._refusal))
+        self._restart_replaced()
         deadline = time.monotonic() + timeout
         while True:
             self.send_due_heartbeat()
@@ -129,7 +132,7 @@ class TransactionalMember(GroupConsumer):
         records, self._gathered_records = self._gathered_records, []
         self._returned_since_commit.update(_place_of(record) for record in records)
         self._returned_since_commit.update(self.reached)
-        self.identity = _identity_of(self.consumer)
+        self.identity = identity_of(self.consumer)
         if failure is not None:
             self._raised = self._failure = None
             self.go_back()
@@ -181,8 +184,7 @@ class TransactionalMember(GroupConsumer):
             self._stalled.note_end(message)
 
     def _is_read(self, place: Partition) -> bool:
-        """Whether records of this partition are kept: it is owned, and doesn't have to be read
-        again."""
+        """Whether records of this partition are kept: it is owned and needs no second read."""
         return place in self.owned and place not in self._to_reread and place not in self._revoked
 
     def _handle_fatal_error(self, error: KafkaError) -> None:
@@ -193,9 +195,19 @@ class TransactionalMember(GroupConsumer):
         else:
             self.fall_back_to_classic(error)
 
+    def _restart_replaced(self) -> None:
+        """Read the partitions of replaced topics from their start, and those whose commits turn out
+        to be of another topic."""
+        replaced = self._replaced.pop()
+        others = self._committed_topics.find_others()
+        for place in list(self.owned):
+            if place.topic in replaced or place in others:
+                log.warning(OF_ANOTHER_TOPIC, place.number, place.topic)
+                self._restart(place, TopicPartition(*place, OFFSET_BEGINNING))
+
     def _start_anew(self, message: Message) -> None:
         """Read a partition from where its log was cut, or from its start, as its offset no longer
-        exists; report it to `Claims` as revoked and assigned anew."""
+        exists."""
         place = _place_of(message)
         if place not in self.owned:
             return
@@ -207,12 +219,20 @@ class TransactionalMember(GroupConsumer):
             place.number, place.topic,
             "its start" if restart.offset < 0 else f"offset {restart.offset}", message.error(),
         )  # fmt: skip
+        if restart.offset < 0:
+            self._replaced.hasten()  # it restarts other partitions of the topic, too
+        self._restart(place, restart)
+
+    def _restart(self, place: Partition, restart: TopicPartition) -> None:
+        """Read a partition from another position; `Claims` hears of a new assignment."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
         self._stalled.begin([restart])
         # Assigned without a commit: the group's commit is of records that are gone.
         self.owned[place] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
+        if restart.offset < 0:
+            self._committed_topics.restart(place)
         self._epochs[place] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {place: None})
 
@@ -254,14 +274,14 @@ class TransactionalMember(GroupConsumer):
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
         """Return these offsets as confluent-kafka's objects, with leader epochs as in
-        `kafka_commits`."""
+        `kafka_commits`, and their topics' marks."""
         self._note_epochs(offsets)
         return [
             TopicPartition(
                 place.topic,
                 place.number,
                 entry.offset,
-                entry.metadata,
+                self._committed_topics.mark(place, entry.metadata),
                 self._epochs.get(place, NO_EPOCH),
             )
             for place, entry in offsets.items()
@@ -308,27 +328,23 @@ class TransactionalMember(GroupConsumer):
             assign_paused(consumer, partitions)
             return
         try:
-            committed = committed_of(consumer, partitions, STABLE_TIMEOUT) if partitions else []
+            committed = self._committed_topics.start(consumer, partitions, STABLE_TIMEOUT)
         except LogError as error:
-            # Partitions must not be read without their commits' metadata.
             self._refusal = error
-            assign_paused(consumer, partitions)
             return
-        start_positions = [start_position_of(entry) for entry in committed]
-        try:
-            assign_checked(consumer, start_positions)
-        except LogError as error:
-            self._refusal = error
+        elections = elections_since(consumer, self._connection, committed)
+        if any(election.holds is None for election in elections.values()):
+            # Without what they say of records that are still there, events would count twice.
+            self._refusal = LogError("Kafka doesn't say whether logs have lost their ends")
             consumer.pause(partitions)
             return
-        self._stalled.begin(start_positions)
+        self._stalled.begin(map(start_position_of, committed))
         commits: dict[Partition, OffsetAndMetadata | None] = {}
         for entry in committed:
             place = Partition(entry.topic, entry.partition)
-            self._epochs[place] = epoch_of(entry)
-            commits[place] = (
-                OffsetAndMetadata(entry.offset, entry.metadata or "") if entry.offset >= 0 else None
-            )
+            election = elections.get(place, NO_ELECTION)
+            self._epochs[place] = max(epoch_of(entry), election.end_epoch)
+            commits[place] = election.commit(entry)
         self.owned.update(commits)
         if commits:
             self._call_claims(self._claims.on_assigned, commits)
@@ -364,6 +380,11 @@ class TransactionalMember(GroupConsumer):
         ]
         return disowned
 
+    def close(self) -> None:
+        """Leave the group, and close the clients."""
+        self._ids_thread.close()
+        self.consumer.close()
+
     def _call_claims(self, call: Callable[[Any], None], argument: object) -> None:
         """Call `Claims` and keep its error for `read` to raise: an exception in librdkafka's
         callback would lose the messages of this poll."""
@@ -376,15 +397,3 @@ class TransactionalMember(GroupConsumer):
 def _place_of(record: Message | Record) -> Partition:
     """Return the partition of a record."""
     return Partition(cast(str, record.topic()), cast(int, record.partition()))
-
-
-def _identity_of(consumer: Consumer) -> Any:
-    """Return librdkafka's description of the membership under which a consumer may commit; None
-    while it is no member. Raises `LogError` if the description has another format."""
-    description = consumer.consumer_group_metadata()
-    if not description.startswith(_METADATA):
-        raise LogError("this librdkafka describes a member in an unknown way")
-    begin = len(_METADATA) + _GENERATION.size
-    (generation,) = _GENERATION.unpack(description[len(_METADATA) : begin])
-    _, member, *_ = description[begin:].split(b"\0")
-    return description if generation > 0 and member else None

@@ -165,6 +165,6 @@ class KafkaTransactions:
 
     def _close(self) -> None:
         """Leave the group and close all clients; blocks while Kafka is frozen."""
-        self._member.consumer.close()
+        self._member.close()
         self._producer.close()
         self._bounded.close()

@@ -1,0 +1,71 @@
+"""What the metadata of all commits have in common: of which topic the offset is.
+
+A commit outlives its topic if a reader commits once more before it notices that the topic was
+deleted and created again. Then the offset says nothing of the new topic's records. So the metadata
+begin with a mark, the first characters of Kafka's id of the topic:
+
+    "@" + 11 characters of the id + ":" + metadata of `progress` or `sensor.records`, or nothing
+
+A commit without a mark is trusted: of other tools, of rewinds, and of readers that don't know the
+id yet.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from knafka.core.progress import MARK_LENGTH, MAX_METADATA, PROGRESS_PREFIX, decode
+from knafka.core.sensor.records import parse_taken
+
+_ID_LENGTH: Final = MARK_LENGTH - len("@:")
+"""Characters of an id in a mark: 66 bits, nearly all of them random."""
+_MARK: Final = re.compile(rf"@([\w+/-]{{{_ID_LENGTH}}}):", re.ASCII)
+"""librdkafka writes ids in base64 with + and /, other clients with - and _."""
+
+
+def short_id(topic_id: str) -> str:
+    """Return the part of a topic's id that a mark has; empty for an unknown id, which is empty."""
+    return topic_id[:_ID_LENGTH]
+
+
+def mark(metadata: str, topic: str) -> str:
+    """Return the metadata with the mark of a topic, its `short_id`; unchanged if that is empty, or
+    if there is no room for it."""
+    if not topic or len(metadata) + MARK_LENGTH > MAX_METADATA:
+        return metadata
+    return f"@{topic}:{metadata}"
+
+
+def unmark(metadata: str) -> tuple[str, str]:
+    """Return the topic that the metadata are marked with, and the metadata without the mark; an
+    empty topic if they have none."""
+    if (found := _MARK.match(metadata)) is None:
+        return "", metadata
+    return found[1], metadata[found.end() :]
+
+
+def is_of_another(committed: str, present: str) -> bool:
+    """Whether a commit with the mark `committed` is of another topic than `present`, the present
+    topic's `short_id`. False if one of them is empty."""
+    return bool(committed and present) and committed != present
+
+
+def mark_after_restart(former: str, known: str) -> str:
+    """Return the mark of a partition that is read from its start, of which the former mark and that
+    of the topic that is known now are given; empty if it isn't known whether the topic is another
+    one than before."""
+    return "" if known == former else known
+
+
+def described_until(offset: int, metadata: str) -> int | None:
+    """Return the offset behind the last record that a commit's metadata without a mark speak of, at
+    least the commit's; None: they aren't ours."""
+    if metadata.startswith(PROGRESS_PREFIX):
+        progress = decode(offset, metadata, 0)
+        settled = [range_end for _, range_end in progress.settled]
+        return max([offset, *settled, *(begun + 1 for begun in progress.deliveries)])
+    if not metadata or metadata.startswith("{"):
+        taken = parse_taken(metadata)
+        return offset if taken is None else max(offset, taken.read)
+    return None

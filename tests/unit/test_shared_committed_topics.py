@@ -1,0 +1,131 @@
+"""Groups of a shared topic whose commits may be of an earlier topic of the name, on fake time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
+
+import pytest
+from support.logs import Owner
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
+from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
+
+from knafka.core.errors import LogError
+from knafka.dispatcher.shared.topic import SharedTopic
+from knafka.ports.log import OffsetAndMetadata
+from knafka.ports.shared_log import Commit
+
+pytestmark = pytest.mark.looptime
+
+TOPIC = "events"
+END = 5
+
+
+async def old() -> str:
+    return "old"
+
+
+async def new() -> str:
+    return "new"
+
+
+async def none() -> str:
+    return ""
+
+
+async def refused() -> str:
+    raise LogError("refused")
+
+
+async def unanswered() -> str:
+    await asyncio.sleep(3600)
+    return "new"
+
+
+class MarkedOffsets(MemoryOffsets):
+    """The group has committed the offset 3, with a mark or without one."""
+
+    def __init__(self, memory: MemoryLog, mark: str, present: Callable[[], Awaitable[str]]) -> None:
+        super().__init__(memory)
+        self._mark, self._present = mark, present
+        self.made: list[Commit] = []
+        self.known = ""
+
+    async def committed(
+        self, group: str, topic: str, partitions: Collection[int]
+    ) -> Mapping[int, Commit]:
+        return {0: Commit(3, topic=self._mark)}
+
+    async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        self.made += commits.values()
+
+    async def present_topic(self, topic: str) -> str:
+        return await self._present()
+
+    def known_topic(self, topic: str) -> str:
+        return self.known
+
+
+async def open_topic(offsets: MarkedOffsets, memory: MemoryLog) -> SharedTopic:
+    memory.create(TOPIC)
+    for _ in range(END):
+        memory.store(TOPIC, b"k", b"v", None)
+    return SharedTopic(
+        TOPIC,
+        partial(MemoryMember, memory, "shard", TOPIC),
+        partial(MemoryPositionedReader, memory, TOPIC),
+        offsets,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mark", "present", "first", "next_mark"),
+    [
+        ("old", old, 3, "old"),
+        ("old", new, 0, "new"),
+        ("", new, 3, "new"),
+        ("old", none, 3, "old"),
+        ("old", refused, 3, "old"),
+        ("old", unanswered, 3, "old"),
+        ("", refused, 3, ""),
+    ],
+)
+async def test_only_a_commit_of_another_topic_is_passed_over(
+    mark: str, present: Callable[[], Awaitable[str]], first: int, next_mark: str
+) -> None:
+    """While the present topic isn't known, commits keep their mark, for the next process."""
+    memory, owner = MemoryLog(), Owner()
+    offsets = MarkedOffsets(memory, mark, present)
+    shared = await open_topic(offsets, memory)
+    reader = shared.open_reader("group", owner)
+    records = await reader.read(END, 10.0)
+    assert [record.offset() for record in records] == list(range(first, END))
+    assert owner.committed == {0: OffsetAndMetadata(3) if first else None}
+    reader.commit({0: OffsetAndMetadata(END)})
+    await asyncio.sleep(1)
+    assert [commit.topic for commit in offsets.made] == [next_mark]
+    await reader.close(5)
+    await shared.close()
+
+
+async def test_commits_have_the_mark_of_the_topic_that_replaced_the_one_that_was_read() -> None:
+    memory, owner = MemoryLog(), Owner()
+    offsets = MarkedOffsets(memory, "old", old)
+    shared = await open_topic(offsets, memory)
+    reader = shared.open_reader("group", owner)
+    await reader.read(END, 10.0)
+    await MemoryAdmin(memory).delete_topic(TOPIC)
+    memory.create(TOPIC)
+    memory.store(TOPIC, b"k", b"v", None)
+    offsets.known = "new"
+    async with asyncio.timeout(100):
+        while not (records := await reader.read(END, 1.0)):
+            pass
+    assert [record.offset() for record in records] == [0]
+    reader.commit({0: OffsetAndMetadata(1)})
+    await asyncio.sleep(1)
+    assert [commit.topic for commit in offsets.made] == ["new"]
+    await reader.close(5)
+    await shared.close()
