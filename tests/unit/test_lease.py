@@ -287,7 +287,7 @@ async def test_a_request_that_says_what_it_drains_is_not_refused_for_one_that_do
     await until(lambda: operator.lines)
     await first.task
     assert first.lines[-1].ended is Ended.BUDGET
-    assert "goes on" in (first.lines[-1].error or "")
+    assert "has taken over" in (first.lines[-1].error or "")
     assert running.opened == 1
     for more in ({}, {"egress": running.digest}):
         refused = running.drain(**more)

@@ -107,20 +107,20 @@ def channel_topic(namespace: str, channel: str) -> str:
 
 
 def of_channel(channel: str) -> str:
-    """Return the name that stands for a KafkaChannel where names have a Broker; its capitals make
-    it no Broker's."""
+    """Return the name that stands for a KafkaChannel where names have a Broker. No Broker has
+    it, as Kubernetes names have no capitals."""
     return f"KafkaChannel-{channel}"
 
 
 def of_source(source: str) -> str:
-    """Return the name that stands for a KafkaSource where names have a Broker; its capitals make it
-    no Broker's."""
+    """Return the name that stands for a KafkaSource where names have a Broker. No Broker has it,
+    as Kubernetes names have no capitals."""
     return f"KafkaSource-{source}"
 
 
 def of_sensor(sensor: str) -> str:
-    """Return the name that stands for a Sensor where names of dead letters have a Trigger; its
-    capitals make it no Trigger's."""
+    """Return the name that stands for a Sensor where names of dead letters have a Trigger. No
+    Trigger has it, as Kubernetes names have no capitals."""
     return f"{SENSORS}{sensor}"
 
 

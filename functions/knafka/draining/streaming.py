@@ -13,7 +13,7 @@ from knafka.core.tokens.caller_tokens import REFUSED
 from knafka.draining.lease import DrainLease, Leased
 from knafka.serving import Send
 
-SUPERSEDED: Final = "the drain goes on for somebody who says what is drained"
+SUPERSEDED: Final = "another request, which says what is drained, has taken over this drain"
 """Error of a request that was replaced by a request with the digest of the Egress, shard or
 Sensor."""
 NOT_STOPPED: Final = (

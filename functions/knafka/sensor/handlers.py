@@ -101,8 +101,11 @@ class Handlers:
             self.route(arrival, batch, None)
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
-        """Send the next event of the bus to each of its triggers, or fire at once (BUS-12). `until`
-        (ms) as in `TriggerTopicRecord`; None: not known."""
+        """Send the next event of the bus to each of its triggers, or fire at once (BUS-12).
+
+        `until`: time (ms since the Unix epoch) before which every event of the bus had been read
+        when this one was sent (`TriggerTopicRecord`); None: not known.
+        """
         record, place = arrival.record, arrival.place
         batch.begin(record)
         batch.counts.read += 1
@@ -161,8 +164,8 @@ class Handlers:
         if trigger_record.generation > self._sensor.generation:
             raise NewerSensor(
                 f"the Sensor is at generation {trigger_record.generation} elsewhere, and here at"
-                f" {self._sensor.generation}; if there is none such, pass over what says so: "
-                "knafka sensor next and skip"
+                f" {self._sensor.generation}; if no newer one exists, skip this record: "
+                "knafka sensor next shows it, and knafka sensor skip skips it"
             )
         event, time = trigger_record.event, written_at(trigger_record.event.at, now)
         if time != event.at:

@@ -166,7 +166,8 @@ def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
 
 
 def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
-    """Print the groups of an archive, or those of one Trigger of its namespace."""
+    """Print the unresolved dead letters of an archive by group, which is what failed alike
+    (`GROUP_COLUMNS`); with `trigger`, that Trigger's."""
     conditions = []
     if trigger is not None:
         name = triggers.parse_name(trigger, "Trigger").name

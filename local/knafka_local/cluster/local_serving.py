@@ -61,7 +61,8 @@ class LocalReceiver(Protocol):
         ...
 
     async def serve_nothing(self) -> None:
-        """Start a process that serves no Broker, unless one runs already."""
+        """Start the receiver process before there is any Broker or KafkaChannel, so that its port
+        answers; nothing to do if it runs."""
         ...
 
     async def position(self) -> int | None:
@@ -221,8 +222,8 @@ def most_replicas(dispatcher: Document | None) -> int:
 
 
 def _shared_contract(receiver: Document) -> ReceiverContract:
-    """Return the contract of one receiver's Service without its path, as all receivers follow
-    it."""
+    """Return the contract of one receiver's Service without its path, which is the only part in
+    which the receivers of a family differ."""
     contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
     return contract.model_copy(update={"path": None})
 

@@ -132,9 +132,10 @@ class ClusterWithEntries:
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, exists: bool) -> set[Identity]:
-        """Choose the Subscription name of an entry anew, and update what is known by it; `exists`
-        False: the entry is gone, and its name is dropped. Returns the names whose Subscription
-        changes."""
+        """Choose again the name of the Subscription that shows an entry, and update `_names`,
+        `_places`, `_missing` and `_leaving`. `exists` False: the entry is neither in
+        `spec.subscribers` nor promised any more, and loses its name. Returns the names whose
+        Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         previous_name = names.pop(uid, None)
         current_name = self._choose_name(channel, uid) if exists else None

@@ -63,10 +63,10 @@ RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
 TIMEOUT_SECONDS: Final = 70
 """The `timeoutSeconds` of a function's Service, and so its pods' grace period. When a namespace is
 deleted, Kubernetes checks for remaining pods, checks again after half of their longest grace
-period, and deletes other objects only when there are none. A pod's end takes 31 to 33 s
-(`STOP_SECONDS`), and with 70 s the second check comes after 36 s (with 110 s after 56 s, with 600 s
-after five minutes). A drain's first request stays 45 s below this, as a pod's start may take that
-long (`holds.FIRST_BUDGET`)."""
+period, and deletes other objects only when there are none. A pod's end takes 31 to 33 s,
+30 of them Knative's own wait, and with 70 s the second check comes after 36 s (with 110 s after
+56 s, with 600 s after five minutes). A drain's first request stays 45 s below this, as a pod's
+start may take that long (`holds.FIRST_BUDGET`)."""
 MAX_TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum."""
 

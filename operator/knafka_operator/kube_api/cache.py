@@ -251,7 +251,7 @@ class CachedCluster:
                 watched.documents.pop(reference[2:], None)
 
     def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
-        """Return the cached objects of a selection in a namespace."""
+        """Return namespace and name of each known object of a selection in a namespace."""
         return [
             identity
             for identity in self._ensure_watched_objects(selection).versions

@@ -166,16 +166,19 @@ class TopicLagCheck(LagCheck):
         if lag is None:
             trigger.note_lag_error(f"no group {trigger.egress.group}")
             return
-        partitions, shared = len(lag.by_partition), trigger.declared is not None
+        partitions, shared = len(lag.by_partition), trigger.is_shared
         holds, autoscaling = trigger.holds, trigger.autoscaling
         trigger.lag_error = None
         trigger.lag, trigger.settled = lag.total, lag.settled
         trigger.note_lag_known()
         trigger.beyond_end = lag.beyond_end
-        trigger.floor = decide_scale(0, partitions, autoscaling, 0, shared=shared).replicas
-        scale = decide_scale(lag.total, partitions, autoscaling, len(holds), shared=shared)
-        due = asyncio.get_running_loop().time() >= trigger.join_due_at
-        if due and not scale.replicas and not autoscaling.paused:
+        # As many drains as it has without any lag: its min-scale.
+        idle_scale = decide_scale(0, partitions, autoscaling, held=0, shared=shared)
+        trigger.floor = idle_scale.replicas
+        scale = decide_scale(lag.total, partitions, autoscaling, held=len(holds), shared=shared)
+        # Kafka forgets the offsets of a group that nobody joins for `offsets.retention.minutes`.
+        join_is_due = asyncio.get_running_loop().time() >= trigger.join_due_at
+        if join_is_due and not scale.replicas and not autoscaling.paused:
             scale = keep_offsets(scale, partitions, shared=shared)
         elif not shared and not autoscaling.paused:
             scale = _scale_filtered_out(trigger, lag.total, scale)
@@ -198,8 +201,9 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
 
 
 def _scale_filtered_out(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """Return a scale of zero for a Trigger whose filter has lately passed no event, and stop its
-    drains when its rest begins; return `scale` for any other Trigger."""
+    """Let a Trigger rest whose filter has lately passed no event: stop its drains when its rest
+    begins, and return a scale of zero until the rest is over. For any other Trigger return
+    `scale`."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
     if trigger.own and rest.begin_if_filtered(lag, trigger.open.values(), trigger.autoscaling, now):
         trigger.own.stop()

@@ -146,11 +146,16 @@ class ScaledTrigger(ScaledGroup):
     """Decides whether the Trigger's own drains rest, as its filter passes no event."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether a shared dispatcher delivers the Trigger's events, once its own drains ended."""
+        return self.declared is not None
+
+    @property
     def own_egress(self) -> Egress | None:
         """Return the Egress of the Trigger's own dispatchers, which may drain without a held
         request; None if the Trigger is in a shard, or has min-scale, whose pods a reconciliation
         waits for."""
-        is_own = self.declared is None and not self.autoscaling.min_scale
+        is_own = not self.is_shared and not self.autoscaling.min_scale
         return self.egress if is_own else None
 
     @property
@@ -161,7 +166,7 @@ class ScaledTrigger(ScaledGroup):
     @property
     def is_resting(self) -> bool:
         """Whether waiting events open no drain, as the filter has lately passed none."""
-        return self.declared is None and self.rest.is_resting(asyncio.get_running_loop().time())
+        return not self.is_shared and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
         """Record that a request has begun; the first open one begins a drain for `rest`."""

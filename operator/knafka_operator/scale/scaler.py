@@ -384,7 +384,9 @@ class Scaler:
             lambda: self._check_soon(topics_key(trigger.egress)),
             request_budgets=self._request_budgets,
         )
-        trigger.note_joined()  # not known; most Triggers have events before the next is due
+        # When its group was last joined isn't known. Taken as now, so that a start of the operator
+        # doesn't have all groups joined; most Triggers have events before the next join is due.
+        trigger.note_joined()
         return trigger
 
     def _new_sensor(
@@ -401,7 +403,7 @@ class Scaler:
             scaled.slots,
             self._request_budgets,
         )
-        scaled.note_joined()  # not known; most Sensors have events before the next
+        scaled.note_joined()  # not known, so taken as now, like a Trigger's
         return check
 
     def _new_shard(self, declared: Shard) -> ScaledShard:

@@ -178,7 +178,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        """Translate conditions and status to the words of a derived kind; here unchanged."""
+        """Rename conditions and status fields to those of a kind that is reconciled like a Trigger,
+        such as a Subscription, which overrides this. A Trigger's stay as they are."""
         return conditions, status
 
     async def leave(self, document: Document) -> None:

@@ -147,7 +147,8 @@ def compute_firings(
     row for each firing, and rows with `counts` only."""
     own_key = F.concat_ws("/", "place", "partition", "offset")
     rows = (
-        # An event that fires alone needs no others: else a trigger without conditions is one task.
+        # Events that fire alone are spread over all tasks: by their key, all events of a trigger
+        # without conditions would be in one.
         routes.repartition(partitions, F.when(F.col("fires"), own_key).otherwise(F.col("key")))
         .sortWithinPartitions("key", "at", "place", "partition", "offset", "number")
         .select(*ROUTED)

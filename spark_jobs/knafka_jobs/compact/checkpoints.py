@@ -191,17 +191,17 @@ class Checkpoints:
 
     def fold(
         self,
-        fold: Callable[[Tables, DataFrame], FoldedBatch],
+        to_rows: Callable[[Tables, DataFrame], FoldedBatch],
         columns: Iterable[str],
         on: str,
         update: Mapping[str, str],
     ) -> int:
         """Fold new rows of `records` and MERGE them into `failures`; returns the number of records.
 
-        `fold` turns a batch into rows of `failures`; `columns` are the columns of `records` that it
-        needs, as a stream reads all columns otherwise. `on` and `update` are SQL as in
+        `to_rows` turns a batch into rows of `failures`; `columns` are the columns of `records` that
+        it needs, as a stream reads all columns otherwise. `on` and `update` are SQL as in
         `Tables.upsert`. Delta keeps the number of each streamed batch with its commit, so that a
-        batch that is repeated after a crash adds nothing to the sums.
+        batch that is repeated after a crash adds nothing to the counts in `failures`.
         """
         tables, checkpoint = self._tables, self._fold_checkpoint()
         count = 0
@@ -212,9 +212,10 @@ class Checkpoints:
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
             # Spark's own count of a batch's rows counts them once for each time they are read.
-            rows, days, records = fold(batch_tables, batch)
+            rows, days, records = to_rows(batch_tables, batch)
             count += records
-            # Set only now: with these, Delta takes any other write for a repetition of this one.
+            # Not set before `to_rows`, which may write tables itself: Delta skips every further
+            # write that has the same two values, as a repetition of the first.
             spark.conf.set(f"{_TXN}.txnAppId", checkpoint.rpartition("/")[2])
             spark.conf.set(f"{_TXN}.txnVersion", str(number))
             try:

@@ -204,7 +204,8 @@ class KafkaClient:
     def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> TopicState:
-        """Create a topic unless it exists; returns it once every broker of Kafka knows it."""
+        """Create a topic unless it exists; returns it once Kafka lists it with its partitions.
+        Raises `JobError` after `JOB_REQUEST_TIMEOUT` seconds."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         _request_results(
             lambda: self._admin.create_topics([new_topic], request_timeout=JOB_REQUEST_TIMEOUT),

@@ -30,8 +30,9 @@ from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, 
 
 MAX_HEAD_BYTES: Final = 7 * 1024
 """Most bytes of the attributes, as header lines, of an event that came as JSON. Tomcat and Jetty
-take 8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js
-16 KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
+take 8 KiB of header lines in all, Node.js 16 KiB; Apache, nginx and gunicorn (the server of
+functions-framework) 8 KiB in each line. The rest is for headers that aren't the event's, such as
+Host and traceparent."""
 MAX_HEAD_LINES: Final = 80
 """Most attributes of an event that came as JSON and is sent as header lines: Apache and gunicorn
 accept 100 header lines."""
@@ -93,7 +94,8 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
     attributes = list(members.values())
     data = None if layout.data_index < 0 else attributes.pop(layout.data_index)
     text = b"".join(attributes)
-    # As in `json_format.split`: anything uncertain makes the document longer.
+    # If the lengths agree, these members are all that there is: whitespace between them, a second
+    # member of one name or an escaped name would make the document longer.
     size = layout.compact_size + len(text) + (0 if data is None else len(data))
     if len(document) != size:
         document = document.strip(json_format.WHITESPACE)

@@ -39,7 +39,8 @@ class Intake:
             egress.filter, egress.filters, counts.count_filter_error
         )
         self._lane_of = lane_function(egress.order)
-        # Copied here, as the CPU's cache loses the Egress's objects when many Egresses take turns.
+        # Copied from the Egress: with many Triggers in a process, reading its attributes for each
+        # record would miss the CPU's cache.
         self._head = b"prefer: reply\r\n" + delivery_head(egress)
         self._format: Format = "batch" if egress.batch else egress.delivery.format
         self._record_position = egress.record_position

@@ -146,8 +146,8 @@ class HeldPartitions(dict[int, AssignedPartition]):
     """The partitions that the group has assigned to one drain, by number: what they hold, and which
     of them may be read."""
 
-    def __init__(self, held_bytes: Callable[[], int]) -> None:
-        """`held_bytes` returns the most bytes of requests that may be held."""
+    def __init__(self, max_held_bytes: Callable[[], int]) -> None:
+        """`max_held_bytes` returns the most bytes of requests that may be held."""
         super().__init__()
         self.max_records = MAX_UNSETTLED
         """Unsettled records that all partitions may hold together, in equal shares."""
@@ -158,7 +158,7 @@ class HeldPartitions(dict[int, AssignedPartition]):
         self.touched: set[AssignedPartition] = set()
         """Partitions with records for this drain since their last commit, or with unsettled
         ones."""
-        self._max_held_bytes = held_bytes
+        self._max_held_bytes = max_held_bytes
 
     def those_of(self, numbers: Iterable[int]) -> list[AssignedPartition]:
         """Return the partitions with these numbers, as far as they are assigned."""
@@ -318,7 +318,8 @@ class PendingEvent:
 
     @property
     def hops(self) -> int:
-        """How often in a row the event has been a dead letter at a sink (`core.events.hops`)."""
+        """How many times the event was sent to a dead-letter sink and came back
+        (`core.events.hops`); at `MAX_HOPS` it is sent there no more."""
         return hops_of(self.headers, self.record.value())
 
     @property

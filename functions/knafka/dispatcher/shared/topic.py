@@ -232,8 +232,8 @@ class SharedTopic:
                 reader.begin(number, commit)
 
     async def _read_mark(self) -> str:
-        """Return the mark of the topic; empty if Kafka doesn't answer while the groups' offsets are
-        waited for."""
+        """Return the mark, made of its id, by which commits name the topic; empty if Kafka doesn't
+        answer within `GROUP_COMMITS_TIMEOUT` seconds."""
         with suppress(LogError, TimeoutError):
             async with asyncio.timeout(GROUP_COMMITS_TIMEOUT):
                 return await self._offsets.present_topic(self.name)

@@ -148,8 +148,8 @@ class KafkaGroups:
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], LeaderElection]]:
-        """Return what `committed_partitions` returns, and of these commits what `elections_since`
-        does. Raises `LogError`."""
+        """Return the group's commits of these partitions, and by topic and partition the elections
+        of a leader since (`elections_since`). Raises `LogError`."""
         requested = list(partitions)
         elections: dict[tuple[str, int], LeaderElection] = {}
 

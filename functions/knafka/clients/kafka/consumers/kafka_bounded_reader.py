@@ -229,7 +229,7 @@ class BoundedReader:
     def committed(self, topic: str, timeout: float) -> Positions:
         """Return the offset that the group has committed, of each partition with a commit. Raises
         `LogError` after `timeout` seconds."""
-        # librdkafka's admin client may crash the process at this request (`kafka_groups`).
+        # By the consumer: at this request librdkafka's admin client may crash (`kafka_groups`).
         topic_partitions = committed_of(self._consumer, self.partitions(topic), timeout)
         return {
             partition.partition: partition.offset

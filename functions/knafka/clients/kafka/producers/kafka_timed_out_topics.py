@@ -109,7 +109,8 @@ def ids_of_led_topics(
     `LogError` if Kafka doesn't answer."""
     admin = open_admin(connection, lambda error: None)
     try:
-        admin.list_topics(timeout=DESCRIBE_TIMEOUT)  # else it may wait for a controller
+        # A new client's `describe_topics` waits until it knows the controller, beyond its timeout.
+        admin.list_topics(timeout=DESCRIBE_TIMEOUT)
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
     topics = TopicCollection(sorted({topic for topic, _ in partitions}))

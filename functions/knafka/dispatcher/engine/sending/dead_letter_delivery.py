@@ -186,7 +186,7 @@ class DeadLetterDelivery:
         return retry
 
     def _retry(self, event: PendingEvent) -> Retry:
-        """Count an attempt to write a dead letter that failed; returns when the next is due."""
+        """Count a failed attempt to write a dead letter; returns the delay until the next."""
         event.tries += 1
         return Retry(DEAD_LETTER_DELAYS[min(event.tries, len(DEAD_LETTER_DELAYS)) - 1])
 
@@ -197,7 +197,7 @@ class DeadLetterDelivery:
             stage = DeliveryStage.TOPIC
             self._counts.dead_letters_in_a_row = MAX_HOPS
             log.warning(
-                "partition %d, offset %d comes back from its sink for time %d: it is kept here",
+                "partition %d, offset %d came back from its sink %d times: it goes to the topic",
                 *(event.partition.number, event.offset, MAX_HOPS),
             )
         event.stage = stage
