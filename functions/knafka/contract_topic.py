@@ -41,7 +41,8 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class Entries(Protocol[E_co]):
-    """Parses records of the topic into the entries that concern this process."""
+    """Parses records of the topic into the entries that concern this process; a receiver and a
+    shared dispatcher implement it."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:
         """Return the entry that a record declares; None if it doesn't concern this process. Raises
@@ -82,7 +83,9 @@ class ContractFollower(Generic[E]):
         self._entries = entries
         self._open_reader = open_reader
         self._failures = 0
+        """Number of failed runs of `follow` in a row."""
         self._ready = asyncio.Event()
+        """Set with `is_ready`."""
 
     async def wait_until_ready(self) -> None:
         """Wait until the topic's end was reached once."""
@@ -137,8 +140,9 @@ class ContractFollower(Generic[E]):
     def _apply_records(
         self, contract: Contract[E], records: Sequence[Record], end: int
     ) -> Contract[E]:
-        """Return the contract after these records; a record that can't be used removes its key's
-        entry. `end`: the topic's end if the read has reached it, else 0."""
+        """Return the contract as these records change it: each sets the entry of its key, a
+        tombstone removes it, and a record that can't be used removes it and is noted in `refused`.
+        `end`: the topic's end offset if the read has reached it, else 0."""
         position = max(contract.position, end)
         if not records:
             return replace(contract, position=position)
@@ -166,7 +170,8 @@ class ContractFollower(Generic[E]):
         return Contract(max(position, records[-1].offset() + 1), entries, refused)
 
     def _publish(self, contract: Contract[E]) -> None:
-        """Replace the contract, and call the listeners if it has changed."""
+        """Make this contract the present one, and call the listeners if it differs from the one
+        before."""
         self._failures, self.problem = 0, ""
         if self.is_ready and contract == self.contract:
             return

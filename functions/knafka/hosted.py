@@ -33,7 +33,9 @@ class Hosted:
     def __init__(self, function: ServedFunction) -> None:
         self._function = function
         self._starting: asyncio.Task[None] | None = None
+        """The start of the function; None: it hasn't begun."""
         self._ending: asyncio.Task[None] | None = None
+        """The end of the server after SIGTERM; None: it hasn't begun."""
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Start the function in the background; func or the first request calls this on the event
@@ -98,7 +100,8 @@ class Hosted:
         await self._stopping
 
     def alive(self) -> tuple[bool, str]:
-        """Return False and the reason if only a restart helps, else True."""
+        """Answer the liveness probe: return False and the reason if only a restart helps, else
+        True."""
         return self._function.alive()
 
     def ready(self) -> tuple[bool, str]:
@@ -110,7 +113,8 @@ class Hosted:
         return self._function.ready()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, after starting the function if necessary."""
+        """Answer one request as an ASGI application; start the function first if nothing has, and
+        wait for its start. Raises the error of a failed start."""
         if self._starting is None:
             self.start(os.environ)
             assert self._starting is not None

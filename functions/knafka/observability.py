@@ -54,6 +54,7 @@ class Histogram:
         """Number of observations by bucket, which reaches from the previous bound to its own; the
         last bucket has no bound."""
         self.sum = 0.0
+        """Sum of all observations, in seconds."""
         self._last = 0
         """Index of the last observation's bucket, into which most observations fall."""
         self._above = self._upto = 0.0
@@ -105,7 +106,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric family and its samples."""
+    """One metric: its name, help text, and a value for each set of labels."""
 
     name: str
     help: str
@@ -133,8 +134,8 @@ def egress_labels(egress: Egress) -> dict[str, str]:
 
 
 def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
-    """Return the metric of consumed records (DSP-16 to DSP-18) from the counts by partition of each
-    consumer and topic."""
+    """Return the metric of consumed records (DSP-16 to DSP-18). `samples`: for each consumer and
+    topic, the consumer's name, the topic, and the number of records by partition."""
     labelled_samples = [
         ({"consumer": consumer, "partition": str(partition), "topic": topic}, count)
         for consumer, topic, counts in samples
@@ -144,8 +145,8 @@ def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
 
 
 def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
-    """Return the metric of produced records (DSP-22) from the counts by partition of each producer
-    and topic."""
+    """Return the metric of produced records (DSP-22). `samples`: for each producer and topic, the
+    producer's name, the topic, and the number of records by partition."""
     labelled_samples = [
         ({"partition": str(partition), "producer": producer, "topic": topic}, count)
         for producer, topic, counts in samples
@@ -206,7 +207,8 @@ class RateLimitedFilter(logging.Filter):
         """When (Unix time) a line of each kind was last logged, by level and wording."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged: one of its kind per `REPEAT_INTERVAL` is."""
+        """Whether the record is logged: one of its kind per `REPEAT_INTERVAL` is. `logging` calls
+        it for each record."""
         wording = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
         kind = record.levelno, wording
         if record.created - self._logged_at.get(kind, 0.0) < REPEAT_INTERVAL:

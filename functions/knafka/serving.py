@@ -83,8 +83,8 @@ class ServedFunction(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return the state that the connections of a started function share (ASGI's lifespan
-        state)."""
+        """Return the objects by name that the connections of a started function share (ASGI's
+        lifespan state)."""
         ...
 
 
@@ -199,14 +199,16 @@ class _FunctionServer(uvicorn.Server):
         self._is_signalled = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Serve until a signal ends the server: tick every `TICK` seconds, and at the signal."""
+        """Serve until a signal ends the server, in place of uvicorn's own loop: tick every `TICK`
+        seconds, and at the signal."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK):
                     await self._is_signalled.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End the server at a signal, after interrupting the function."""
+        """Handle a signal, overriding uvicorn's handler: let the server end, and interrupt the
+        function on the event loop."""
         super().handle_exit(sig, frame)
         asyncio.get_running_loop().call_soon_threadsafe(self._end)
 
@@ -247,13 +249,15 @@ class _TlsServer(_FunctionServer):
         return protocol
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open both ports; the one with TLS as soon as there is a certificate."""
+        """Open the plain port, and the TLS port if there is a certificate; uvicorn calls it at the
+        start."""
         await super().startup(sockets)
         if self.started:
             await self._refresh_certificate()
 
     async def on_tick(self, counter: int) -> bool:
-        """Check the certificate at each tick."""
+        """Check the certificate at each tick, which `main_loop` makes; returns whether the server
+        ends."""
         await self._refresh_certificate()
         return await super().on_tick(counter)
 

@@ -113,7 +113,8 @@ def tls(environment: Environment) -> Tls | None:
 
 
 def log_level(environment: Environment) -> str:
-    """Return the level of the log. Raises `InvalidDocument`."""
+    """Return the level from which on lines are logged, `warning` by default. Raises
+    `InvalidDocument` for an unknown level."""
     level = environment.get(LOG_LEVEL, "warning").lower()
     if level not in ("debug", "info", "warning", "error"):
         raise InvalidDocument(
@@ -123,7 +124,8 @@ def log_level(environment: Environment) -> str:
 
 
 def log_format(environment: Environment) -> Literal["json", "text"]:
-    """Return the format of the log. Raises `InvalidDocument`."""
+    """Return the format of the log, `text` by default. Raises `InvalidDocument` for another
+    format."""
     value = environment.get(LOG_FORMAT, "text").strip().lower()
     if value == "json":
         return "json"
@@ -152,12 +154,14 @@ def local_addresses(environment: Environment) -> bool:
 
 
 def callers(environment: Environment) -> Callers:
-    """Return the callers that `/drain` and `/contract` answer. Raises `InvalidDocument`."""
+    """Return the callers whom `/drain` and `/contract` answer: everybody if the variable isn't set.
+    Raises `InvalidDocument`."""
     return Callers.parse(environment.get(CALLERS, ""))
 
 
 def scrapers(environment: Environment) -> Callers:
-    """Return the callers that `/metrics` answers. Raises `InvalidDocument`."""
+    """Return the callers whom `/metrics` answers: everybody if the variable isn't set. Raises
+    `InvalidDocument`."""
     return Callers.parse(environment.get(SCRAPERS, ""), SCRAPERS)
 
 
@@ -190,7 +194,8 @@ def statistics_interval(environment: Environment) -> float:
 
 
 def event_types(environment: Environment) -> bool:
-    """Whether a receiver lists new types of events for its operator. Raises `InvalidDocument`."""
+    """Whether a receiver lists new types of events for its operator, by default not. Raises
+    `InvalidDocument`."""
     value = environment.get(EVENT_TYPES, "disabled").strip().lower()
     if value not in ("enabled", "disabled"):
         problem = f"invalid value: {value:.80}: want enabled or disabled"
@@ -213,8 +218,9 @@ def ingresses(environment: Environment) -> Sequence[Ingress]:
 
 
 def receiver(environment: Environment) -> Receiver | None:
-    """Return the contract of a receiver that reads its Ingresses from a topic; None: they are
-    `ingresses`. Raises as `ingresses`."""
+    """Return the contract of a receiver that reads its Ingresses from a topic; None: the
+    environment declares them (`ingresses`). Raises `InvalidDocument` for an invalid contract, or if
+    both are declared."""
     if not (text := environment.get(RECEIVER)):
         return None
     if environment.get(INGRESSES):
@@ -236,7 +242,8 @@ def egress(environment: Environment) -> Egress:
 
 
 def shard(environment: Environment) -> Shard | None:
-    """Return the shard of a dispatcher; None: it has one Egress. Raises as `egress`."""
+    """Return the shard of a dispatcher; None: it has one Egress. Raises `InvalidDocument` that
+    names the variable and the broken field."""
     if not (text := environment.get(SHARD)):
         return None
     try:
@@ -246,7 +253,8 @@ def shard(environment: Environment) -> Shard | None:
 
 
 def sensor(environment: Environment) -> SensorContract:
-    """Return the contract of a Sensor's function. Raises as `egress`."""
+    """Return the contract of a Sensor's function. Raises `InvalidDocument` that names the variable
+    and the broken field."""
     # Imported here, as it imports time zones, which no other function needs.
     from knafka.core.sensor.contract import SensorContract
 
@@ -275,8 +283,8 @@ def service_url(environment: Environment) -> str | None:
 
 
 def drains(environment: Environment) -> DrainSettings:
-    """Return the settings of the function's drains; of the grace period, `LEAVING` seconds are kept
-    for the time after the attempts. Raises `InvalidDocument` that names the variable."""
+    """Return the settings of the function's drains; attempts get the grace period without `LEAVING`
+    seconds. Raises `InvalidDocument` that names the variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
         raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")

@@ -92,8 +92,8 @@ class TlsListener:
     def __init__(
         self, folder: Path, host: str, port: int, make_protocol: Callable[[], asyncio.Protocol]
     ) -> None:
-        """`folder` has the certificate; `make_protocol` returns the protocol of a connection, which
-        gets the decrypted data."""
+        """`folder` has the certificate; `host` and `port`: where to listen; `make_protocol` returns
+        the protocol of a new connection, which gets the decrypted data."""
         self._certificate = ServerCertificate(folder)
         self._host, self._port = host, port
         self._make_protocol = make_protocol

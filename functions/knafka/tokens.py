@@ -98,8 +98,9 @@ def _shared_token(region: str, role: str | None, sign: Callable[[], Token]) -> T
 
 
 def _open_signer(region: str, role: str | None) -> Callable[[], Token]:
-    """Return a function that signs a token for this region (and role, if one is to be assumed), and
-    raises `LogError` if AWS gives none. Raises `InvalidDocument` if AWS's library is missing."""
+    """Return a function that signs a token for this region, and raises `LogError` if AWS gives
+    none. `role`: ARN of the role that is assumed; None: the process's own identity signs. Raises
+    `InvalidDocument` if AWS's library is missing."""
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
     except ImportError as error:

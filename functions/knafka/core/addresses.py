@@ -87,7 +87,8 @@ def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6
 
 
 def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
-    """Return what kind of local address this is, as a phrase; None: it isn't local."""
+    """Return what kind of refused address this is, as a phrase for `refusal`; None: it isn't
+    refused."""
     address = _without_embedding(address)
     if address.is_loopback:
         return "a loopback address"

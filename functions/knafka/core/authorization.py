@@ -46,8 +46,8 @@ class Authorization:
         self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
 
     def verdict(self, subject: str) -> bool | Predicate:
-        """Return True if this sender may send any event, False if none, else a predicate that
-        admitted events fulfil."""
+        """Return True if this sender may send any event, False if none, else the predicate that an
+        event of this sender must fulfil. `subject`: the subject of the sender's token."""
         if not self._policies:
             return self._default_verdict(subject)
         sender_predicates: list[Predicate] = []

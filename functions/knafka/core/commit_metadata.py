@@ -25,13 +25,14 @@ _MARK: Final = re.compile(rf"@([\w+/-]{{{_ID_LENGTH}}}):", re.ASCII)
 
 
 def short_id(topic_id: str) -> str:
-    """Return the part of a topic's id that a mark has; empty for an unknown id, which is empty."""
+    """Return the first characters of a topic's id, which are its mark; empty if the id isn't known,
+    and so is empty."""
     return topic_id[:_ID_LENGTH]
 
 
 def mark(metadata: str, topic: str) -> str:
-    """Return the metadata with the mark of a topic, its `short_id`; unchanged if that is empty, or
-    if there is no room for it."""
+    """Return the metadata with a mark put before them; `topic` is the topic's `short_id`. They are
+    returned unchanged if that is empty, or if there is no room for it."""
     if not topic or len(metadata) + MARK_LENGTH > MAX_METADATA:
         return metadata
     return f"@{topic}:{metadata}"
@@ -46,21 +47,26 @@ def unmark(metadata: str) -> tuple[str, str]:
 
 
 def is_of_another(committed: str, present: str) -> bool:
-    """Whether a commit with the mark `committed` is of another topic than `present`, the present
-    topic's `short_id`. False if one of them is empty."""
+    """Whether a commit belongs to another topic than the present one: `committed`, the mark in its
+    metadata, differs from `present`, the present topic's `short_id`. False if one of them is empty,
+    as then nothing is known."""
     return bool(committed and present) and committed != present
 
 
 def mark_after_restart(former: str, known: str) -> str:
-    """Return the mark of a partition that is read from its start, of which the former mark and that
-    of the topic that is known now are given; empty if it isn't known whether the topic is another
-    one than before."""
+    """Return the mark for the commits of a partition that is read from its start again. `former`:
+    its mark until now; `known`: the `short_id` of the topic, from Kafka's last answer.
+
+    Empty if both are equal: the topic may have been replaced since that answer, and a commit with
+    the old mark would be taken for one of the old topic.
+    """
     return "" if known == former else known
 
 
 def described_until(offset: int, metadata: str) -> int | None:
-    """Return the offset behind the last record that a commit's metadata without a mark speak of, at
-    least the commit's; None: they aren't ours."""
+    """Return the offset after the last record that a commit's metadata describe, or the committed
+    `offset` itself if they describe none; None: the metadata aren't ours. They are passed without
+    their mark."""
     if metadata.startswith(PROGRESS_PREFIX):
         progress = decode(offset, metadata, 0)
         settled = [range_end for _, range_end in progress.settled]

@@ -108,10 +108,13 @@ class Failure:
     """The URL that was tried."""
     reason: Reason
     attempts: int
+    """Attempts at the subscriber."""
     first_attempt: float
     """Seconds since the Unix epoch."""
     last_attempt: float
+    """Seconds since the Unix epoch."""
     status: int | None = None
+    """Status of the last response; None: the last attempt had none."""
     body: bytes = b""
     """The response's body, or a sentence about what went wrong where there was no response."""
     extensions: Sequence[tuple[str, str]] = ()
@@ -272,5 +275,6 @@ def _truncated_body(body: bytes) -> bytes:
 
 
 def timestamp(seconds: float) -> str:
-    """Format Unix time as an RFC 3339 timestamp in UTC, to the millisecond."""
+    """Format a Unix time in seconds as RFC 3339, in UTC and to the millisecond, for a dead letter's
+    attributes."""
     return rfc3339(seconds)

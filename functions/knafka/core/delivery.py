@@ -22,19 +22,28 @@ MAX_BACKOFF: Final = 3600.0
 any useful wait."""
 
 RETRIED_4XX: Final = frozenset({404, 408, 409, 429})
+"""Statuses of clients' errors after which an attempt is repeated, as the cause may go away."""
 RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
+"""Statuses whose Retry-After header may lengthen the wait."""
 
 
 class Reason(StrEnum):
     """Why an event could not be delivered; a closed list, kept with each dead letter."""
 
     TIMEOUT = "timeout"
+    """The attempt took longer than the delivery's timeout."""
     REFUSED = "refused"
+    """No connection was made."""
     BROKEN = "broken"
+    """The connection or the response broke."""
     STATUS = "status"
+    """The response's status isn't 2xx."""
     MALFORMED_REPLY = "malformed-reply"
+    """The response claims to hold an event, which isn't valid."""
     REPLY_NOT_STORED = "reply-not-stored"
+    """Kafka did not take the reply."""
     UNDECODABLE = "undecodable-record"
+    """The record holds no valid event."""
     INTERNAL_ERROR = "internal-error"
     """Knafka itself failed on this event; the event can be replayed once the fault is fixed."""
     # Append new reasons at the end: committed progress refers to them by number (`core.progress`).
@@ -122,7 +131,8 @@ def _is_retriable(outcome: Outcome) -> bool:
 
 
 def is_retried_status(status: int) -> bool:
-    """Whether an attempt that ended with this status (other than 2xx) is repeated."""
+    """Whether an attempt that ended with this status (other than 2xx) is repeated: after some 4xx,
+    and after every number below 100 or above 499."""
     return status in RETRIED_4XX or not 100 <= status <= 499
 
 

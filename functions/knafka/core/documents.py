@@ -135,8 +135,8 @@ def holds_credentials(parts: SplitResult) -> bool:
 
 
 def check_url_text(url: str, *fields: str) -> None:
-    """Raise an error if a URL or a part of one holds credentials or characters that aren't
-    allowed; it names these fields (`problem`)."""
+    """Raise an error if a URL or a part of one holds credentials or characters that aren't allowed.
+    The error names `fields`, the fields with the URL, relative to the validated object."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -247,7 +247,8 @@ entries."""
 
 
 def more_problems(count: int) -> str:
-    """Return the sentence that stands for problems beyond `MAX_PROBLEMS`."""
+    """Return the clause that ends an error's text if a document has `count` problems, of which only
+    the first `MAX_PROBLEMS` are described."""
     return f"and {count - MAX_PROBLEMS} more"
 
 
@@ -284,7 +285,9 @@ _EXPECTATIONS: Final = {
 
 
 def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
-    """Return path and problem of one broken field, worded as upstream does."""
+    """Return path and problem of one broken field, in the words of Knative's own messages. `path`
+    is the field's; `error` is pydantic's. If a validator named several fields (`problem`), the path
+    is that of the first."""
     if fields := error.get("ctx", {}).get("fields"):
         paths = [path_of(path, (field,)) for field in fields]
         all_paths = f": {', '.join(paths)}" if len(paths) > 1 else ""

@@ -66,8 +66,8 @@ class DrainRequest(Model):
     slot, and reports it."""
 
     bearer: Annotated[str, Field(exclude=True, repr=False)] = ""
-    """The caller's token, which came in a header: a dispatcher that asks its own Service shows it
-    there again. It is in no document and no log."""
+    """The caller's token, which came in a header: a dispatcher that renews its drain by a request
+    to its own Service sends the same token there. It is in no document and no log."""
 
     @property
     def can_be_stopped(self) -> bool:
@@ -80,11 +80,13 @@ class Ended(StrEnum):
     """Why a request has ended, and (except for `BUDGET`) the drain with it."""
 
     IDLE = "idle"
+    """There was nothing to do for `DrainRequest.idle` seconds."""
     BUDGET = "budget"
     """The request's seconds are spent; the drain goes on."""
     STOPPED = "stopped"
     """The caller sent `STOP`, or the process is to end."""
     FAILED = "failed"
+    """An error ended the drain; the progress says which."""
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ class Waiting(Model):
     trigger: str
     partition: int
     keys: int
-    """Number of correlation keys for which it holds events; 1 for a trigger without correlation."""
+    """Number of correlation keys for which the trigger holds events; 1 if it has no correlation."""
     since: int
     """When the oldest of its events was appended to the bus, in milliseconds since the Unix
     epoch."""

@@ -143,6 +143,7 @@ class _Entry(Generic[T]):
     owner: T
     selection: Selection
     keys: tuple[_Key, ...] = ()
+    """The keys under which the filter is indexed; empty: it has none."""
 
 
 @dataclass(slots=True)
@@ -262,8 +263,10 @@ class FilterIndex(Generic[T]):
             )
 
     def _cheapest_keys(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
-        """Return the cheapest keys, preceded by their cost: how many entries have them already, and
-        whether one of them is a prefix."""
+        """Return the keys to index a filter under, preceded by their cost: how many entries have
+        them already, and whether one of them is a prefix. Of several possible choices the cheapest
+        is returned: the one with the fewest entries, and of equal ones that without a prefix, as an
+        exact value is found faster."""
         match keys:
             case _Key(name=name, value=value, is_prefix=is_prefix):
                 bucket = self._buckets(keys).get(name, {}).get(value)

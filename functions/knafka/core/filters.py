@@ -25,6 +25,7 @@ from knafka.core.contract import (
 from knafka.core.events.event import Attributes
 
 Predicate: TypeAlias = Callable[[Attributes], bool]
+"""A compiled filter: whether an event with these attributes passes."""
 
 CountError: TypeAlias = Callable[[cesql.ErrorKind], None]
 """Called for each evaluation of an expression that ends with an error."""
@@ -37,8 +38,9 @@ def _ignore(kind: cesql.ErrorKind) -> None:
 def compile_trigger(
     attributes: AttributesFilter, filters: tuple[Filter, ...], count_error: CountError = _ignore
 ) -> Predicate:
-    """Compile the whole filter of a Trigger: `filters` if there are any, else `filter`
-    (KN-TRG-10)."""
+    """Compile the whole filter of a Trigger: `filters` if there are any, else the older form,
+    `attributes` (KN-TRG-10). `count_error` is called for each evaluation of a CESQL expression that
+    ends with an error."""
     if filters:
         return _compile_all(tuple(compile_filter(spec, count_error) for spec in filters))
     return compile_attributes(attributes)
@@ -55,7 +57,8 @@ def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
 
 
 def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate:
-    """Compile one declared filter into a predicate (KN-TRG-10)."""
+    """Compile one declared filter into a predicate (KN-TRG-10); `count_error` as in
+    `compile_trigger`."""
     match spec:
         case Exact(exact=declared_values):
             return _compile_attributes(declared_values, str.__eq__)
@@ -77,8 +80,8 @@ def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate
 
 
 def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and problem of each expression that can be true of no event, as its type isn't
-    Boolean."""
+    """Yield path and problem of each CESQL expression that can be true of no event, as its type
+    isn't Boolean. `path`: that of the list `filters` in its object, such as `spec.filters`."""
     for expression_path, text in expressions(filters, path):
         returns = cesql.compile_expression(text).returns
         if returns is not bool:
@@ -87,7 +90,8 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and text of each CESQL expression in filters at `path`, nested ones included."""
+    """Yield path and text of each CESQL expression in `filters`, nested ones included; `path` is
+    that of the list, such as `spec.filters`."""
     for index, spec in enumerate(filters):
         yield from _cesql_expressions(spec, f"{path}[{index}]")
 

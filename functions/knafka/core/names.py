@@ -186,7 +186,8 @@ def shard_members(shard: str, topic: str) -> str:
 
 
 def sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -> str:
-    """Return a topic of one Sensor (BUS-10, BUS-11); `purpose` is trigger, action or changelog."""
+    """Return a topic of one Sensor of the Broker or KafkaChannel `bus` (BUS-10, BUS-11); `purpose`
+    is trigger, action or changelog."""
     name = f"{namespace}-{bus}-{sensor}-{purpose}"
     return (
         name if len(name) <= MAX_LENGTH else _distinct_name(OURS, namespace, bus, sensor, purpose)
@@ -245,14 +246,14 @@ def archive_group(namespace: str, archive: str, *table_ids: str) -> str:
 
 
 def archive_lease(namespace: str, root: str) -> str:
-    """Return the name of the Lease for the tables at `root`, shared by the archives of one
-    namespace."""
+    """Return the name of the Lease for the tables in the folder `root` (its URL); all archives of
+    one namespace that write there share it."""
     return f"{OURS}archive-{hashlib.sha256(f'{namespace}/{root}'.encode()).hexdigest()[:20]}"
 
 
 def render_template(template: str, namespace: str, name: str, uid: str = "") -> str:
-    """Fill in a template of names for an object; empty if it uses a UID (or another value) that is
-    missing."""
+    """Fill in a template of names for an object; returns an empty text if the template uses a value
+    that is empty, such as a UID that isn't known yet."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
     missing_values = {part for part in PLACEHOLDER.findall(template) if not values[part]}
     return (

@@ -133,7 +133,7 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
 
 
 def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
-    """Return the first parts that fit into `byte_limit` bytes together."""
+    """Return as many of these parts, from the first on, as fit into `byte_limit` bytes together."""
     for number, part in enumerate(parts):
         byte_limit -= len(part)
         if byte_limit < 0:
@@ -242,6 +242,7 @@ class _Numbers:
     def __init__(self, body: bytes, start: int) -> None:
         self._body = body
         self._at = start
+        """Index of the next byte to read."""
 
     @property
     def left(self) -> bool:

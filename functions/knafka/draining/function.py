@@ -52,7 +52,8 @@ class Side(Protocol):
         ...
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield the metrics of this process's events (KN-DP-15)."""
+        """Yield the metrics of this process's events (KN-DP-15), without those of the Kafka
+        clients."""
         ...
 
     @property
@@ -70,7 +71,8 @@ class Side(Protocol):
         ...
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request as it is for another one."""
+        """Note that this process has refused a request that is for another process: a side that
+        drains without requests waits longer before it drains again."""
         ...
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
@@ -109,10 +111,13 @@ class DrainingFunction:
         self._service = service
         self._open_side = open_side
         self._side: Side | None = None
-        """The part that drains; None before `start`."""
+        """The part that drains; None before `start` has opened it."""
         self._stop_timeout: float
+        """Seconds that attempts under way get when the process ends; set by `start`."""
         self._ending = False
+        """Whether `interrupt` was called, so that no drain may start."""
         self._callers = self._scrapers = EVERYBODY
+        """Who may drain, and who may read the metrics."""
         self._replaceable_request: tuple[asyncio.Task[bool], asyncio.Event] | None = None
         """The caller's task and the end event of the request under way, if that request doesn't
         name what it drains and so may be replaced by another one; else None."""
@@ -134,7 +139,8 @@ class DrainingFunction:
         self._side.start(drain=drains.at_start)
 
     def state(self) -> Mapping[str, Any]:
-        """Return an empty mapping: connections of this function share no state."""
+        """Return what connections share, for `knafka.serving`: an empty mapping, as they share
+        nothing."""
         return {}
 
     def interrupt(self) -> None:
@@ -274,8 +280,8 @@ async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
 
 
 async def _wait_for_caller(receive: Receive, rest: bytes) -> bool:
-    """Wait until the caller asks to stop the drain or disconnects; returns True for a stop. `rest`:
-    the bytes of the request's body that were already read."""
+    """Wait until the caller asks to stop the drain or disconnects; returns True for a stop, False
+    if it has disconnected. `rest`: bytes of the request's body that were read after the request."""
     while contract.STOP.strip() not in rest:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -61,7 +61,7 @@ P_co = TypeVar("P_co", bound=DrainProgress | ShardProgress, covariant=True)
 
 
 class Leased(Protocol[P_co]):
-    """A drain of one Egress or of a shard, as the lease uses it."""
+    """A drain of one Egress, a shard or a Sensor, as the lease uses it."""
 
     idle: float | None
     """Seconds without work after which the drain ends; None: never."""
@@ -78,7 +78,8 @@ class Leased(Protocol[P_co]):
         ...
 
     async def run(self) -> P_co:
-        """Drain until idle or stopped; returns the last progress."""
+        """Drain until idle or stopped; returns the last progress, whose `ended` says why. An
+        exception counts as a failed drain."""
         ...
 
     def stop(self, timeout: float = DRAIN_STOP_TIMEOUT) -> None:
@@ -99,11 +100,13 @@ class DrainLease(Generic[P]):
     operator scales the dispatcher."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
-        """Begin without a drain; `new_drain` creates each one."""
+        """Begin without a drain; `new_drain` creates each one, to be run once."""
         self._new_drain = new_drain
         self._renewal = renewal
         self._drain: Leased[P] | None = None
+        """The drain that runs; None: none does."""
         self._running: asyncio.Task[P] | None = None
+        """The task of `_drain`, which returns its last progress."""
         self._request = DrainRequest()
         """The last request for a drain."""
         self.is_attached = False
@@ -126,8 +129,8 @@ class DrainLease(Generic[P]):
         self._begin_drain()
 
     async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
-        """Begin a request: start a drain unless one is running. Returns the drain, and the task
-        that returns its last progress."""
+        """Begin a request: start a drain unless one is running; if that one is being stopped, wait
+        for its end first. Returns the drain, and the task that returns its last progress."""
         self.is_attached = True
         self._request = request
         if not request.renewal:
@@ -160,20 +163,21 @@ class DrainLease(Generic[P]):
             self._drain.stop(timeout)
 
     async def wait(self) -> None:
-        """Wait until the drain has left its group."""
+        """Wait until the drain that runs, if any, has left its group."""
         if self._running is not None:
             await asyncio.wait({self._running})
 
     def _begin_drain(self) -> None:
-        """Start a drain, which ends as idle when the last request says so; never, if it drains from
-        the process's start."""
+        """Start a drain. It ends after as many idle seconds as the last request says; if the
+        process drains from its start, it never ends as idle."""
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
         self._running.add_done_callback(self._on_drain_ended)
 
     def _on_drain_ended(self, running: asyncio.Task[P]) -> None:
-        """Note that the drain has ended, and plan the next one after a failure."""
+        """Note that the drain has ended, and plan the next one: soon after a failure, and after
+        `BEGIN_AGAIN_SECONDS` if the process drains from its start."""
         self._drain = self._running = None
         self._cancel_timer()
         has_failed = running.cancelled() or running.exception() is not None
@@ -195,7 +199,7 @@ class DrainLease(Generic[P]):
         self._timer = self._loop.call_later(seconds, self._restart)
 
     def _begin_again_later(self) -> None:
-        """Plan another drain if the process drains from its start."""
+        """Plan another drain in `BEGIN_AGAIN_SECONDS`, if the process drains from its start."""
         if self._at_start and not self._ending:
             self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._restart)
 

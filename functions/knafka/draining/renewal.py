@@ -26,8 +26,9 @@ class OwnService:
     """A `lease.Renewal` over HTTP: sends requests for a drain to the dispatcher's own Service."""
 
     def __init__(self, url: str, fields: Mapping[str, str | None], subscriber: Subscriber) -> None:
-        """`url` is the Service's; `fields` are set in each request, to name what it drains;
-        `subscriber` sends them. Raises `InvalidDocument` for a URL that can't be used."""
+        """`url` is the Service's; `fields` (names and values of `DrainRequest`) are set in each
+        request, to name what it drains; `subscriber` sends the requests. Raises `InvalidDocument`
+        for a URL that can't be used."""
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
         self._fields = fields
         self._subscriber = subscriber

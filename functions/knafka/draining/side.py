@@ -11,7 +11,8 @@ from knafka.serving import Send
 
 
 class LeasedSide:
-    """Base of a `function.Side` that is ready from the start and has one drain at a time."""
+    """Base of a `function.Side` that is ready from the start and has one drain at a time;
+    subclasses add `failure`, `metrics`, `refusal` and `close`."""
 
     problem = ""
     """Why draining is not possible yet: always empty."""

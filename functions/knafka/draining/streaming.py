@@ -37,7 +37,7 @@ async def stream(
 
     `caller` ends with True if the caller asks for a stop, with False if it disconnects; if it is
     cancelled, another request takes its place, and the drain goes on. `line_of` returns the part of
-    a progress that is sent.
+    a progress that is sent; `news`: None if lines are sent each second only.
     """
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
@@ -101,7 +101,7 @@ async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
 async def start(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
-    """Send status and headers of a response, whose body is still to be sent."""
+    """Send status and headers of a response; the caller sends its body."""
     headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -109,7 +109,7 @@ class LogWriter(Protocol):
 
     @property
     def stored(self) -> Mapping[tuple[str, int], int]:
-        """Number of records that were reported as durable, by topic and partition (DSP-22)."""
+        """Number of records reported as durable so far, by topic and partition (DSP-22)."""
         ...
 
     @property
@@ -193,7 +193,7 @@ class LogReader(Protocol):
 
     def commit(self, commits: Commits) -> None:
         """Commit these offsets, of partitions that are still owned, without waiting for Kafka. A
-        commit that fails in a rebalance is repeated; another failure shows as lag until the next
+        commit that fails in a rebalance is repeated; any other failure is ignored until the next
         commit."""
         ...
 
@@ -236,7 +236,7 @@ class Lag:
     by_partition: Mapping[int, int]
     beyond_end: frozenset[int] = frozenset()
     """Partitions whose committed offset is beyond the log's end, because the topic was recreated or
-    lost its end. They may be read from their start, which is their lag."""
+    lost its end. Their lag is all of the log, as they may be read from its start."""
     ends: Positions = field(default_factory=dict, compare=False)
     """The offsets up to which the lags were counted, of partitions whose end is known."""
     metadata: Mapping[int, str] = field(default_factory=dict, compare=False)
@@ -328,9 +328,9 @@ class LagSource(Protocol):
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note the offsets that these groups have committed, as reported by a dispatcher that has
-        made their commits for `since` seconds: while the topic ends there, `lags` sends no request
-        for these groups."""
+        """Note that these groups have committed `positions` (by partition), as reported by a
+        dispatcher that has made their commits for `since` seconds. While the topic ends there,
+        `lags` sends no request for these groups."""
         ...
 
 
@@ -356,7 +356,7 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         ...
 
     async def describe_topic(self, topic: str) -> TopicDescription | None:
-        """Return a topic's description; None: it doesn't exist."""
+        """Return a topic's description; None: there is no such topic."""
         ...
 
     async def delete_topic(self, topic: str) -> None:
@@ -418,7 +418,7 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         ...
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        """Return the last `limit` records of a topic, oldest first, without joining a group.
+        """Return a topic's last `limit` records by timestamp, oldest first, without a group.
 
         They are fewer than the topic has where offsets are missing between them, as after
         compaction.

@@ -1,9 +1,9 @@
 """The port by which a shared dispatcher uses Kafka: it reads a topic once, and commits for many
 groups.
 
-`GroupMember` says which partitions this process has, by a group that commits nothing of its own.
-`PositionedReader` reads them from given positions. `GroupOffsets` keeps the position of each
-Trigger's group, of which nobody is a member. Why not one `LogReader` for each group:
+`GroupMember` joins a group only to learn which partitions this process owns. `PositionedReader`
+reads them from given positions. `GroupOffsets` keeps the position of each Trigger's group, of which
+nobody is a member. Why not one `LogReader` for each group:
 docs/decisions/0018-shared-dispatchers.md. Real Kafka and memory pass one contract suite.
 """
 
@@ -42,15 +42,16 @@ class Commit(NamedTuple):
 
     offset: int
     metadata: str = ""
-    """Left out of a commit that was read if it may be of records that are gone, as a leader was
-    elected since."""
+    """Empty in a commit that was read if a leader was elected since it was made: the metadata may
+    describe records that the new leader doesn't have."""
     epoch: int = NO_EPOCH
     end_epoch: int = NO_EPOCH
-    """Of a commit since which a leader was elected, the leader epoch in which the log ended then:
-    the next commits have it, or a later one, so that their metadata is kept."""
+    """The leader epoch at the log's end when this commit was read, if a leader was elected since it
+    was made. The next commits must have this epoch or a later one, else their metadata would be
+    dropped again."""
     topic: str = ""
-    """Mark of the topic that the offset is of (`core.commit_metadata.short_id`); empty if that
-    isn't known."""
+    """Mark of the topic that the offset belongs to: the first 11 characters of Kafka's id of the
+    topic (`core.commit_metadata.short_id`); empty if it isn't known."""
 
     @property
     def value(self) -> OffsetAndMetadata:
@@ -81,13 +82,13 @@ class GroupOffsets(Protocol):
         ...
 
     async def present_topic(self, topic: str) -> str:
-        """Return the mark of the present topic of this name, read from Kafka; empty if there is
-        none."""
+        """Ask Kafka for the id of the topic that has this name now, and return its mark
+        (`Commit.topic`); empty if there is no such topic."""
         ...
 
     def known_topic(self, topic: str) -> str:
-        """Return the mark of a topic as it was read last, also by its readers; empty if it isn't
-        known."""
+        """Return the mark (`Commit.topic`) of the topic with this name, from the last answer of
+        Kafka to this process, without asking again; empty if it isn't known."""
         ...
 
     async def close(self) -> None:
@@ -120,19 +121,20 @@ class PositionedReader(Protocol):
     """Reads partitions from given positions, without a group. Calls must not overlap."""
 
     ends: Positions
-    """Ends that the last read has reached, as `LogReader.ends`."""
+    """Partitions whose end the last read has reached, with the offset at which each continues. Each
+    end is reported by one read only."""
     new_epochs: Mapping[int, Sequence[EpochStart]]
-    """Leader epochs of the last read's records, by partition whose epoch has changed, or is the
-    first one known; in the records' order."""
+    """The leader epochs that begin in the last read's records, in their order, by partition; only
+    of partitions whose epoch has changed since the read before, or wasn't known."""
     restarted: Mapping[int, Position]
-    """Partitions that the last read restarted from their beginning, as their log has no such
-    offset; with the position up to which the log is the one that was read, `BEGINNING` if that
-    isn't known."""
+    """Partitions whose log was replaced or lost its end, so that they are read from their beginning
+    again. The value is the position up to which the log is still the one that was read before;
+    `BEGINNING` if that isn't known."""
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         """Read these partitions from the given positions on, besides those that are read already.
-        If a position's leader epoch ends before its offset in the log of now, the partition is
-        `restarted`."""
+        If the present log ends a position's leader epoch before the position's offset, it isn't the
+        log that was read, and the partition is `restarted`."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:
@@ -148,7 +150,8 @@ class PositionedReader(Protocol):
         ...
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records, as `LogReader.read`. Raises `LogError`."""
+        """Return up to `limit` records as soon as there are any, in order for each partition; none
+        after `timeout` seconds. Raises `LogError`."""
         ...
 
     async def close(self, timeout: float) -> None:

@@ -42,6 +42,7 @@ class Output(NamedTuple):
 
 
 Offsets: TypeAlias = Mapping[Partition, OffsetAndMetadata]
+"""Offsets to commit, with their metadata, by partition."""
 
 
 class TransactionAborted(LogError):
@@ -87,7 +88,7 @@ class TransactionalLog(Protocol):
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records of all its topics, in order for each partition, gathered for
-        up to `timeout` seconds. Raises `LogError`."""
+        up to `timeout` seconds; an empty sequence if none came. Raises `LogError`."""
         ...
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
@@ -112,23 +113,23 @@ class TransactionalLog(Protocol):
         ...
 
     def ends(self, topic: str) -> Positions:
-        """Return the end offset of each partition, including transactions under way. Raises
-        `LogError`."""
+        """Return the end offset of each partition of this topic, behind the records of open
+        transactions too. Raises `LogError`."""
         ...
 
     def committed(self, topic: str) -> Positions:
-        """Return the offsets that the group has committed, by any member, of partitions that have
-        one. Waits for transactions under way. Raises `LogError`."""
+        """Return the offsets that any member of the group has committed, by partition of this topic
+        that has one. Waits for transactions under way. Raises `LogError`."""
         ...
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """Return the end offset of each partition without waiting: None for a partition that
-        doesn't answer. Raises `LogError` if the partitions aren't known."""
+        """Return the end offset of each partition of this topic without waiting; None for a
+        partition that doesn't answer. Raises `LogError` if the partitions aren't known."""
         ...
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """Return the group's commits with their metadata, ignoring transactions under way. Raises
-        `LogError`."""
+        """Return the group's commits for this topic by partition, without those of transactions
+        under way. Raises `LogError`."""
         ...
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:

@@ -48,6 +48,7 @@ _TYPES: Final = (
 )
 
 _Stack = tuple[tuple[CodeType, int], ...]
+"""Code and line number of each call, the innermost first."""
 
 
 def profile(
@@ -57,7 +58,8 @@ def profile(
 ) -> Profile:
     """Profile this process for `seconds`. Blocks the calling thread, which is left out.
 
-    `loop` is the main thread's event loop, if it has one.
+    `loop` is the main thread's event loop, by which its timer of CPU time is started; None: the
+    main thread is sampled like the others. `sleep` waits between samples.
     """
     began, started = time.time(), time.monotonic()
     earlier_run_times = _cpu_time_by_thread()
@@ -187,7 +189,8 @@ class _MainThreadTimer:
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
     def _charge_stack(self, _: int, frame: FrameType | None) -> None:
-        """Add the CPU time since the last signal to the interrupted stack."""
+        """Handle SIGPROF: add the thread's CPU time since the last signal to the stack that was
+        interrupted (`frame` and its callers)."""
         now = time.thread_time_ns()
         if frame is not None:
             self._sums[_stack_of(frame)][2] += now - self._at

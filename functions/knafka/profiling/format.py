@@ -42,12 +42,15 @@ class Profile:
     samples: Mapping[tuple[Frame, ...], Sequence[int]]
     """One value per type, by stack."""
     period_type: ValueType
+    """Kind and unit of `period`."""
     period: int
+    """How much lies between two samples, in the unit of `period_type`; 1: everything is counted."""
     default: str
     """The type of value that viewers show first."""
     time: float = 0.0
     """Time at which the profile began, in seconds since the Unix epoch."""
     duration: float = 0.0
+    """Seconds for which it was taken."""
     comments: Sequence[str] = ()
 
 
@@ -62,6 +65,7 @@ class _Encoder:
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {"": 0}
+        """Numbers of the strings, in the order of their places in the profile's table."""
         self._functions: dict[tuple[str, str], int] = {}
         self._locations: dict[Frame, int] = {}
 

@@ -26,7 +26,8 @@ _one_at_a_time = threading.Lock()
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
     """Return a profile of the memory that is allocated in the next `seconds` seconds (or since the
-    process's start, if tracing is on already) and still held. Blocks the calling thread."""
+    process's start, if tracing is on already) and still held. Blocks the calling thread; `sleep`
+    waits."""
     began = time.time()
     with _one_at_a_time:
         was_traced = tracemalloc.is_tracing()

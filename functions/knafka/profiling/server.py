@@ -100,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, kind, body)
 
     def _answer(self) -> tuple[str, bytes]:
-        """Return content type and body of the requested profile. Raises `_RefusedProfile`."""
+        """Return content type and body of the response to a GET. Raises `_RefusedProfile` with 404
+        for an unknown path, 400 for an invalid duration, and 409 while another profile is taken."""
         url = urlsplit(self.path)
         parameters = {name: values[-1] for name, values in parse_qs(url.query).items()}
         plain = "text/plain; charset=utf-8"

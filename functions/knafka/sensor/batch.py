@@ -34,8 +34,8 @@ MAX_FIRING_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of events in one action: no producer of ours sends a larger record."""
 
 Cause: TypeAlias = Record | tuple[Partition, str]
-"""What outputs follow from: a record that was read, or a key of the trigger topic (with its
-partition), as for a timer."""
+"""The reason for outputs: a record that was read, or a key of the trigger topic (with its
+partition) whose timer ran out or whose events are dropped."""
 CauseId: TypeAlias = tuple[Partition, int | str]
 """Identifies a cause: its partition, and the record's offset or the key."""
 Refused: TypeAlias = dict[CauseId, dict[tuple[str, bytes | None], int]]
@@ -58,7 +58,9 @@ class Batch:
         refused: Refused | None = None,
         now: int = 0,
     ) -> None:
-        """`refused`: records that are known to be too large. `now`: ms since the Unix epoch."""
+        """`state` has the events held before the batch; `tracing`: None if no spans are made.
+        `refused`: outputs that are known to be too large for their topics. `now`: ms since the Unix
+        epoch."""
         self._refused: Refused = {} if refused is None else refused
         self._now = now
         self.letters = 0
@@ -68,8 +70,8 @@ class Batch:
         self.fulfilled_keys = 0
         """Number of keys that fire because the Sensor was changed."""
         self.behind_known: set[tuple[int, str]] = set()
-        """Partitions and keys of events that are earlier than the time up to which all were
-        believed to be read."""
+        """Partitions and keys of events that came although everything up to their time was believed
+        to be read."""
         self._causes: list[Cause] = []
         """The causes that were begun."""
         self._starts: list[int] = []
@@ -84,14 +86,17 @@ class Batch:
         self._cause_of_added: dict[tuple[int, bytes], int] = {}
         """Index in `_causes` of each added event's cause."""
         self.positions: dict[Partition, int] = {}
+        """The offset to commit of each partition."""
         self.routed: dict[int, Routed] = {}
         """Up to which time each partition of the bus is routed with this batch."""
         self.taken: dict[int, Taken | None] = {}
         """Records taken behind the position of each partition of the trigger topic."""
         self.counts = SensorCounts()
+        """Counts of this batch, which are added to the process's once it is committed."""
         self._sensor = sensor
         self._state = state
         self._changed: dict[int, dict[str, Held]] = {}
+        """The events held after this batch, by partition and key; only of keys that it changes."""
         self.removed_stale = 0
         """Stale records of the changelog that it removes."""
         for number, key in islice(state.stale, MAX_BATCH_RECORDS):
@@ -99,15 +104,16 @@ class Batch:
             self.removed_stale += 1
 
     def begin(self, cause: Cause) -> None:
-        """Begin a cause: outputs that are added from now on follow from it."""
+        """Begin a cause: it is that of all outputs that are added from now on, until the next
+        `begin`."""
         self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """Return the outputs to leave out next time, by cause, because an output with this `key`
-        was too large for `topic`; empty if the batch has none.
+        """Return the outputs that the next batch must not contain, by cause, because the topic has
+        refused the output with this record key as too large; empty if the batch has no such output.
 
-        `all_as_large`: also all other outputs to the topic that are at least as large.
+        `all_as_large`: leave out all other outputs to the topic, too, that are at least as large.
         """
         topic_outputs = [
             (output, cause)
@@ -151,7 +157,8 @@ class Batch:
         self._outputs.append(output)
 
     def add_dead_letter(self, letter: Draft, reason: Reason) -> None:
-        """Add a dead letter, or its stub if it is too large."""
+        """Add a dead letter, or without its data if it is too large for its topic. `reason`: as
+        counted."""
         topic = self._sensor.dead_letter_topic
         try:
             self._append(Output(topic, letter.key, letter.value, letter.headers))
@@ -175,7 +182,8 @@ class Batch:
         self.add_dead_letter(letter, failure[0])
 
     def drop_held(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
-        """Drop the events held at a key, and name them in a dead letter."""
+        """Drop the events held at a key, and name them in a dead letter; `failure`: its reason and
+        text."""
         if held := self.held(number, key):
             self.add_dead_letter_of(number, key, held, failure)
         self.keep(number, key, ())
@@ -183,7 +191,8 @@ class Batch:
     def add_dead_letter_of(
         self, number: int, key: str, events: Held, failure: tuple[Reason, str]
     ) -> None:
-        """Add one dead letter that names these events of a trigger."""
+        """Add one dead letter that names these events of the trigger in `key`; `failure`: its
+        reason and text."""
         letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
         self.add_dead_letter(letter, failure[0])
 
@@ -194,7 +203,7 @@ class Batch:
 
     @property
     def outputs(self) -> list[Output]:
-        """Return all records to append."""
+        """All records to append: the outputs, and the changelog records of newly held events."""
         return [*self._outputs, *self._added.values()]
 
     @property
@@ -234,7 +243,8 @@ class Batch:
                 self._add(number, key, event)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
-        """Hold an event from now on, by a changelog record that the batch appends."""
+        """Hold an event from now on: the batch will append its changelog record, unless `_remove`
+        withdraws it."""
         record_id = number, records.changelog_key(key, event.offset)
         self._added[record_id] = self._held_record(number, key, event)
         self._cause_of_added[record_id] = len(self._causes) - 1

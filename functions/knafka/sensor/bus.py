@@ -57,14 +57,14 @@ class BusPartitions:
         partitions."""
         self._topic = sensor.topic
         self._log = log
+        # The grace period (ms) that the Sensor declares; None: it declares none.
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
         self._queues: dict[int, Queue] = {}
         self.is_log_time = True
         """Whether Kafka sets the times, as far as is known."""
-        self._has_read = False
+        self._has_read = False  # whether a record of the bus was read here
         self._latest: deque[tuple[int, int]] = deque()
-        """Rising latest times of events that were read, each with our clock's time of the
-        reading."""
+        """Times of events later than all before, each with our clock's time of its read."""
         self._latest_before_grace = 0
         """The latest time of the events read a grace period ago."""
         self._ends: Mapping[int, int | None] = {}
@@ -73,16 +73,15 @@ class BusPartitions:
         self._other_positions: dict[int, int] = {}
         """Offsets that other processes have committed, by partition."""
         self.ended_at = 0
-        """When (by our clock) the latest request for ends was made whose ends have all been
-        read."""
+        """When (our clock) the latest request was made whose ends have all been reached."""
         self._asked_until = 0
         """Records appended after the last request have no earlier time than this."""
-        self._asked_at: int | None = None
+        self._asked_at: int | None = None  # when (our clock) ends were last asked for
         self._others_routed_until: dict[int, int] = {}
         """Times up to which other processes have routed their partitions."""
         self._stalls = Stalls(sensor.topic)
-        self._routed_ahead: deque[int] = deque()
-        self.queued = self.queued_bytes = 0
+        self._routed_ahead: deque[int] = deque()  # times of the events routed ahead
+        self.queued = self.queued_bytes = 0  # events in all queues, and bytes of their values
 
     @property
     def is_in_order(self) -> bool:
@@ -105,7 +104,7 @@ class BusPartitions:
     # Partitions
 
     def on_assigned(self, number: int, position: int, routed: Routed) -> None:
-        """Start to read a partition at `position`; `routed` was committed with it."""
+        """Start to read a partition at `position`; `routed`: from its commit's metadata."""
         self._queues[number] = Queue(position, routed.until, routed.until)
         self._note_sender_times(routed)
         self._asked_at = None
@@ -116,7 +115,7 @@ class BusPartitions:
             self._drop(own_queue)
 
     def go_back(self, positions: Mapping[Partition, int]) -> None:
-        """Empty all queues; everything after these positions is read again."""
+        """Empty all queues, as everything after these positions is read again."""
         for number, queue in self._queues.items():
             self._drop(queue)
             queue.next = positions.get(Partition(self._topic, number), 0)
@@ -170,7 +169,7 @@ class BusPartitions:
         return own_queue.queue[0].since if own_queue.queue else self._read_until(number)
 
     def note_committed_time(self, number: int, until: int | None) -> None:
-        """Note the time that was committed with a partition's offset."""
+        """Note that the routed time `until` was committed with a partition's offset."""
         self._queues[number].committed = until
 
     # Order
@@ -213,7 +212,7 @@ class BusPartitions:
 
     @property
     def next_check_time(self) -> int:
-        """Time (our clock) from which the earliest time of new records may be known to be later."""
+        """Time (our clock) from which a request for ends may show that more was read."""
         return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
@@ -280,8 +279,8 @@ class BusPartitions:
 
     def _lowest_time(self, until_of_own: Callable[[int], int | None] | None) -> int | None:
         """Return the lowest time of all partitions; None: a time isn't known. `until_of_own`
-        returns an own partition's time; None: only the partitions of others count, and without any
-        the result is `FOR_EVER`."""
+        returns the time of one of this process's partitions; None: only those of others count, and
+        without any the result is `FOR_EVER`."""
         if not self._ends:
             return None
         lowest = FOR_EVER if until_of_own is None else None
@@ -298,7 +297,7 @@ class BusPartitions:
         return lowest
 
     def _read_until(self, number: int) -> int | None:
-        """Return the time before which everything of an own partition was read."""
+        """Return the time before which all of an own partition was read; None: not known."""
         own_queue = self._queues[number]
         seen, end = own_queue.seen, self._ends.get(number)
         if end is None or own_queue.next < end:
@@ -306,13 +305,13 @@ class BusPartitions:
         return self._asked_until if seen is None else max(self._asked_until, seen)
 
     def _is_behind(self, number: int) -> bool:
-        """Whether an own partition was not read to its last known end."""
+        """Whether a partition of this process was not read to its last known end."""
         end = self._ends.get(number)
         return end is not None and self._queues[number].next < end
 
     def forget_ahead(self) -> None:
-        """Forget the events routed ahead before whose time the bus is routed by now. Call it only
-        while every routed event is committed."""
+        """Remove from `_routed_ahead` the events up to whose time all of the bus is routed by now.
+        Call it only while every routed event is committed."""
         if self._routed_ahead and (until := self.routed_until) is not None:
             while self._routed_ahead and self._routed_ahead[0] < until:
                 self._routed_ahead.popleft()
@@ -367,8 +366,8 @@ class BusPartitions:
         return number in self.stalled or (offset is not None and position >= offset)
 
     def _earliest_new_time(self, now: int) -> int:
-        """Return the earliest time that a record appended from now on may have: later than what was
-        read a grace period ago, and no more than a grace period before now."""
+        """Return the earliest time that a record appended from now on may have: later than all that
+        was read a grace period ago, and at most a grace period before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
             self._latest_before_grace = self._latest.popleft()[0] + 1
         return max(self._latest_before_grace, now - max(self.grace, SENDER_GRACE))
@@ -376,7 +375,7 @@ class BusPartitions:
     def _note_commit(
         self, number: int, committed: OffsetAndMetadata | None, end: int | None
     ) -> None:
-        """Note another process's commit for a partition, which was read after the end `end`."""
+        """Note another process's commit for a partition, asked for just after its end `end`."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
         routed = Routed() if committed is None else records.parse_routed(committed.metadata)
@@ -389,8 +388,8 @@ class BusPartitions:
             self._others_routed_until[number] = max(previous_until, until)
 
     def _note_sender_times(self, routed: Routed) -> None:
-        """Note from another process's commit that senders set the times, if no record was read here
-        yet."""
+        """Note that senders set the times, if a commit of the bus says so and no record was read
+        here yet."""
         if routed.by_sender and not self._has_read:
             self.is_log_time = False
 
@@ -407,7 +406,7 @@ class BusPartitions:
 
     def balance(self) -> None:
         """Pause partitions that are read far ahead while much is queued, and resume them later. The
-        partition that was read least far goes on, as the others wait for it."""
+        partition that was read least far is read on, as the others wait for it."""
         partitions, lowest = max(1, len(self._queues)), self._read_bounds().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
         is_little = (

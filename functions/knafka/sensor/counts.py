@@ -13,10 +13,12 @@ class SensorCounts:
     read: int = 0
     """Events of the bus."""
     matched: int = 0
-    """Events for triggers, counted once for each trigger."""
+    """Events that were sent to triggers through the trigger topic, counted once for each
+    trigger."""
     fired: Counter[str] = field(default_factory=Counter)
     """Firings by trigger."""
     undecodable: int = 0
+    """Records without a valid event."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     """Dead letters by reason."""
     let_go: Counter[str] = field(default_factory=Counter)
@@ -28,7 +30,9 @@ class SensorCounts:
     duplicates: int = 0
     """Duplicate events, counted once for each trigger that would have taken them."""
     transactions: int = 0
+    """Committed transactions."""
     aborted: int = 0
+    """Aborted transactions."""
 
     def __add__(self, other: SensorCounts) -> SensorCounts:
         """Return the sums of all counts."""

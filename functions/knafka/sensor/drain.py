@@ -51,14 +51,16 @@ class SensorDrain:
         self._open_processor = open_processor
         self._now = now
         self.processor: Processor | None = None
-        """None before `run`."""
+        """Handles the Sensor's records; None before `run`."""
         self._stopping = False
+        """Whether `stop` was called, or `run` has ended."""
         self._reported = SensorCounts()
         """The counts that earlier requests have reported."""
         self._active_at = time.monotonic()
         self._holding: Holding | None = None
         """Report of the held events, until a line of progress has carried it."""
         self._report_at = 0.0
+        """When (monotonic) the held events are reported next."""
 
     @property
     def is_stopping(self) -> bool:
@@ -95,7 +97,8 @@ class SensorDrain:
 
     async def run(self) -> DrainProgress:
         """Process the Sensor's events on a thread of its own until idle or stopped; returns the
-        last progress, which is a failed one after a `LogError`. Raises any other error."""
+        last progress. After a `LogError` that is `Ended.FAILED`, with the error's text; any other
+        error is raised."""
         self._loop = asyncio.get_running_loop()
         thread = CallThread(self._loop, "sensor")
         try:

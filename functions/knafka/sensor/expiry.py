@@ -54,14 +54,15 @@ class Expiry:
         the bus's ends count for this key only if they were made at this time or later."""
 
     def forget(self, now: int) -> None:
-        """Ask anew from `now` on: partitions were assigned, or are read again."""
+        """Forget up to which time everything was read, as partitions were assigned or are read
+        again: only answers to requests from `now` on count."""
         self._all_read_until = None
         self._since = now
         self._late_since.clear()
 
     def note_read(self, late: Collection[_Key], now: int, *, is_any: bool) -> None:
-        """Note what was read at `now`: `late` are the keys of events that are earlier than the
-        known time, `is_any` says whether any record was read."""
+        """Note what was read at `now`. `late`: the keys of events that are earlier than the time
+        before which everything was believed to be read; `is_any`: whether any record was read."""
         if is_any and self._ordering.known is None:
             self._since = now  # any of the records may be late
         self._late_since.update(dict.fromkeys(late, now))
@@ -71,23 +72,24 @@ class Expiry:
 
     @property
     def ask_since(self) -> int:
-        """The time (our clock) since which ends must have been asked for."""
+        """Only answers to requests for the bus's ends that were made at this time (our clock) or
+        later count for all keys."""
         return max(self._since, *self._late_since.values()) if self._late_since else self._since
 
     @property
     def _lateness(self) -> int:
-        """How long (ms) after an event's time it may still be read."""
+        """Milliseconds after an event's time for which it may still come."""
         return max(MIN_ABSENCE_DELAY, self._ordering.grace)
 
     def due(self, now: int) -> int | None:
-        """Return the time of the first timer that is due at `now`, late events included; None if
-        none is."""
+        """Return the time of the first timer that is due at `now`: it ended so long ago
+        (`_lateness`) that no earlier event can still come. None if none is due."""
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
 
     def is_next(self, time: int | None) -> bool:
-        """Whether the timer at this time can be handled without asking for the bus's ends; None:
-        no."""
+        """Whether the timer at this time can be handled without asking for the bus's ends; False if
+        `time` is None, as there is no timer."""
         return self._is_known(time) and not self._late_since
 
     def _is_known(self, time: int | None) -> bool:
@@ -126,8 +128,9 @@ class Expiry:
             batch.fulfilled_keys += 1
 
     def _update(self, first: int, now: int) -> None:
-        """Update the time before which every event was read, if the timer at `first` needs it, from
-        what the last request for the bus's ends has shown."""
+        """Update `_all_read_until` from the answer to the last request for the bus's ends, if the
+        timer at `first` needs a later time; and remove the keys from `_late_since` for which that
+        answer counts."""
         known_until, asked_at = self._ordering.known, self._ordering.asked_at
         if known_until is None or asked_at < self._since:
             return

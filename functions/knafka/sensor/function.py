@@ -57,7 +57,8 @@ class SensorFunction(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open the side of the Sensor that the environment declares. Raises `InvalidDocument`."""
+        """Open the side, which drains the Sensor that the environment declares; called by
+        `DrainingFunction.start`. Raises `InvalidDocument`."""
         return SensorSide(settings.sensor(environment), self._open_log, drains.service_url, tracer)
 
 
@@ -66,6 +67,7 @@ class SensorSide(LeasedSide):
     `settings.DrainSettings`."""
 
     failure: LogError | None = None
+    """Always None: no error of a Sensor needs a restart of the process."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class SensorSide(LeasedSide):
         self._tracer = tracer
         self._sensor = sensor
         self._digest = digest(sensor)
+        """Digest of the Sensor, by which requests name it."""
         self._open_log = open_log
         self._slot: int | None = None
         """Slot of the request under way."""
@@ -134,7 +137,7 @@ class SensorSide(LeasedSide):
         await super().stream(request, caller, send)
 
     def detach(self) -> None:
-        """Let the drain go on without its request."""
+        """Note that the request under way has ended; the drain goes on."""
         self._slot = None
         super().detach()
 

@@ -31,8 +31,9 @@ def give_up(
     trigger: str | None = None,
 ) -> None:
     """Add a dead letter of a record to the batch because of the error that it raised (BUS-S11), and
-    log the error. `headers`: the record's, which can be read only once; None: they are unreadable.
-    `trigger`: the only trigger for which it failed; None: all."""
+    log the error. `headers`: those of the record, which a client returns only once, so the caller
+    passes them on; None: they can't be read. `trigger`: the only trigger for which it failed; None:
+    all."""
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())
@@ -55,7 +56,8 @@ def give_up(
 
 def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> None:
     """Add the action of a firing to the batch, or a dead letter that names its events if no action
-    can be written (KN-DLV-09); `number` is the key's partition of the trigger topic."""
+    can be written (KN-DLV-09). `key`: the trigger and its correlation key (`records.key_of`);
+    `number`: the key's partition of the trigger topic."""
     try:
         batch.fire(key, firing, f"t{number}.{firing.last.offset}")
     except Exception as error:
@@ -69,6 +71,7 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
 
 def dead_letter_held(number: int, key: str, error: Exception, batch: Batch) -> None:
     """Drop the events held at a key, because handling them raised `error`, and name them in a dead
-    letter; `number` is the key's partition of the trigger topic."""
+    letter. `key`: the trigger and its correlation key (`records.key_of`); `number`: the key's
+    partition of the trigger topic."""
     log.error("what is held of %.200s can't be gone on with", key, exc_info=error)
     batch.drop_held(number, key, letters.failure_of(error))

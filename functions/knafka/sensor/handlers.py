@@ -64,13 +64,16 @@ class Handlers:
         bus: BusPartitions,
         tracing: SensorTracing | None,
     ) -> None:
-        """Store what handling needs; `rules` has each trigger's rule by its name."""
+        """`rules` has each trigger's rule by its name; `bus` queues events of the bus; `tracing`:
+        None if no spans are made."""
         self._sensor = sensor
         self._rules = rules
         self._router = router
         self._bus = bus
         self._tracing = tracing
         self._dedupe = sensor.dedupe_millis
+        """Milliseconds in which an event of the same source and id is a duplicate; None: none
+        is."""
 
     # Of the bus
 
@@ -240,8 +243,8 @@ def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
 
 
 def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:
-    """Carry out a rule's step: hold its events at the key, and fire its firings. `number` is the
-    key's partition of the trigger topic."""
+    """Carry out a rule's step: hold its events, and no others, at `key` (`records.key_of`), and
+    fire its firings. `number` is the key's partition of the trigger topic."""
     batch.keep(number, key, rule_step.held)
     for firing in rule_step.firings:
         fire_or_dead_letter(number, key, firing, batch)

@@ -128,7 +128,8 @@ class Ordering:
         return self._bus.has_next or any(order.has_next for order in self._ordered.values())
 
     def patience(self, now: int) -> float | None:
-        """Return the seconds until the next check of the records that wait; None if none waits."""
+        """Return the seconds until the records that wait are to be checked again,
+        `SHORTEST_CHECK_WAIT` to `LONGEST_CHECK_WAIT`; None if none waits."""
         if self.first is None:
             return None
         seconds = (self._bus.next_check_time - now) / 1000
@@ -205,7 +206,8 @@ class Ordering:
                     order.note_read_until(known_until)
 
     def route(self, batch: Batch) -> int:
-        """Route the events that are next on the bus to the trigger topic; returns how many."""
+        """Route the events of the bus that are next in order to their triggers; returns how
+        many."""
         count = 0
         for arrival, until in self._bus.ready(MAX_BATCH_RECORDS):
             self._handlers.route(arrival, batch, until)
@@ -238,8 +240,8 @@ class Ordering:
         self._ordered[number].mark_decided(until)
 
     def set_positions(self, batch: Batch) -> None:
-        """Add to the batch, for the partitions whose position has changed since the last commit,
-        the offset and what its metadata are made of."""
+        """Add to the batch the offsets to commit and what their metadata say, for the partitions in
+        which that has changed since the last commit."""
         for partition, committed in self._positions.items():
             number = partition.number
             if partition.topic == self._sensor.topic:

@@ -103,8 +103,8 @@ class Processor:
         self._expiry = Expiry(sensor, self._rules, self._state, self._ordering)
 
     def check_topics(self) -> None:
-        """Raise `MissingTopics`, which names all missing topics, as Kafka doesn't report them to a
-        group's member; or `LogError`."""
+        """Check that the Sensor's topics exist, as Kafka doesn't report a missing one to a group's
+        member. Raises `MissingTopics`, which names all missing ones, or another `LogError`."""
         sensor, missing = self._sensor, list[str]()
         for topic in (
             sensor.topic,
@@ -123,11 +123,12 @@ class Processor:
 
     def step(self, now: int, patience: float = GATHERING_SECONDS) -> int:
         """Handle the records that come within `patience` seconds, and the timers due at `now` (ms
-        since the Unix epoch). Returns how much was done, 0 if the drain may count as idle: records,
-        and keys whose timers ran out if more of them wait. Raises `LogError` if the log can't be
-        used any more."""
+        since the Unix epoch), in one transaction. Returns how many records and keys were handled; 0
+        if the drain may count as idle. Keys whose timers ran out count only if more of them wait.
+        Raises `LogError` if the log can't be used any more."""
         if now < self._now - MAX_STEP_BACK:
-            # Times up to which everything was read, as known by now, would be in the future.
+            # The times up to which everything was read, as noted before, would now lie in the
+            # future.
             raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
         began = time.monotonic()
@@ -164,7 +165,7 @@ class Processor:
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
         """Return the seconds to wait for a first record: `patience`, or less if something else has
-        to be done before."""
+        to be done earlier; 0 if it has to be done now."""
         due_timer = self._expiry.due(now)
         if self._expiry.is_next(due_timer) or self._ordering.has_next:
             return 0
@@ -216,7 +217,8 @@ class Processor:
 
     @property
     def due(self) -> int | None:
-        """Time (ms) of the next firing that needs no further event; None if there is none."""
+        """Time (ms since the Unix epoch) of the next firing that time alone causes; None if there
+        is none."""
         return self._state.due
 
     @property
@@ -240,7 +242,8 @@ class Processor:
         return self._state.holding()
 
     def held(self) -> Mapping[str, Held]:
-        """Return the events held in this process, by key."""
+        """Return the events held in this process, by trigger and correlation key
+        (`records.key_of`)."""
         return self._state.all()
 
     def close(self, timeout: float) -> None:
@@ -275,7 +278,8 @@ class Processor:
     # What is let go of
 
     def _make_room(self, batch: Batch) -> None:
-        """Drop the oldest held events, into dead letters, if more is held than allowed."""
+        """If more events are held than allowed, drop the oldest ones, and name them in dead
+        letters."""
         if not self._state.is_full:
             return
         topic, sensor = self._sensor.trigger_topic, self._sensor
@@ -291,7 +295,8 @@ class Processor:
         log.warning("%s: they are dead-lettered", explanation)
 
     def _drop_old_marks(self, batch: Batch) -> None:
-        """Drop marks that are older than the time within which duplicates are recognised."""
+        """Drop the marks of events (`core.sensor.duplicates`) that are older than the time within
+        which duplicates are recognised."""
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
             return
         for number, key in list(self._state.old_marks(dedupe, MAX_BATCH_RECORDS)):

@@ -24,8 +24,10 @@ class Arrival(NamedTuple):
     """Every event of its partition before this time (ms) came before it."""
     record: Record
     headers: RecordHeaders
+    """The record's headers, which a client returns only once."""
     envelope: Envelope
     routes: list[Route]
+    """The triggers that it concerns."""
     size: int
 
 
@@ -40,12 +42,16 @@ class Queue:
     committed: int | None
     """Time (ms) before which everything was routed, as committed; None: not known."""
     queue: deque[Arrival] = field(default_factory=deque)
+    """The events that were read and aren't routed, in the order of their offsets."""
     bytes: int = 0
+    """Bytes of their records' values."""
     is_paused: bool = False
+    """Whether reading the partition is paused, as it is far ahead of others."""
 
 
 class Bounds(NamedTuple):
-    """Times up to which the own partitions were read: the lowest two."""
+    """The two lowest of the times (ms) up to which this process's partitions were read: enough to
+    tell for each partition how far all others were read."""
 
     first: int
     """The lowest time."""
@@ -55,7 +61,7 @@ class Bounds(NamedTuple):
     """The second lowest time."""
 
     def of(self, number: int) -> int:
-        """Return the time up to which all own partitions but this one were read."""
+        """Return the time up to which all partitions of this process but this one were read."""
         return self.second if number == self.number else self.first
 
     def allows(self, place: Place, in_order: bool) -> bool:

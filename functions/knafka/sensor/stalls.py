@@ -27,15 +27,21 @@ class Stalls:
         """Begin without stalled partitions; `topic` is the bus's."""
         self._topic = topic
         self._waiting_since: dict[int, tuple[int | None, int]] = {}
-        """Up to which time each waited-for partition was read, and since when (ms)."""
+        """For each partition that is waited for, the time (ms) up to which it was read, and since
+        when (ms, our clock) it wasn't read further."""
         self._noted_at = 0
+        """When (ms) `note_reads` was last called."""
         self.partitions: frozenset[int] = frozenset()
         """Partitions that are no longer waited for."""
 
     def note_reads(self, now: int, needed_until: int, untils: Mapping[int, int | None]) -> None:
-        """Note up to which times these partitions were read while events wait until all were read
-        up to `needed_until`; updates `partitions`. Times are ms since the Unix epoch, None: not
-        known. Partitions that aren't in `untils` hold up nothing."""
+        """Note how far partitions were read, while events wait until all are read up to
+        `needed_until`; updates `partitions`.
+
+        `untils`: the time up to which each partition was read, by number; None: not known.
+        Partitions that aren't in it hold up nothing. `now`: our clock's time. All times are ms
+        since the Unix epoch.
+        """
         waiting_since = {} if now - self._noted_at > FORGET_AFTER else self._waiting_since
         self._noted_at = now
         self._waiting_since = {}

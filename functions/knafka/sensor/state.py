@@ -37,9 +37,10 @@ class _Partition:
     fulfilled: list[str] = field(default_factory=list)
     """Keys whose events fulfil their trigger's condition, because the Sensor was changed."""
     timers: Timers = field(default_factory=Timers)
-    """Times at which the held events of a key change without a further event."""
+    """For each key, the time at which its held events change or fire without a further event."""
     due: Timers = field(default_factory=Timers)
-    """Times at which a key fires unless a further event comes."""
+    """For each key whose trigger waits for an event's absence, the time at which it fires unless
+    that event comes."""
     since: Timers | None = None
     """Time of each key's oldest held event; None until it is first needed."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
@@ -57,7 +58,8 @@ class State:
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
-        """`max_keys`, `max_bytes`: the most that may be held, see `excess`."""
+        """`rules`: each trigger's rule by its name. `max_keys`, `max_bytes`: the most keys, and
+        bytes of events as JSON, that may be held; `excess` returns what is beyond."""
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes
@@ -107,7 +109,7 @@ class State:
         return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
     def all(self) -> Mapping[str, Held]:
-        """Return all held events, by key."""
+        """Return the held events of all partitions, by key; each key is in one partition only."""
         return {
             key: held
             for partition in self._partitions.values()
@@ -218,13 +220,14 @@ class State:
 
     @property
     def stale(self) -> Iterator[tuple[int, bytes]]:
-        """Yield partition and key of changelog records whose events aren't held any more."""
+        """Yield partition and record key of changelog records whose events aren't held any more,
+        because the Sensor was changed; they must be deleted."""
         for number, partition in self._partitions.items():
             for key in reversed(partition.stale):
                 yield number, key
 
     def forget_stale(self, count: int) -> None:
-        """Forget the first `count` stale records, as they were deleted."""
+        """Forget the first `count` records that `stale` yields, as they were deleted."""
         for partition in self._partitions.values():
             deleted = min(count, len(partition.stale))
             del partition.stale[len(partition.stale) - deleted :]
@@ -239,7 +242,7 @@ class State:
                 yield number, key
 
     def forget_fulfilled(self, count: int) -> None:
-        """Forget the first `count` fulfilled keys, as they have fired."""
+        """Forget the first `count` keys that `fulfilled` yields, as they have fired."""
         for partition in self._partitions.values():
             fired = min(count, len(partition.fulfilled))
             del partition.fulfilled[len(partition.fulfilled) - fired :]
@@ -248,8 +251,8 @@ class State:
     # Time
 
     def set_timers(self, number: int, key: str) -> None:
-        """Set the timers of a key from its held events, which `changed_until` or `excess` may have
-        returned."""
+        """Set the timers of a key from its held events; also to be called for a key that
+        `changed_until` or `excess` has returned, as they remove its timers."""
         if duplicates.is_mark(key):
             return
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
@@ -266,7 +269,8 @@ class State:
 
     @property
     def first_timer(self) -> int | None:
-        """When (ms) time alone changes the held events of some key next; None: never."""
+        """The next time (ms) at which the held events of some key change without a further event;
+        None: there is none."""
         times = (partition.timers.first for partition in self._partitions.values())
         return min((due_time for due_time in times if due_time is not None), default=None)
 
@@ -279,7 +283,7 @@ class State:
 
     @property
     def due(self) -> int | None:
-        """When (ms) the next firing is due that waits for no event; None: there is none."""
+        """The time (ms) of the next firing that time alone causes; None: there is none."""
         times = (partition.due.first for partition in list(self._partitions.values()))
         return min((due_time for due_time in times if due_time is not None), default=None)
 

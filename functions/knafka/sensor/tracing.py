@@ -19,15 +19,15 @@ from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 
 class SensorTracing:
-    """Makes the spans of one Sensor."""
+    """Makes the spans of one Sensor by `tracer`."""
 
     def __init__(self, tracer: Tracer, sensor: SensorContract) -> None:
         self.tracer = tracer
         self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
 
     def of(self, envelope: Envelope) -> bytes:
-        """Return the `traceparent` of an event of the bus; empty if it has no valid one, or if its
-        trace isn't sampled."""
+        """Return the header `traceparent` of an event of the bus, to be kept with the event; empty
+        if it has no valid one, or if its trace isn't sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 context = decode(value)
@@ -35,7 +35,9 @@ class SensorTracing:
         return b""
 
     def fire(self, key: str, identity: str, firing: Firing) -> Span | None:
-        """Start the span of an action with this id; None if none of its events is sampled."""
+        """Start the span of a firing, below that of its last event to arrive; None if none of its
+        events has a sampled trace. `key`: the trigger and its correlation key (`records.key_of`);
+        `identity`: the id of the action, the event that announces the firing."""
         by_arrival = sorted(firing.events, key=lambda event: event.offset)
         decoded = [decode(event.trace) for event in by_arrival if event.trace]
         contexts = [context for context in decoded if context is not None]

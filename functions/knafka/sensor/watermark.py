@@ -41,11 +41,11 @@ class Watermark:
     def update(
         self, routed_until: int | None, asked_at: int, positions: Mapping[int, int]
     ) -> int | None:
-        """Ask for the trigger topic's ends if `known` may become later, and return `known`.
+        """Ask Kafka for the trigger topic's ends if `known` may become later, and return `known`.
 
-        `routed_until`: every earlier event of the bus is in the trigger topic, in a committed
-        transaction, as was known at `asked_at`. `positions`: the next offset of each own partition.
-        Raises `LogError`.
+        `routed_until`: time (ms) before which every event of the bus is in the trigger topic, in a
+        committed transaction; None: not known. `asked_at`: when (our clock) that was asked for.
+        `positions`: the next offset of each own partition. Raises `LogError`.
         """
         if self._pending is not None:
             self._check_reached(*self._pending, positions)

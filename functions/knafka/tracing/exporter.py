@@ -31,7 +31,7 @@ class OpenTelemetryExporter:
 
     def __init__(self, exporter: settings.Exporter, service: str) -> None:
         """Start the SDK's background export; `service` is the name of the service if the
-        environment has none."""
+        environment has none. Raises `ImportError` if the protocol's package isn't installed."""
         # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES replaces `service`.
         self._resource = Resource.create({SERVICE_NAME: service}).merge(
             OTELResourceDetector().detect()

@@ -22,8 +22,9 @@ class Sampler:
     follows_parent: bool = True
 
     def samples(self, trace_id: int, parent: bool | None) -> bool:
-        """Whether this trace is recorded. `parent`: whether the parent span was recorded; None: the
-        trace begins here."""
+        """Whether this trace is recorded: as its parent span was if the sampler follows it, else if
+        the lower 64 bits of its id are below `rate` * 2**64. `parent`: whether the parent span was
+        recorded; None: the trace begins here."""
         if parent is not None and self.follows_parent:
             return parent
         return trace_id & _BITS < round(self.rate * (_BITS + 1))

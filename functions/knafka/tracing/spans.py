@@ -36,6 +36,7 @@ class Span:
     kind: SpanKind
     context: SpanContext
     parent: SpanContext | None
+    """None: the span is the trace's first one."""
     start: int
     attributes: Attributes = field(default_factory=dict)
     end: int = 0
@@ -69,14 +70,15 @@ class Tracer:
         return self._samples(context.trace_id, context.sampled)
 
     def begin_trace(self) -> SpanContext:
-        """Return the context of a new trace's first span."""
+        """Return the context of a new trace's first span, with random ids; the sampler decides
+        whether it is recorded."""
         trace_id = self._random_bits(128) or 1
         return SpanContext(
             trace_id, self._random_bits(64) or 1, self._samples(trace_id, parent=None)
         )
 
     def below(self, parent: SpanContext) -> SpanContext:
-        """Return the context of a new recorded span of the parent's trace."""
+        """Return the context of a new span below `parent`, in its trace, which is recorded."""
         return SpanContext(parent.trace_id, self._random_bits(64) or 1, True)
 
     def start(

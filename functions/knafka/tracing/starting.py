@@ -30,6 +30,8 @@ EXPORTER_LOGS: Final = (
 
 
 class Exporter(Protocol):
+    """Sends finished spans to where they are collected; see `exporter`."""
+
     def export(self, span: Span) -> None:
         """Queue a finished span; never waits."""
         ...
@@ -41,7 +43,7 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """A process's tracer, and the exporter of its spans."""
+    """A process's tracer, and the exporter of its spans, which must be closed at the end."""
 
     tracer: Tracer
     exporter: Exporter

@@ -20,7 +20,9 @@ from knafka.core.cesql.values import CASTS, as_boolean, as_integer, as_string
 
 Attributes: TypeAlias = Mapping[str, Value]
 Evaluate: TypeAlias = Callable[[Attributes], Value]
+"""A compiled node: returns its value for an event's attributes, or raises `Failed`."""
 Test: TypeAlias = Callable[[Attributes], bool]
+"""A compiled node whose value is a Boolean."""
 
 Apply: TypeAlias = Callable[[Value, Attributes], Value]
 """An infix operator with its right side: takes the value of the left side."""

@@ -29,6 +29,7 @@ _WHITESPACE: Final = (
 """Unicode's White_Space; Python's own `strip` also takes the separators U+001C to U+001F."""
 
 Cast = Callable[[Value], Value]
+"""Converts an argument to the type that a function takes; raises `Failed` if it can't be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def _check_range(number: int) -> int:
 
 
 def _absolute(x: int) -> int:
-    """ABS (§3.4): return the absolute value."""
+    """ABS (§3.4): return the absolute value. Raises `Failed` (math) for the least integer, whose
+    absolute value doesn't fit into 32 bits."""
     if x == INTEGER_MIN:
         raise Failed("math", f"ABS of {x} does not fit into 32 bits", INTEGER_MAX)
     return abs(x)
@@ -125,14 +127,14 @@ def _join(separator: str, texts: Sequence[str]) -> str:
 
 
 def _left(text: str, length: int) -> str:
-    """LEFT (§3.4): return the first `length` characters."""
+    """LEFT (§3.4): return the first `length` characters. Raises `Failed` for a negative length."""
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
     return _read_text(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
-    """RIGHT (§3.4): return the last `length` characters."""
+    """RIGHT (§3.4): return the last `length` characters. Raises `Failed` for a negative length."""
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
     return _read_text(text)[max(len(text) - length, 0) :]
@@ -140,7 +142,8 @@ def _right(text: str, length: int) -> str:
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
     """SUBSTRING (§3.4): return up to `length` characters from a position, counted from 1, or from
-    the end if negative; from position 0, none."""
+    the end if negative; from position 0, none. Raises `Failed` for a negative length or a position
+    beyond the text."""
     if length < 0:
         raise Failed("functionEvaluation", f"SUBSTRING takes no negative length: {length}")
     if not -len(text) <= position <= len(text):

@@ -53,7 +53,9 @@ class _ExpressionParser:
     def __init__(self, text: str) -> None:
         self._tokens = tokenize(text)
         self._at = 0
+        """Index of the token that is to be parsed next."""
         self._depth = 0
+        """Number of levels of nesting that are open."""
 
     def expression(self, lowest: int = 0) -> Node:
         """Parse an operand and the operators after it whose precedence is at least `lowest`. Raises

@@ -27,7 +27,7 @@ _zero = re.compile(r"[+-]?0++").fullmatch
 
 
 def as_string(value: Value) -> str:
-    """Cast a value to a string."""
+    """Cast a value to a string: Booleans become `true` and `false`, integers decimal text."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -40,7 +40,7 @@ _passes = re.compile(r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z
 
 
 class Draft(NamedTuple):
-    """A record to be appended."""
+    """A record to be appended; a key or value of None is none at all."""
 
     key: bytes | None
     headers: RecordHeaders
@@ -127,8 +127,8 @@ def passes(name: str) -> bool:
 
 
 def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
-    """Return the record of a valid event, in binary mode if `fits_binary`, else in structured mode;
-    the headers `passed` are added."""
+    """Return the record of a valid event, in binary mode if `fits_binary`, else in structured mode.
+    `passed`: headers of the event's request or record that are passed on with it; None: none."""
     key = key_of(event.attributes)
     headers = [
         (CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}", value.encode())

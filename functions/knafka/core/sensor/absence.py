@@ -41,7 +41,8 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AbsenceDecision:
-    """The result of the events known so far for a trigger that waits for absence."""
+    """The state of a trigger with an unwanted event, as the events that are known so far decide
+    it."""
 
     rounds: Sequence[Round]
     partial: Held

@@ -48,11 +48,14 @@ class Backtest:
         self._held: dict[str, Held] = {}
         self._seen = Seen(sensor.dedupe_millis)
         self._timers = Timers()
+        """When time alone changes the events held at a key."""
         self._offset = 0
+        """Made-up offset of the next event, in place of that in the trigger topic: no two are
+        equal."""
 
     @property
     def held(self) -> Mapping[str, Held]:
-        """Return the events that triggers hold, by key."""
+        """The events that triggers hold, by trigger and correlation key (`records.key_of`)."""
         return self._held
 
     def play(self, events: Iterable[PastEvent]) -> Iterator[Fired]:
@@ -90,7 +93,7 @@ class Backtest:
                 yield Fired(key, waited, firing)
 
     def _hold(self, key: str, held: Held) -> None:
-        """Hold these events at a key, and set its timers."""
+        """Hold these events, and no others, at a key, and set its timer."""
         self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held))
         if held:
             self._held[key] = held

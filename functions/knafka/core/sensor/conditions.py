@@ -194,12 +194,15 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 class _ConditionParser:
-    """Parses a condition's tokens, with one method for each rule of the grammar."""
+    """Parses a condition's tokens, with one method for each rule of the grammar. Every method moves
+    past what it parses, and raises `InvalidExpression` for anything else."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
         self._next = 0
+        """Index of the token that is to be parsed next."""
         self._depth = 0
+        """Number of parentheses that are open."""
 
     def condition(self) -> Node:
         """Parse a whole condition. Raises `InvalidExpression`."""

@@ -45,10 +45,11 @@ MAX_DEDUPE: Final = 24 * 3600
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=f"^{conditions.NAME}$", max_length=conditions.MAX_NAME)
 ]
+"""Name of a dependency or trigger."""
 
 
 Grace: TypeAlias = Annotated[Duration, Field(ge=0, le=600)]
-"""Seconds."""
+"""Seconds that a Sensor waits for events that come later than their time says."""
 
 
 class Dependency(Model):
@@ -61,7 +62,8 @@ class Dependency(Model):
 
 
 class ByTime(Model):
-    """Times at which held events stop counting (BUS-S5)."""
+    """Times at which held events stop counting (BUS-S5): a cron expression of five fields, and the
+    time zone that it is in, such as Europe/Berlin."""
 
     cron: str
     timezone: str = "UTC"
@@ -103,7 +105,8 @@ class SensorTrigger(Model):
     """False: its action may be lost, and is never attempted twice (BUS-5, BUS-S7)."""
 
     def rule(self, dependencies: Iterable[str]) -> Rule:
-        """Return the compiled rule. Raises `InvalidExpression`."""
+        """Return the trigger's compiled rule. `dependencies`: names of all dependencies of the
+        Sensor, which are the condition if the trigger declares none. Raises `InvalidExpression`."""
         return Rule(
             self.name,
             self.condition(dependencies),
@@ -115,7 +118,7 @@ class SensorTrigger(Model):
         )
 
     def condition(self, dependencies: Iterable[str]) -> TriggerCondition:
-        """Return the parsed condition. Raises `InvalidExpression`."""
+        """Return the parsed condition; `dependencies` as in `rule`. Raises `InvalidExpression`."""
         if not self.conditions.strip():
             return conditions.all_of(list(dependencies))
         return conditions.parse(self.conditions)
@@ -222,7 +225,8 @@ class SensorContract(Conditions):
         return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
-        """Return the transactional id of one process, which is its consumer's client id too."""
+        """Return the transactional id of one process, which is its consumer's client id too.
+        `name`: the process's slot, or any unique name if it has none."""
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:

@@ -30,7 +30,7 @@ def rule_of(trigger: str, dedupe: int) -> Rule:
 
 
 def key_of(trigger: str, event: HeldEvent) -> str:
-    """Return the key under which the mark of an event is held."""
+    """Return the key under which a trigger's mark of an event is held."""
     return f"{MARK_PREFIX}{trigger}/{event.dependency}/{event.identity}"
 
 
@@ -40,7 +40,8 @@ def is_mark(key: str) -> bool:
 
 
 def mark_of(event: HeldEvent) -> HeldEvent:
-    """Return the mark of an event: the event without its document and trace."""
+    """Return the mark of an event, by which a duplicate is recognised: the event without its
+    document and trace, for the dependency `MARK_PREFIX`."""
     return event._replace(dependency=MARK_PREFIX, document=b"", trace=b"")
 
 
@@ -55,8 +56,9 @@ class Seen:
         """Time (ms) of each marked event by key, dependency and identity, the oldest first."""
 
     def is_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
-        """Whether an event that came for the trigger of `key` at this time (ms) counts; if so, it
-        is marked. Times must be passed in ascending order."""
+        """Whether an event counts that came at this time (ms) for `dependency` of the trigger with
+        the correlation key in `key` (`records.key_of`); if so, it is marked. `identity`: its source
+        and id. Times must be passed in ascending order."""
         if self._dedupe is None:
             return True
         marks = self._taken

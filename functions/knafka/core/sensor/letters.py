@@ -39,8 +39,8 @@ class TooLarge(Exception):
 
 
 def failure_of(error: Exception) -> tuple[Reason, str]:
-    """Return reason and text for a record that raised this error; an error other than an invalid
-    event or a too large record is a bug."""
+    """Return the reason and the text of the dead letter for this error. An error other than
+    `TooLarge` and `InvalidEvent` is a bug of Knafka."""
     if isinstance(error, TooLarge):
         return Reason.TOO_LARGE, str(error)
     if isinstance(error, InvalidEvent):
@@ -73,8 +73,8 @@ def of_record(
 
 
 def structured(document: bytes | None) -> RecordHeaders:
-    """Return the headers of a record whose value is an event as JSON, like those of the trigger
-    topic."""
+    """Return headers for a record whose value is an event as JSON, as in the trigger topic: the
+    content type of structured mode; none if there is no value."""
     return [] if document is None else [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode())]
 
 
@@ -121,7 +121,8 @@ def cut(letter: Draft) -> Draft:
 
 
 def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
-    """Return source and id of events, as many as there is room for."""
+    """Return for each event what names it in a dead letter: dependency, source, id, time and offset
+    in the trigger topic. Events beyond `MAX_NAMED_BYTES` are left out."""
     named, remaining_bytes = list[dict[str, Any]](), MAX_NAMED_BYTES
     for event in events:
         source, _, identity = event.identity.partition(" ")

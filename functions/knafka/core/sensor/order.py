@@ -63,7 +63,7 @@ class InOrder(Generic[T]):
         self._last = self._taken_place
         """The latest place that was taken, or up to which absence was decided (`mark_decided`)."""
         self._read_place = BEFORE_ALL
-        """Every event up to this place was read."""
+        """Every event up to this place in the order was read: those that wait there are next."""
         self._waiting: list[tuple[Place, int, int, T]] = []
         """A heap of the records that wait: place, offset, size in bytes, and the record."""
         self.bytes = 0
@@ -100,7 +100,8 @@ class InOrder(Generic[T]):
         return True
 
     def note_read_until(self, until: int) -> None:
-        """Note that every event before the time `until` (ms) was read."""
+        """Note that every event before the time `until` (ms) was read, so that those that wait are
+        next up to then."""
         self._read_place = max(self._read_place, Place(until))
 
     def mark_decided(self, until: int) -> None:
@@ -135,7 +136,8 @@ class InOrder(Generic[T]):
 
     @property
     def first(self) -> int | None:
-        """The time (ms) of the earliest event that waits; None if none waits."""
+        """The time (ms since the Unix epoch) of the earliest event that waits; None if none
+        waits."""
         return self._waiting[0][0].at if self._waiting else None
 
     @property

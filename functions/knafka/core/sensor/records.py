@@ -48,8 +48,8 @@ class TriggerTopicRecord(NamedTuple):
     generation: int
     """Generation of the Sensor in the process that wrote the record."""
     until: int = NEVER
-    """A time (ms): all events that the bus has from before it certainly come earlier in the topic
-    than this record."""
+    """A time (ms): every event of the bus for this partition with an earlier time comes before this
+    record, unless it is of the same transaction. `NEVER`: nothing is known."""
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
@@ -63,7 +63,7 @@ def trigger_of(key: str) -> str:
 
 
 def correlation_of(key: str) -> str | None:
-    """Return the correlation in a record's key; None: the trigger has none."""
+    """Return the correlation key in a record's key; None: the trigger has no correlation."""
     _, slash, correlation = key.partition("/")
     return correlation if slash else None
 
@@ -74,7 +74,7 @@ def identity_of(attributes: Attributes) -> str:
 
 
 def source_of(namespace: str, sensor: str) -> str:
-    """Return the source of the events that a Sensor makes."""
+    """Return the attribute `source` of the events that a Sensor makes."""
     return f"/apis/v1/namespaces/{namespace}/sensors/{sensor}"
 
 
@@ -125,8 +125,8 @@ def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
 
 
 def changelog_key(key: str, offset: int) -> bytes:
-    """Return the key of the changelog record that holds the event at this offset of the trigger
-    topic."""
+    """Return the key of the changelog record for the event at this offset of the trigger topic;
+    `key` is the event's record key there (`key_of`)."""
     return f"{offset}/{key}".encode()
 
 
@@ -180,7 +180,11 @@ BY_SENDER_KEY: Final = "@bysender"
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
     """Encode the metadata of a commit of the trigger topic: the first offset that each trigger
-    still needs (BUS-16), and when (ms since the Unix epoch) its timers must be checked again."""
+    still needs (BUS-16), and when (`due`, ms since the Unix epoch) its timers must be checked
+    again; None: never. `taken`: the records after the offset that were taken already.
+
+    If all of this is longer than `MAX_METADATA` allows, the offsets are left out.
+    """
     own_values: dict[str, Any] = {} if due is None else {DUE: due}
     if taken is not None:
         own_values[TAKEN_KEY] = [taken.read, *taken.last]
@@ -201,7 +205,8 @@ def parse_taken(metadata: str) -> Taken | None:
 
 
 def bus_metadata(routed: Routed) -> str:
-    """Encode the metadata of a commit of the bus."""
+    """Encode the metadata of a commit of the bus (the topic whose events a Sensor reads): up to
+    which time they were routed to triggers."""
     own_values: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
     if routed.by_sender:
         own_values[BY_SENDER_KEY] = True
@@ -209,8 +214,8 @@ def bus_metadata(routed: Routed) -> str:
 
 
 def parse_routed(metadata: str) -> Routed:
-    """Decode up to which time a partition of the bus was routed; unknown if the metadata isn't
-    ours."""
+    """Decode from a commit's metadata up to which time a partition of the bus was routed to
+    triggers; `Routed()`, which says nothing, if the metadata isn't ours."""
     try:
         values = json.loads(metadata)
         until = values.get(UNTIL)

@@ -46,7 +46,9 @@ class Reset:
         # Cache of the last result: events are mostly in order, so the next result is mostly the
         # same.
         self._last: int | None = None
+        """The last reset at or before those times; None: there is none."""
         self._next: int | None = None
+        """The first reset after them; None: there is none."""
         self._from = self._until = 0
         """The results hold for times (ms) from `_from` on and before `_until`."""
 
@@ -85,7 +87,8 @@ class Reset:
         return _CLOCK_CHANGE if len(offsets) > 1 else timedelta()
 
     def _resets_from(self, start: datetime, *, reverse: bool) -> Iterator[int]:
-        """Yield the resets from this moment on, or backwards."""
+        """Yield the times (ms) of the resets after this moment in ascending order; with `reverse`,
+        of those before it in descending order."""
         moments = CronSim(self._cron, start.astimezone(self._zone), reverse=reverse)
         with suppress(OverflowError):  # the search went beyond the last year of datetimes
             for reset_time in moments:

@@ -87,7 +87,8 @@ class Router:
 
 
 def _compile_correlation(trigger: SensorTrigger, count_error: CountError) -> Correlate | None:
-    """Compile the correlation of a trigger; None: it has none."""
+    """Compile the correlation of a trigger; None: it has none. `count_error` is called for each
+    evaluation that ends with an error."""
     if trigger.correlation is None:
         return None
     expression = cesql.compile_expression(trigger.correlation)

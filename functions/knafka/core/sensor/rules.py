@@ -100,7 +100,8 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
 
 
 def due(rule: Rule, held: Held) -> int | None:
-    """Return when (ms) the next firing is due without a further event; None: there is none."""
+    """Return when (ms since the Unix epoch) the held events fire if no further event comes; None:
+    they don't. Only a condition with an unwanted event fires so."""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
@@ -108,7 +109,8 @@ def due(rule: Rule, held: Held) -> int | None:
 
 
 def expires(rule: Rule, held: Held) -> int | None:
-    """Return the first time (ms) at which `expire` would change the held events; None: never."""
+    """Return the first time (ms since the Unix epoch) at which `expire` would change the held
+    events: a wait for absence, `within` or a reset is over. None: never."""
     if not held:
         return None
     if rule.condition.unwanted:
@@ -174,7 +176,8 @@ def _was_reset(rule: Rule, waited: Held) -> bool:
 def _latest_needed_events(
     condition: TriggerCondition, events: Iterable[HeldEvent]
 ) -> Sequence[HeldEvent]:
-    """Return the latest events, of each dependency as many as the condition may need."""
+    """Return the latest events in the order of time, of each dependency as many as the condition
+    wants at most."""
     missing_counts = Counter(condition.wanted)
     latest = []
     for event in reversed(sort_by_time(events)):

@@ -44,7 +44,8 @@ class Timers:
         return None
 
     def until(self, time: int) -> Iterator[str]:
-        """Yield the keys whose times are up to `time`, and remove their times."""
+        """Yield the keys whose times are at or before `time` (ms), the earliest first, and remove
+        their times."""
         while (first := self.first) is not None and first <= time:
             _, key = heappop(self._heap)
             del self._times[key]
