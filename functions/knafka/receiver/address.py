@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""A request's headers, names in any letter case."""
 
 ROOTS: Final = frozenset({b"", b"/"})
 """Paths at which the request's host says which KafkaChannel is meant."""
@@ -41,7 +42,7 @@ def is_host(address: bytes) -> bool:
 
 
 def path_of(url: bytes) -> bytes:
-    """Return the path of a request's target, without the query and percent-decoded."""
+    """Return the percent-decoded path of a request's target `url`, without the query."""
     if b"?" in url:
         url = url[: url.index(b"?")]
     if not url.startswith(b"/"):

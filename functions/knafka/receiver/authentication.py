@@ -63,6 +63,7 @@ class TokenVerifier:
         self._keys = keys
         self._clock = clock
         self._generation = keys.generation
+        """The keys' generation when the cached tokens were verified."""
         self._new_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
         self._old_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
         """Cached tokens by audience and token: those used since the old ones were last removed, and
@@ -71,14 +72,15 @@ class TokenVerifier:
         self._old_subjects: set[str] = set()
         """Subjects of the cached tokens."""
         self._failures = _Failures()
+        """The wrong signatures of the present second."""
 
     def __len__(self) -> int:
         """Number of cached tokens."""
         return len(self._new_tokens) + len(self._old_tokens)
 
     def verify(self, token: bytes, audience: str) -> str:
-        """Verify a token for this audience and return its subject. Raises `InvalidToken` and
-        `Undecided`."""
+        """Verify a token for this audience and return its subject. Raises `InvalidToken` if it
+        isn't valid, and `Undecided` if that can't be decided now."""
         if len(token) > MAX_TOKEN_BYTES:
             raise InvalidToken(f"it is longer than {MAX_TOKEN_BYTES} bytes")
         if self._generation != self._keys.generation:
@@ -103,8 +105,9 @@ class TokenVerifier:
         return verified.subject
 
     def _check_token(self, token: bytes, audience: str, now: float) -> VerifiedToken:
-        """Verify claims, key and signature of a token, and return its claims. Raises `InvalidToken`
-        and `Undecided`."""
+        """Verify claims, key and signature of a token, and return its subject and times. Raises
+        `InvalidToken`; and `Undecided` if no keys were read yet, its key isn't among them and they
+        are read again, or too many wrong signatures were checked in this second."""
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided
@@ -142,8 +145,11 @@ class _Failures:
 
     def __init__(self) -> None:
         self._second = 0
+        """The second (Unix time) that is counted."""
         self._by_sender: dict[str | None, int] = {}
+        """Wrong signatures by claimed sender."""
         self._all = 0
+        """Wrong signatures of all senders."""
 
     def is_over_limit(self, sender: str | None, second: int) -> bool:
         """Whether no more tokens of this sender may be checked in this second (Unix time); the
@@ -173,6 +179,7 @@ class SenderCheck:
             ingress.policies, ingress.default_authorization, ingress.namespace
         )
         self._verdicts: dict[str, bool | Predicate] = {}
+        """The cached verdicts (`Authorization.verdict`) by the senders' subjects."""
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
         """Return None if the sender may send any event, else the answer to the request, or the

@@ -22,15 +22,16 @@ class EventBatch:
     """The valid events of one request, which get one answer."""
 
     def __init__(self, records: Sequence[Draft]) -> None:
-        """Measure the events; nothing is appended before `append`."""
+        """Measure these events; `append` hands them to Kafka."""
         self._records = records
         self._left = len(records)
         """Number of events of which a report is waited for."""
         self._error: LogError | None = None
         """The first error that was reported."""
         self._stored: Reported
+        """Called once all events are reported; set by `append`."""
         self._traced: list[Callable[[Answer], None]] = []
-        """Functions that end each event's spans with the answer."""
+        """For each event whose spans were started, the function that ends them with the answer."""
         sizes = list(map(_record_bytes, records))
         self.largest = max(sizes, default=0)
         """Bytes of the batch's largest event, headers included."""

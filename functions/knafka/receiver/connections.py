@@ -51,6 +51,7 @@ class Connections:
         self.ingest = ingest
         self.loop = loop
         self.receiving_bytes = 0
+        """Bytes of all requests that are being received."""
         self.direct_requests = 0
         """Number of requests that came straight to this port, past Knative's proxy."""
         self.open: set[Expiring] = set()

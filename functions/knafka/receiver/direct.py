@@ -37,10 +37,12 @@ class DirectLoad:
     """Holds requests to the receiver's own Service in proportion to its direct events."""
 
     def __init__(self, events: Callable[[], int], hold: Hold) -> None:
-        """`events` returns the number of direct events since the start."""
+        """`events` returns the number of direct events since the start; `hold` sends one
+        request."""
         self._events = events
         self._hold = hold
         self._holds: set[asyncio.Task[object]] = set()
+        """The requests under way."""
 
     async def follow(self) -> None:
         """Hold as many requests as the measured rate requires, until cancelled. Surplus requests
@@ -58,8 +60,8 @@ class DirectLoad:
                 hold.cancel()
 
     def _hold_for(self, rate: float) -> None:
-        """Start to hold requests until as many are held as this rate (direct events per second)
-        requires, and at most `MAX_HOLDS`."""
+        """Send requests until as many are held as this rate (direct events per second) requires:
+        one for each `EVENTS_PER_HOLD`, at most `MAX_HOLDS`. Requests beyond that aren't ended."""
         desired_count = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
         for _ in range(desired_count - len(self._holds)):
             hold = asyncio.ensure_future(self._hold())
@@ -74,6 +76,7 @@ class HeldRequests:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: dict[Callable[[], None], asyncio.TimerHandle] = {}
+        """The timer of each held request, by the function that answers it."""
 
     @property
     def count(self) -> int:

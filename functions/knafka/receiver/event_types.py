@@ -54,7 +54,8 @@ class _NewType:
 
 
 class _PathTypes:
-    """The known and the new event types of one Broker or KafkaChannel."""
+    """The event types of one Broker or KafkaChannel: `known` are those that need not be listed any
+    more or are listed now, `new` those that are listed now."""
 
     __slots__ = ("known", "new")
 
@@ -63,6 +64,7 @@ class _PathTypes:
         """Hashes of the pairs of type and source. If two pairs have the same hash, the second one
         gets no EventType."""
         self.new: list[_NewType] = []
+        """The pairs that are listed now, those first that come next into an answer."""
 
 
 class SeenTypes:
@@ -74,8 +76,9 @@ class SeenTypes:
         self._seen: dict[str, _PathTypes] = {}
 
     def note_event(self, path: str, headers: RecordHeaders) -> None:
-        """List the type, source and schema of an event that was stored for `path`, if its pair of
-        type and source is new and within the limits."""
+        """List the type, source and schema of an event that was stored for `path` (of its Broker or
+        KafkaChannel), if its pair of type and source is new and within the limits. `headers`: those
+        of its record."""
         attributes = dict(headers)
         type_, source = attributes.get("ce_type"), attributes.get("ce_source")
         path_types = self._seen.get(path)

@@ -261,7 +261,7 @@ class ReceiverFunction:
                     await follower.wait_until_ready()
 
     def state(self) -> Mapping[str, Any]:
-        """Return the objects that `ReceiverProtocol` needs from a started receiver."""
+        """Return the objects, by name, that `ReceiverProtocol` needs from a started receiver."""
         return {"connections": self._connections}
 
     def interrupt(self) -> None:
@@ -321,8 +321,8 @@ class ReceiverFunction:
     async def _read_body(
         self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
-        """Return the whole body, the answer to a request that is refused, or None if the sender
-        hung up."""
+        """Return the whole body; an `Answer` if the request is refused; None if the sender hung
+        up."""
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
@@ -371,7 +371,7 @@ class ReceiverFunction:
 
 
 def _limits_for_process() -> Limits:
-    """Return the usual limits, with fewer connections if the process may open fewer files."""
+    """Return the usual limits; with fewer connections if the process may open fewer files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     default_limits = Limits()
     return replace(

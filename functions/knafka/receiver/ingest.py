@@ -78,7 +78,8 @@ class IngestHandler:
         verifier: TokenVerifier | None = None,
         observers: ReceiverObservers = UNOBSERVED,
     ) -> None:
-        """`clock` returns seconds of any monotonic clock. `verifier` verifies senders' tokens."""
+        """`contract`: None if the environment declares the Ingresses. `clock` returns seconds of
+        any monotonic clock. `verifier` verifies senders' tokens; None: no keys are known."""
         self.limits = limits
         self._observers = observers
         self._types, self._tracing = observers.types, observers.tracing
@@ -100,7 +101,9 @@ class IngestHandler:
         self.held: HeldRequests | None = None
         """Held requests, which only show load (`direct`); None: no load is shown."""
         self._waiting_bytes = 0
+        """Bytes of the events that wait for Kafka."""
         self._unrouted: Counter[int] = Counter()
+        """Number of answered requests that no route took, by status code."""
 
     def serve(
         self,
@@ -175,7 +178,9 @@ class IngestHandler:
     def receive(
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
-        """Answer a POST to a route: parse the event, check it, and hand it to Kafka."""
+        """Answer a POST to a route: check the sender, parse the event, check it, and hand it to
+        Kafka. `respond` is called exactly once, at once or when Kafka has stored the event or
+        failed; nothing is raised."""
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
@@ -244,7 +249,7 @@ class IngestHandler:
     ) -> None:
         """Answer a POST with a batch (CE-H11): all of its events are checked before any is stored,
         and the answer is sent when Kafka has answered for each. Each event must fulfil
-        `matches_policy`."""
+        `matches_policy`; None: the sender may send any."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
@@ -290,24 +295,24 @@ class IngestHandler:
             batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
-        """Count an answer that is sent before the request is whole, at its route if it has one;
-        returns the answer."""
+        """Count an answer that is sent before the request is whole, for the route at `address` or,
+        without one, as unrouted; returns the answer."""
         route = self.find_route(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
         return answer
 
     def body_limit(self, address: bytes) -> tuple[int, Answer]:
-        """Return the bytes that a body sent to this address may have, and the answer to a larger
-        one."""
+        """Return the most bytes that a body sent to this address may have, and the answer to a
+        larger one. If nothing is served there, the limit is the largest of all routes."""
         route = self.find_route(address)
         if route is None:
             return self.max_event_bytes, self._answer_not_served(address)
         return route.max_event_bytes, route.too_large
 
     def _answer_unrouted(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
-        """Return the answer to a request that no route takes: a probe, the contract, event types,
-        or 404."""
+        """Return the answer to a request that no route takes: to a probe, or for the contract or
+        the event types; to any other, which is counted, 404 or 503 (`_answer_not_served`)."""
         if method in (b"GET", b"HEAD"):
             # None of these counts as a request to no Broker's path.
             if path in LIVENESS:

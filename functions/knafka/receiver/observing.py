@@ -41,8 +41,9 @@ UNOBSERVED: Final = ReceiverObservers()
 
 
 def respond_with_metrics(metrics: Iterable[Metric], respond: Respond) -> None:
-    """Answer a request with metrics; `respond` is called later, as they are formatted on a thread:
-    for hundreds of channels, formatting takes as long as thousands of events."""
+    """Answer a request with these metrics as Prometheus text. `respond` is called later, on the
+    event loop, as they are formatted on a thread: for hundreds of channels, that takes as long as
+    thousands of events."""
 
     def on_formatted(text: asyncio.Future[bytes]) -> None:
         """Answer with the formatted metrics, or with 503 if formatting has failed."""

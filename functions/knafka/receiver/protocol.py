@@ -113,7 +113,7 @@ class ReceiverProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        """Prepare for the first request; `app_state` holds the server's `Connections` under
+        """Prepare for the first request; `app_state` holds the receiver's `Connections` as
         `connections`."""
         self._shared: Connections = app_state["connections"]
         self._ingest = self._shared.ingest
@@ -192,9 +192,9 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_held()
 
     def _must_count(self, data: bytes) -> bool:
-        """Whether the first read of a request is so long that its headers must be counted while
-        they are parsed: longer than all headers may be, or without an end of them in the part that
-        `UNCOUNTED_HEAD` allows."""
+        """Whether the first bytes of a request are so many that its headers must be counted while
+        they are parsed: more than all headers may have, or without the headers' end in the first
+        `UNCOUNTED_HEAD` bytes."""
         return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
     def _start_timers(self) -> None:
@@ -261,7 +261,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._answer_expectation()
 
     def _has_room(self) -> bool:
-        """Whether the memory limits allow the bytes that the request holds."""
+        """Whether the memory limits allow the bytes that this request holds."""
         all_held = self._shared.receiving_bytes
         return leaves_room(self._received_bytes, all_held, self._limits.in_flight_bytes)
 
@@ -342,7 +342,7 @@ class ReceiverProtocol(asyncio.Protocol):
     # uvicorn's server
 
     def shutdown(self) -> None:
-        """Answer the requests under way, take no more, and close."""
+        """Answer the requests under way, take no more, and close, as the server stops."""
         self._stopping = True
         if self._closing or self._in_request:
             return
@@ -369,7 +369,7 @@ class ReceiverProtocol(asyncio.Protocol):
     # httptools' parser
 
     def on_message_begin(self) -> None:
-        """Note that a request has begun to arrive."""
+        """Note that a request has begun to arrive; called by the parser."""
         self._in_request = True
 
     def on_url(self, url: bytes) -> None:
@@ -405,7 +405,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refusal = answers.ENCODED
 
     def _count_header(self, size: int) -> None:
-        """Count the bytes of a header, and refuse the request if they are too many."""
+        """Count `size` bytes of headers, and refuse the request if they are too many."""
         self._header_bytes += size
         if self._header_bytes > self._limits.header_bytes:
             self._refuse(answers.HEADERS_TOO_LARGE)

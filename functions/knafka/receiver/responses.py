@@ -31,6 +31,7 @@ class Slot:
         """Reserve the place; `queue` holds it, the other arguments are described below."""
         self._queue = queue
         self.answer: Answer | None = None
+        """The answer; None: there is none yet."""
         self.head_only = head_only
         """Whether the answer is sent without its body, for HEAD."""
         self.last = last
@@ -61,13 +62,17 @@ class ResponseQueue:
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         """Begin without requests; answers are written to `transport`."""
         self.slots: deque[Slot] = deque()
+        """The requests that aren't answered, in their order."""
         self.ends = False
         """Whether the connection takes no more requests, so that further bytes are discarded."""
         self.is_reading = True
+        """Whether bytes are read from the connection; False while it is paused."""
         self._is_writable = True
+        """Whether the client reads its answers."""
         self._transport = transport
         self._loop = loop
         self._lingering: asyncio.TimerHandle | None = None
+        """Timer that closes the connection after a refused request; None: it isn't set."""
 
     def flush(self) -> None:
         """Write the answers up to the first request that has none yet, and end the connection after
@@ -108,7 +113,8 @@ class ResponseQueue:
         self.regulate_reading()
 
     def _linger(self) -> None:
-        """Close the connection after `LINGER_TIMEOUT`, reading on until then."""
+        """End the connection's own side now, and close it after `LINGER_TIMEOUT`: until then the
+        rest of a refused request is read and discarded."""
         self._transport.write_eof()
         self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
 

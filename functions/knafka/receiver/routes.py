@@ -81,6 +81,7 @@ class BrokerRoute:
         """Seconds from the receipt of a whole request to its answer, of events that were sent to
         Kafka."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
+        """The answer to an event that is larger than `max_event_bytes`."""
 
     def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
         """Call `respond` with the answer, and count it for this number of events."""
@@ -107,9 +108,9 @@ def _append_structured(
     headers: RecordHeaders,
     reported: Reported,
 ) -> None:
-    """Append a record in structured mode, as `LogWriter.append` does. It is converted only here, as
-    its headers hold its trace by now. Data other than JSON grow by a third over the size that was
-    counted."""
+    """Append a record as `LogWriter.append` does, converted to structured mode. It is converted
+    only here, because the trace of its event is put into its headers before. Data other than JSON
+    grow by a third over the size that was counted, as they become base64."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
 
@@ -117,5 +118,5 @@ def _append_structured(
 def _append_all_structured(
     writer: LogWriter, topic: str, records: Sequence[Draft], reported: Reported
 ) -> None:
-    """Append records in structured mode, as `LogWriter.append_all` does."""
+    """Append records as `LogWriter.append_all` does, each converted to structured mode."""
     writer.append_all(topic, list(map(in_structured_mode, records)), reported)

@@ -20,6 +20,7 @@ from knafka.tracing.context import EXTENSION, TRACEPARENT, TRACESTATE, SpanConte
 from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 Respond: TypeAlias = Callable[[Answer], None]
+"""Sends the answer to a request; called once."""
 
 
 class IngestTracing:
@@ -31,8 +32,9 @@ class IngestTracing:
     def receive(
         self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
     ) -> tuple[Respond, Reported]:
-        """Start an event's spans and put its trace into the record's `headers`; returns the
-        callbacks to use in place of `respond` and `reported`, which end the spans."""
+        """Start an event's spans, and set `traceparent` in `headers`, those of its record. Returns
+        the callbacks to use in place of `respond` and `reported`, which end the spans and then call
+        these; if the trace isn't sampled there are no spans, and both are returned as they are."""
         tracer = self._tracer
         sent = dict(headers)
         header_context = decode(sent.get(TRACEPARENT))

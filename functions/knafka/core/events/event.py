@@ -29,6 +29,7 @@ MAX_NAMED_PROBLEMS: Final = 16
 """Most problems of an event that an error names."""
 
 REQUIRED: Final = ("specversion", "id", "source", "type")
+"""Attributes that every event must have, with a value that isn't empty."""
 
 CORE: Final = frozenset(
     (*REQUIRED, "subject", "time", "datacontenttype", "dataschema", "schemaurl")
@@ -68,7 +69,8 @@ class Event:
 
 
 def key_of(attributes: Attributes) -> str | None:
-    """Return the record key: `partitionkey`, else `subject`, else None (CE-K4, CE-K5, CHN-30)."""
+    """Return the key of an event's record, by which events stay in order: the attribute
+    `partitionkey`, else `subject`; None: it has neither (CE-K4, CE-K5, CHN-30)."""
     return attributes.get("partitionkey") or attributes.get("subject") or None
 
 
@@ -110,7 +112,7 @@ def problems_of(attributes: Attributes) -> list[str]:
 
 
 def too_many() -> InvalidEvent:
-    """Return the error for an event with more than `MAX_ATTRIBUTES` attributes."""
+    """Return the error to raise for an event with more than `MAX_ATTRIBUTES` attributes."""
     return InvalidEvent(
         f"an event may have {MAX_ATTRIBUTES} attributes: put what is more into the data"
     )
@@ -145,8 +147,8 @@ def is_valid_1_0(attributes: Attributes) -> bool:
 
 
 def refusal(problems: Sequence[str]) -> InvalidEvent:
-    """Return one error that names these problems, the first `MAX_NAMED_PROBLEMS` of them, and the
-    number of the others."""
+    """Return one error to raise that names these problems: the first `MAX_NAMED_PROBLEMS` of them,
+    and the number of the others."""
     omitted = len(problems) - MAX_NAMED_PROBLEMS
     omitted_text = f"; and {omitted} more" if omitted > 0 else ""
     return InvalidEvent("; ".join(problems[:MAX_NAMED_PROBLEMS]) + omitted_text)

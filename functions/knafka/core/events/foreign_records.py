@@ -39,6 +39,7 @@ HEADER_EXTENSION_PREFIX: Final = "kafkaheader"
 
 _OTHER_CHARACTERS = re.compile("[^a-z0-9]")
 _STRUCTURED: Final = b"application/cloudevents"
+"""Beginning of the content type of a record in structured mode."""
 
 
 class RecordPosition(NamedTuple):
@@ -58,8 +59,9 @@ def as_event(
     headers: Iterable[tuple[str, bytes | None]] | None,
     value: bytes | None,
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Convert a record, given by its place, key, headers and value, to an event. Returns headers
-    and value of a record that holds the event, for `kafka_binding.read`."""
+    """Convert a record, given by its place, key, headers and value, to an event, with the declared
+    `conversion`. Returns headers and value of a record that holds the event, for
+    `kafka_binding.read`; raises nothing."""
     record_headers = list(headers or ())
     if _looks_like_an_event(record_headers):
         try:
@@ -101,7 +103,9 @@ def _attributes_of_record(
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> dict[str, str]:
-    """Return the attributes of the event that a record becomes."""
+    """Return the attributes of the event that a record becomes, as in upstream's KafkaSource:
+    position, time, key and headers of the record as attributes. A header becomes an extension,
+    except the content type."""
     topic, partition, offset, timestamp = place
     attributes = {
         "specversion": "1.0",
@@ -134,8 +138,9 @@ _EXTENSIONS = BoundedCache[str, str](
 
 
 def key_text(key: bytes, key_type: str) -> str:
-    """Return a record's key as an attribute's text. A key of type `int` or `float` that isn't 4 or
-    8 bytes long is decoded as a string."""
+    """Return a record's key as an attribute's text. `key_type`: how to decode it
+    (`Conversion.key_type`); `byte-array` gives base64. A key of type `int` or `float` that isn't 4
+    or 8 bytes long is decoded as a string."""
     if key_type == "byte-array":
         return base64.b64encode(key).decode()
     if key_type == "int" and len(key) in (4, 8):

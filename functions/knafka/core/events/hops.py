@@ -24,11 +24,13 @@ from knafka.core.events.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders,
 TTL: Final = "knativebrokerttl"
 """Attribute of a reply: how many replies in a row are left, this one included."""
 FIRST_TTL: Final = 255
-"""Remaining replies of an event without the attribute; upstream's default."""
+"""What an event without the attribute counts as, so that 254 replies may follow; upstream's
+default."""
 DEEP: Final = 10
 """Number of replies in a row from which on they are reported as a loop."""
 
 _STRUCTURED: Final = b"application/cloudevents"
+"""Beginning of the content type of a record in structured mode."""
 
 HOPS: Final = "knafkahops"
 """Attribute of a dead letter at a sink: how often in a row it has become one."""
@@ -43,8 +45,8 @@ class HopLimit(InvalidEvent):
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return the most replies in a row that may still follow a record's event: `FIRST_TTL` unless
-    its attribute says fewer."""
+    """Return how many events in a row are left, a record's event and the replies after it:
+    `FIRST_TTL` unless its attribute says fewer."""
     return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
@@ -54,8 +56,9 @@ def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
 
 
 def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
-    """Return the reply with the counts that it inherits from the record's event, and how many
-    replies are left.
+    """Return the record `reply` with the counts that it inherits from the event that was delivered,
+    and how many replies in a row are left, this one included. `headers` and `value`: the record of
+    that event.
 
     Raises `HopLimit` if none would be left.
     """
@@ -86,7 +89,8 @@ def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
 def _counter_attribute(
     headers: RecordHeaders | None, value: bytes | None, name: str, default: int
 ) -> int:
-    """Return a counter attribute of the event; `default` if it is missing or no number."""
+    """Return an attribute of the record's event as a number; `default` if it is missing or no
+    number."""
     text = _event_attribute(headers or [], value, name)
     # int() would also accept signs, spaces and the digits of other scripts. A longer number is cut,
     # as no counter of ours gets that high.

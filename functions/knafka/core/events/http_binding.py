@@ -185,7 +185,7 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
 
 
 def claims_event(headers: HttpHeaders) -> bool:
-    """Whether a response claims to hold an event, valid or not."""
+    """Whether a response claims to hold an event, by a `ce-` header or its content type."""
     for name, value in headers:
         record_header = _HEADER_NAMES[name]
         if record_header.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
@@ -282,7 +282,8 @@ def encode(text: str) -> str:
 
 
 def decode(value: bytes) -> str:
-    """Decode an attribute's value from a header value (CE-H6). Raises `UnicodeDecodeError`.
+    """Decode an attribute's value, unquoted and percent-decoded (CE-H6). Raises
+    `UnicodeDecodeError`.
 
     A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
     """
@@ -318,7 +319,7 @@ def _unquote_header(value: bytes) -> str:
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
-    """Read an event from a request in any mode. Raises `InvalidEvent` that names every problem."""
+    """Read a request's event, in any mode. Raises `InvalidEvent` that names every problem."""
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
     content_types: list[str] = []

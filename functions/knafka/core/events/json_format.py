@@ -154,13 +154,14 @@ def split_loosely(document: bytes) -> Members | None:
 
 
 def _may_exceed_members(document: bytes, limit: int) -> bool:
-    """Whether there may be more than `limit` members: each takes five bytes, `"":0,`."""
+    """Whether there may be more than `limit` members: each has a colon, and takes at least the five
+    bytes `"":0,`."""
     return len(document) > 5 * limit and document.count(b":") > limit
 
 
 def _split_deep(document: bytes) -> Members:
-    """Split an object. This is a function of its own so that it uses one more stack frame, and
-    accepts no deeper nesting than the careful reader does."""
+    """Return the members of an object. This is a function of its own so that it uses one more stack
+    frame, and accepts no deeper nesting than the careful reader does."""
     return _SPLIT(document)
 
 
@@ -192,7 +193,7 @@ def _split_batch_deep(document: bytes) -> list[Members]:
 
 def _as_python_json(members: Members) -> bytes:
     """Return the object as Python's json writes it; empty if it has no members, or a percent sign
-    in a name."""
+    in a name, which would disturb the formatting."""
     if not members or "%" in "".join(members):
         return b""
     text = '": %b, "'.join(members)
@@ -318,7 +319,8 @@ def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]
 
 
 def _canonical_text(name: str, value: object) -> str | None:
-    """Return an attribute's JSON value as a string; None if its type isn't allowed."""
+    """Return an attribute's parsed JSON value as a string; None if its type isn't allowed: the
+    attributes of CloudEvents itself must be strings."""
     if type(value) is str:
         return value
     if name in CORE:

@@ -42,9 +42,11 @@ _PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"
 ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
     re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
 )
+"""Whether a content type is a media type and none of CloudEvents; cached."""
 IS_URI_REFERENCE = BoundedCache[bytes, bool](lambda value: is_uri_reference(value.decode()))
-"""Whether a source is a URI-reference, cached: a sender has few sources."""
+"""Whether a source is a URI-reference; cached, as a sender has few sources."""
 _IS_MINUTE = BoundedCache[bytes, bool](lambda value: is_timestamp(value.decode() + "00Z"))
+"""Whether the beginning of a timestamp, up to the colon before the seconds, is valid; cached."""
 _IS_SECOND = re.compile(
     rb"(?:[0-5]\d|60)(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 ).fullmatch
@@ -131,7 +133,8 @@ def _uniform_records(
     added_headers: RecordHeaders,
 ) -> list[Draft] | None:
     """Return the records of events whose attributes have the same names in the same order and are
-    all strings, as in most batches; None: some events differ."""
+    all strings, as in most batches; None: some events differ, or need a check that isn't made here.
+    `data`: each event's member `data`; None: it has none."""
     if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
         return None
     names, size, pick = layout[:3]
@@ -186,7 +189,7 @@ def _record_of(
     data: Raw | None,
     added_headers: RecordHeaders,
 ) -> Draft | None:
-    """Return an event's record; None: the careful reader has to read it.
+    """Return an event's record; None: `json_format` has to read the event, and may refuse it.
 
     `text` is the joined values of all `members` but `data`, as JSON; `data` that member's value.
     """
@@ -227,8 +230,9 @@ def _record_of(
 
 
 def _values_of(members: json_format.Members) -> list[bytes] | None:
-    """Return the values of attributes that aren't all strings; None: one has a type that isn't
-    allowed, or another form as a header."""
+    """Return the values of all members but `data`, as they are in headers, of which some are
+    integers or Booleans. None: a value has a type that isn't allowed, or differs as a header from
+    its JSON."""
     values = []
     for name, raw in members.items():
         if name == "data":
@@ -244,9 +248,9 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
 
 
 def _layout_of(members: tuple[str, ...]) -> _Layout | None:
-    """Return the layout of a document whose members have these names; None: the careful reader has
-    to read it, as a name is invalid, a required one is missing, there are too many, or one is
-    `dataschema`."""
+    """Return the layout of a document whose members have these names, in this order. None:
+    `json_format` has to read such a document, as a name is invalid, a required one is missing,
+    there are too many, or one is `dataschema`, whose value isn't checked here."""
     data_index = members.index("data") if "data" in members else -1
     names = tuple([name for name in members if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:

@@ -30,6 +30,7 @@ RecordHeaders: TypeAlias = list[tuple[str, bytes]]
 """Record headers in confluent-kafka's form."""
 
 CONTENT_TYPE: Final = "content-type"
+"""Record header with the event's datacontenttype, or that of structured mode."""
 
 MODE: Final = "knafka-mode"
 """Record header (no attribute of the event): `structured` if the event is delivered as JSON, as it
@@ -156,7 +157,8 @@ def in_structured_mode(record: Draft) -> Draft:
 
 
 def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None) -> Envelope:
-    """Parse a record's event and headers. Raises `InvalidEvent` if it holds no event (CE-K8).
+    """Parse a record's event and headers. Raises `InvalidEvent` if it holds no event (CE-K8), and
+    `UnsupportedContentMode`, a kind of it, for a batch or a format other than JSON.
 
     It checks only what filters and HTTP rely on: UTF-8, a known specversion, the required
     attributes, no characters that CloudEvents forbids. Of headers with the same name the last wins
