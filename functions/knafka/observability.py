@@ -241,7 +241,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: Literal["json", "text"] = "text") -> None:
-    """Log one line per record to stderr, for the whole process."""
+    """Log to stderr, for the whole process: one line (as text or JSON) for each record of `level`
+    or above."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(JsonFormatter())

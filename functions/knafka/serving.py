@@ -89,7 +89,8 @@ class ServedFunction(Protocol):
 
 
 def asgi(function: ServedFunction, environment: Mapping[str, str]) -> Any:
-    """Return the function as an ASGI application with a lifespan."""
+    """Return the function as an ASGI application with a lifespan, in which it reads its settings
+    from `environment`."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         """Start and stop the function by the lifespan protocol, or pass an HTTP request on to it;
@@ -229,7 +230,7 @@ class _TlsServer(_FunctionServer):
         protocol: type[asyncio.Protocol],
     ) -> None:
         """Create the server; the TLS port opens in `startup`, or later if `tls.folder` has no
-        certificate yet."""
+        certificate yet. `protocol` handles its connections."""
         super().__init__(config, function)
         # Imported here, so that it costs nothing without a TLS port.
         from knafka.tls_listener import TlsListener

@@ -164,7 +164,8 @@ def _is_extension(name: str) -> bool:
 def dead_letter_of(
     headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Return headers and value of the dead letter: the record's own, and attributes of the failure.
+    """Return headers and value of the dead letter: those of the record that failed, and attributes
+    that say how (`failure`) and which record it was (`origin`).
 
     A record that holds its event as JSON is rewritten in binary mode, where headers hold the
     attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.

@@ -103,7 +103,8 @@ DONE: Final = Done()
 
 def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
     """Return what follows an attempt that ended with `outcome`: no further attempt, another one, or
-    a dead letter. `attempt` counts from 0, the first try (KN-DLV-01, data-plane table)."""
+    a dead letter. `attempt` counts from 0, the first try; `delivery`: the declared policy
+    (KN-DLV-01, data-plane table)."""
     if outcome.failure is None and is_delivered(outcome.status or 0):
         return DONE
     reason = outcome.failure or Reason.STATUS

@@ -86,8 +86,8 @@ def select(
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
-    """Return the keys by which a filter can be found (None if there are none), and whether an event
-    with one of them certainly matches."""
+    """Return the keys by which an index can find a filter (None: it must be evaluated for each
+    event), and whether an event with one of them certainly matches."""
     match spec:
         case Exact(exact=values):
             return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
@@ -108,8 +108,8 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
 
 
 def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
-    """Return the keys by which the conjunction of these filters can be found (None if there are
-    none), and whether an event with one of them certainly matches."""
+    """Return the keys by which an index can find the conjunction of these filters (None: it must be
+    evaluated for each event), and whether an event with one of them certainly matches."""
     keys: list[_Keys] = []
     decides = False
     for part in parts:
@@ -185,6 +185,7 @@ class FilterIndex(Generic[T]):
 
     def __init__(self) -> None:
         self._entries: dict[T, _Entry[T]] = {}
+        """All entries by owner."""
         self._exact: _Buckets[T] = {}
         """Entries that are indexed under exact values."""
         self._prefix: _Buckets[T] = {}
@@ -198,7 +199,8 @@ class FilterIndex(Generic[T]):
         return len(self._entries)
 
     def add(self, owner: T, selection: Selection) -> None:
-        """Add a new owner with its filter, under the keys that fewest entries have already."""
+        """Add a new owner with its filter, `selection`, under the keys that fewest entries have
+        already."""
         entry = self._entries[owner] = _Entry(owner, selection)
         if selection.keys is None:
             self._others[entry] = None
@@ -288,8 +290,8 @@ def _match(
     matching: list[T],
     once: dict[_Entry[T], None],
 ) -> None:
-    """Add to `matching` the owners in a bucket whose filters match; entries that are in other
-    buckets too are added to `once`, to be evaluated later."""
+    """Add to `matching` the owners in a bucket whose filters match an event with these attributes;
+    entries that are in other buckets too are added to `once`, to be evaluated later."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

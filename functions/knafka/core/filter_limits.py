@@ -67,8 +67,9 @@ def characters_of(document: object, enough: int) -> int:
 
 
 def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
-    """Yield depth and value of each part of filters, and whether it is a filter. Names and values
-    are yielded for their size only."""
+    """Yield each part of declared filters: its depth (1 for the outermost), its text if it has any,
+    and whether it is a filter. Dialects, names and values are yielded only to count their
+    characters."""
     remaining: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
     while remaining:
         depth, declared = remaining.pop()

@@ -62,7 +62,7 @@ _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
 
 def broker_topic(namespace: str, broker: str) -> str:
-    """Return the topic of a Broker by upstream's default template."""
+    """Return the topic of a Broker (by its namespace and name) by upstream's default template."""
     return f"{BROKERS}{namespace}-{broker}"
 
 
@@ -80,7 +80,8 @@ def trigger_group(namespace: str, trigger: str) -> str:
 
 
 def distinct_broker_topic(namespace: str, broker: str) -> str:
-    """Return the topic of a Broker whose usual topic belongs to another owner."""
+    """Return the topic of a Broker whose usual topic belongs to another owner; it ends in a
+    digest."""
     return _distinct_name(BROKERS, namespace, broker)
 
 
@@ -131,7 +132,8 @@ def subscription_group(namespace: str, channel: str, uid: str) -> str:
 
 
 def child(parent: str, suffix: str) -> str:
-    """Return the name of an object that belongs to `parent`, usable in a host name.
+    """Return the name of an object that belongs to `parent`, usable in a host name: `parent` and
+    `suffix` joined.
 
     `parent` is a Kubernetes name. If it is too long, has dots or begins with a digit, the result is
     changed and ends in a digest, so that no two parents share a child.

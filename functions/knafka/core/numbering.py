@@ -22,6 +22,7 @@ class Numbering:
     def __init__(self, topics: Sequence[str]) -> None:
         self.topics = tuple(topics)
         self._first_numbers = {topic: index * STRIDE for index, topic in enumerate(self.topics)}
+        """The number of each topic's partition 0."""
 
     def number(self, topic: str, partition: int) -> int:
         """Return the number of one partition of a topic."""

@@ -32,6 +32,7 @@ class OffsetTracker(Generic[T]):
 
     def __init__(self, settled_ahead: Iterable[OffsetRange] = ()) -> None:
         self._unsettled: dict[int, T] = {}
+        """Records that were read and aren't settled, by offset in ascending order."""
         self._next: int | None = None
         """The offset after the last one that was read; None: nothing was read."""
         self._ahead = list(settled_ahead)[::-1]

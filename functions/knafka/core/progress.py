@@ -96,8 +96,8 @@ class Progress:
 
 
 def policy_of(egress: Egress) -> int:
-    """Return a checksum (32 bits) of the retry policy and its destinations; when it changes, the
-    states of earlier deliveries were reached under other rules."""
+    """Return a checksum (32 bits) of an Egress's retry policy and destinations; when it changes,
+    the states of earlier deliveries were reached under other rules."""
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
@@ -237,7 +237,7 @@ def _encode_leb128(*numbers: int) -> bytes:
 
 
 class _Numbers:
-    """Reads integers as `_encode_leb128` writes them. Raises IndexError if they end too soon."""
+    """Reads integers as `_encode_leb128` writes them, from the index `start` of `body` on."""
 
     def __init__(self, body: bytes, start: int) -> None:
         self._body = body

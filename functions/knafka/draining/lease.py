@@ -87,7 +87,8 @@ class Leased(Protocol[P_co]):
         ...
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
-        """Return the progress, with the counts since the last request ended."""
+        """Return the progress, with the counts since the last request ended. `ended`: why the
+        request ends; None: it goes on. `error`: a sentence for the caller."""
         ...
 
     def reset_reported_counts(self) -> None:

@@ -83,8 +83,8 @@ async def _wait(tasks: set[asyncio.Task[Any]], news: asyncio.Event | None, timeo
 
 
 def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
-    """Return the drain's last progress; if the drain has raised an error, a failed progress with
-    that error."""
+    """Return the last progress of a drain whose task, `running`, has ended; if that has raised an
+    error, a failed progress with the error's text."""
     try:
         return running.result()
     except Exception as error:

@@ -69,8 +69,9 @@ class GroupOffsets(Protocol):
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits, of partitions that have one. Raises `GroupHasMembers`, as
-        members may have delivered more than they have committed."""
+        """Return the group's commits for these partitions of the topic, without those that have
+        none. Raises `GroupHasMembers`, as members may have delivered more than they have
+        committed."""
         ...
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:

@@ -54,7 +54,8 @@ class Target:
 
     @staticmethod
     def parse(url: str, ca_certs: str | None = None, audience: str | None = None) -> Target:
-        """Parse an absolute URL; a fragment is dropped, as it is never sent.
+        """Parse an absolute URL; a fragment is dropped, as it is never sent. `ca_certs` and
+        `audience`: see `HttpOrigin` and `Target`.
 
         A target to which nothing can be posted, such as one with another scheme than http or https,
         has a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, that `urlsplit`
@@ -116,8 +117,9 @@ class Subscriber(Protocol):
     """Takes events over HTTP: a Trigger's subscriber, or a dead letter sink."""
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """Make one attempt: send the request and return the whole response, whatever its status.
-        Raises `DeliveryError`."""
+        """Make one attempt: send a POST with the header lines `head` (each ending in CRLF) and the
+        body, and return the whole response, whatever its status. Raises `DeliveryError` if there is
+        none, at the latest after `timeout` seconds."""
         ...
 
     async def close(self) -> None:

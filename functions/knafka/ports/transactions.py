@@ -92,7 +92,7 @@ class TransactionalLog(Protocol):
         ...
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
-        """Append these records and commit these offsets for the group, in one transaction.
+        """Append the records `outputs` and commit these offsets for the group, in one transaction.
 
         Returns once it is committed. Raises `TransactionAborted`, or another `LogError` if this
         member can't go on, as another process has its transactional id or the result isn't known:
@@ -108,8 +108,8 @@ class TransactionalLog(Protocol):
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists; `replication` -1 means the cluster's default. Raises
-        `LogError`."""
+        """Create a topic unless it exists; `replication` -1 means the cluster's default, `config`
+        are settings of the topic. Raises `LogError`."""
         ...
 
     def ends(self, topic: str) -> Positions:

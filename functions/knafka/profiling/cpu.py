@@ -199,8 +199,9 @@ class _MainThreadTimer:
 
 @contextmanager
 def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums) -> Iterator[bool]:
-    """Sample the main thread by a CPU timer within the context. Yields whether the timer runs: it
-    doesn't if `loop` is None, or is stuck for `PATIENCE`."""
+    """Sample the main thread by a timer of CPU time within the context; `sums` gets the samples.
+    Yields whether the timer runs: it doesn't if `loop` is None, or is stuck for `PATIENCE`
+    seconds."""
     timer = _MainThreadTimer(sums)
     is_active, started, ended = True, threading.Event(), threading.Event()
 

@@ -56,7 +56,7 @@ class Profile:
 
 def encode(profile: Profile) -> bytes:
     """Encode a profile as a file, or as the body of a response."""
-    return gzip.compress(_Encoder().profile(profile), compresslevel=6)
+    return gzip.compress(_Encoder().encode_profile(profile), compresslevel=6)
 
 
 class _Encoder:
@@ -69,7 +69,7 @@ class _Encoder:
         self._functions: dict[tuple[str, str], int] = {}
         self._locations: dict[Frame, int] = {}
 
-    def profile(self, profile: Profile) -> bytes:
+    def encode_profile(self, profile: Profile) -> bytes:
         """Encode a whole profile: the message `Profile`."""
         parts = [
             _bytes_field(1, self._encode_value_type(value_type)) for value_type in profile.types

@@ -64,7 +64,8 @@ class _ProfileServer(ThreadingHTTPServer):
     allow_reuse_port = False
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Listen at `port`, or at any free port if it is 0. Raises `OSError`."""
+        """Listen at `port`, or at any free port if it is 0. Raises `OSError` if the port is
+        taken."""
         super().__init__((ADDRESS, port), _Handler)
         self.loop = loop
         """The event loop whose tasks are shown; None: there is none."""
@@ -72,7 +73,8 @@ class _ProfileServer(ThreadingHTTPServer):
         """Held while a profile is being taken."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log an error of a connection; mostly, the client hung up."""
+        """Log an error of a connection at the level debug, overriding the base class, which prints
+        it; mostly, the client hung up."""
         _log.debug("a profile could not be sent", exc_info=True)
 
 
@@ -128,8 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _profile_exclusively(
         self, profile: Callable[[float], Profile], parameters: dict[str, str]
     ) -> Profile:
-        """Take a profile unless another one is being taken, as the two would measure each other.
-        Raises `_RefusedProfile`."""
+        """Take a profile, for as many seconds as the URL's `parameters` ask for, unless another one
+        is being taken, as the two would measure each other. Raises `_RefusedProfile`."""
         seconds = _requested_seconds(parameters)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")

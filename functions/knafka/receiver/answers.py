@@ -27,7 +27,8 @@ class Answer:
         content_type: bytes = b"text/plain; charset=utf-8",
     ) -> None:
         """Encode the response once, as it is sent many times. `text` becomes its body, ended by a
-        line break; an empty text gives no body and no content type."""
+        line break; an empty text gives no body and no content type. `headers`: those besides
+        content type and length."""
         self.status = status.value
         self.body = f"{text}\n".encode() if text else b""
         if self.body:

@@ -48,9 +48,9 @@ class EventBatch:
         tracing: IngestTracing | None,
         stored: Reported,
     ) -> None:
-        """Append all events to the Ingress's topic, in their order: by `append_all`, or with
-        `tracing` by `append`, as each event has spans. `stored` is called once, with the first
-        error or None."""
+        """Append all events to the Ingress's topic, in their order, by the functions of its route:
+        `append_all`, or with `tracing` `append`, as each event has spans. `stored` is called once
+        all are reported, with the first error or None."""
         if tracing is None:
             append_all(ingress.topic, self._records, stored)
             return

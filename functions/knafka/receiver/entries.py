@@ -28,5 +28,6 @@ class IngressEntries:
         return ingress
 
     def concerns(self, value: bytes) -> bool:
-        """Whether an invalid record concerns this receiver: always."""
+        """Whether an invalid record, with this value, concerns this receiver: always, as `entry_of`
+        raises only for paths that it serves."""
         return True

@@ -224,8 +224,8 @@ class Batch:
         self.counts.matched += 1
 
     def keep(self, number: int, key: str, held_now: Held) -> None:
-        """Hold these events, and no others, at a key. Raises `TooLarge` without changing
-        anything."""
+        """Hold the events `held_now`, and no others, at a key. Raises `TooLarge`, without changing
+        anything, if a changelog record is known to be too large."""
         previously_held = self.held(number, key)
         offsets_after, offsets_before = (
             {event.offset for event in held_events} for held_events in (held_now, previously_held)

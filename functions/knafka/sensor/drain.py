@@ -77,7 +77,8 @@ class SensorDrain:
             self._reported = self.processor.counts.copy()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request, and the report of held events if it is new."""
+        """Return the counts since the last request, and the report of held events if it is new.
+        `ended`: why the request ends; None: it goes on. `error`: a sentence for the caller."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
         counts, reported = self.processor.counts, self._reported

@@ -35,7 +35,8 @@ Secret that can't work."""
 
 def open_kafka(sensor: SensorContract, transactional_id: str, claims: Claims) -> TransactionalLog:
     """Open the Sensor's transactional log on real Kafka, which reads the bus and the trigger topic.
-    Raises `LogError`, and `InvalidDocument` for a Secret that can't work."""
+    `claims` receives the partitions that it is assigned and loses. Raises `LogError`, and
+    `InvalidDocument` for a Secret that can't work."""
     return KafkaTransactions(
         consumer_configuration(sensor.kafka),
         sensor.group,

@@ -104,7 +104,8 @@ class Handlers:
             self.route(arrival, batch, None)
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
-        """Send the next event of the bus to each of its triggers, or fire at once (BUS-12).
+        """Send the next event of the bus to each of its triggers through the trigger topic, or let
+        a trigger fire at once (BUS-12); what follows is added to the batch.
 
         `until`: time (ms since the Unix epoch) before which every event of the bus had been read
         when this one was sent (`TriggerTopicRecord`); None: not known.
@@ -184,7 +185,8 @@ class Handlers:
         return False
 
     def reduce(self, collected: Collected, batch: Batch) -> None:
-        """Apply the next event to its trigger: add it to the held events, or fire (BUS-13)."""
+        """Apply the next event of the trigger topic to its trigger: hold it, or fire (BUS-13); what
+        follows is added to the batch."""
         record, trigger_record, headers, error = collected
         batch.begin(record)
         if trigger_record is None:

@@ -52,7 +52,9 @@ class Ordering:
         log: TransactionalLog,
         tracing: SensorTracing | None,
     ) -> None:
-        """Begin without partitions; `rules` has each trigger's rule by its name."""
+        """Begin without partitions. `rules` has each trigger's rule by its name; `router` finds the
+        triggers of an event; `log` is asked for ends and commits; `tracing`: None if no spans are
+        made."""
         self._sensor = sensor
         self._bus = BusPartitions(sensor, log)
         self._watermark = Watermark(sensor, log)
@@ -69,7 +71,8 @@ class Ordering:
     # Partitions
 
     def on_assigned(self, partition: Partition, position: int, metadata: str) -> None:
-        """Take over a partition, with its committed offset and metadata."""
+        """Take over a partition of the bus or the trigger topic; `position` and `metadata` are
+        those of its last commit."""
         number = partition.number
         self._positions[partition] = position
         if partition.topic == self._sensor.topic:

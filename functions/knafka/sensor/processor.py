@@ -75,7 +75,8 @@ class Processor:
         open_log: Callable[[Processor], TransactionalLog],
         tracer: Tracer | None = None,
     ) -> None:
-        """`open_log` opens the log, whose `Claims` its argument becomes. Raises `LogError`."""
+        """`open_log` opens the log; its argument, this object, gets the log's assignments
+        (`Claims`). `tracer`: None if no spans are made. Raises `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
         self._sensor = sensor
@@ -315,9 +316,9 @@ class Processor:
     # Transactions
 
     def _commit(self, batch: Batch, outputs: Sequence[Output]) -> None:
-        """Commit the batch in one transaction, and keep its changes. If the transaction is aborted,
-        discard them, and read its records again. Raises `LogError` if the log can't be used any
-        more."""
+        """Commit the batch, whose records to append are `outputs`, in one transaction, and keep its
+        changes. If the transaction is aborted, discard them, and read its records again. Raises
+        `LogError` if the log can't be used any more."""
         offsets = {
             partition: OffsetAndMetadata(offset, batch.metadata(partition))
             for partition, offset in batch.positions.items()

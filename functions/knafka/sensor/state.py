@@ -309,8 +309,8 @@ def can_hold(rule: Rule, key: str) -> bool:
 
 
 def _marks_from(number: int, partition: _Partition, first: int) -> Iterator[tuple[int, int, str]]:
-    """Yield time (ms), partition and key of a partition's marks, the oldest first, from the index
-    `first` on."""
+    """Yield time (ms), partition (`number`) and key of a partition's marks, the oldest first,
+    without the first `first` ones."""
     for key, (mark, *_) in islice(partition.marks.items(), first, None):
         yield mark.at, number, key
 

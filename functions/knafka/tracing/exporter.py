@@ -68,7 +68,8 @@ class OpenTelemetryExporter:
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:
-    """Return the SDK's exporter for a protocol. Raises `ImportError` if it isn't installed."""
+    """Return the SDK's exporter for the protocol `name`. Raises `ImportError` if it isn't
+    installed."""
     if name == "zipkin":
         from opentelemetry.exporter.zipkin.json import ZipkinExporter
 

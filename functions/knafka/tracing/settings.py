@@ -76,7 +76,8 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
 
 
 def _declared_exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | None:
-    """Return the declared exporter; None: tracing is off. Problems are added to `problems`."""
+    """Return the exporter that the environment's `variables` declare; None: tracing is off.
+    Sentences about invalid values are added to `problems`."""
     named = variables.get(EXPORTER, "").lower()
     if not named:
         if variables.get(OTLP_ENDPOINT) or variables.get(OTLP_TRACES_ENDPOINT):
@@ -94,7 +95,8 @@ def _declared_exporter(variables: Mapping[str, str], problems: list[str]) -> Exp
 
 
 def _declared_sampler(variables: Mapping[str, str], problems: list[str]) -> Sampler:
-    """Return the declared sampler, or the default after a problem, which is added to `problems`."""
+    """Return the sampler that the environment's `variables` declare. For an invalid value, a
+    sentence is added to `problems`, and the default is taken."""
     name = variables.get(SAMPLER, DEFAULT_SAMPLER).lower()
     if name not in NAMES:
         problems.append(

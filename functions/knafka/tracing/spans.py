@@ -84,7 +84,8 @@ class Tracer:
     def start(
         self, name: str, kind: SpanKind, parent: SpanContext, attributes: Attributes | None = None
     ) -> Span:
-        """Start a span of a recorded trace now, below the span `parent`."""
+        """Start a span of this name and kind now, below the span `parent`; only for a recorded
+        trace."""
         return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
 
     def end(self, span: Span, error: str | None = None) -> None:

@@ -36,8 +36,8 @@ def forget_spent() -> None:
 
 
 def spend(characters: int) -> None:
-    """Add characters to the effort of the evaluation under way. Raises `Exhausted` beyond
-    `MAX_EFFORT`."""
+    """Add this number of characters to the effort of the evaluation under way. Raises `Exhausted`
+    beyond `MAX_EFFORT`."""
     if not EFFORT_SPENT:
         EFFORT_SPENT.append(True)
     spent = _spent.get() + characters

@@ -35,6 +35,7 @@ class Failed(Exception):
         self.error = EvaluationError(kind, message)
         self.value = value
         self.origin: object = None
+        """The syntax node that failed; None: unknown."""
 
 
 class Exhausted(Failed):

@@ -48,7 +48,8 @@ def type_of(node: Node) -> type | None:
 
 
 def compile_node(node: Node) -> Evaluate:
-    """Compile a syntax node into a function from attributes to its value."""
+    """Compile a syntax node into a function that returns its value for an event's attributes, or
+    raises `Failed`."""
     match node:
         case Literal(value):
             return lambda _: value
@@ -160,7 +161,7 @@ def _compile_chain(chain: Chain) -> Evaluate:
 
 
 def _operands(chain: Chain) -> list[Test]:
-    """Compile each operand of a chain of ANDs or ORs."""
+    """Compile each operand of a chain of ANDs or ORs into a test, in their order."""
     return [compile_test(chain.first), *(compile_test(step.operands[0]) for step in chain.steps)]
 
 
@@ -191,7 +192,8 @@ def _compile_or(tests: Sequence[Test]) -> Test:
 
 
 def _compile_step(step: InfixStep) -> Apply:
-    """Compile one operator with its right operands, to be applied to the value on its left."""
+    """Compile one infix operator with its right operands; the result is applied to the value on its
+    left."""
     right = step.operands[0]
     match step.operator:
         case "AND":
@@ -235,7 +237,7 @@ def _compile_equality(right: Node, *, equal: bool) -> Apply:
 
 
 def _compile_numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
-    """Compile an arithmetic or ordering operator on integers."""
+    """Compile an arithmetic or ordering operator on integers: `operate` gets both sides, cast."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> Value:

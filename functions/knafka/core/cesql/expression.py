@@ -57,9 +57,9 @@ class Expression:
         return type_of(self._syntax) or str
 
     def predicate(self, failed: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:
-        """Return a test whether the value is the Boolean true, without an error (KN-TRG-10). It
-        calls `failed` with the kind of each error.
-        """
+        """Return a function that tests whether the expression is true of an event's attributes: its
+        value is the Boolean true, without an error (KN-TRG-10). It calls `failed` with the kind of
+        each error, and never raises."""
         evaluate = self._evaluate
 
         def matches(attributes: Attributes) -> bool:
@@ -76,7 +76,8 @@ class Expression:
         return matches
 
     def matches(self, attributes: Attributes) -> bool:
-        """Whether the value is the Boolean true, without an error (KN-TRG-10)."""
+        """Whether the expression is true of these attributes: its value is the Boolean true,
+        without an error (KN-TRG-10)."""
         return self.predicate(lambda _: None)(attributes)
 
     def explain(self, attributes: Mapping[str, Value]) -> tuple[str, ...]:
@@ -98,8 +99,8 @@ class Expression:
         return tuple(failed_clauses)
 
     def _and_clauses(self) -> list[tuple[str, Evaluate]]:
-        """Return text and evaluation of each operand of a top-level AND; of the whole expression
-        otherwise."""
+        """Return the text and the compiled test of each operand of the outermost AND; if that isn't
+        an AND, those of the whole expression."""
         match self._syntax:
             case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
                 further_clauses = (
@@ -119,5 +120,6 @@ class Expression:
 
 
 def compile_expression(text: str) -> Expression:
-    """Compile `text`; raise `InvalidExpression` with the position where it breaks."""
+    """Parse and compile an expression. Raises `InvalidExpression` with the position where it
+    breaks."""
     return Expression(text, parse(text))

@@ -32,6 +32,7 @@ _PRECEDENCE: Final = {
     )
     for operator in operators
 }
+"""Precedence of each infix operator: 0 binds loosest."""
 
 _attribute_name = re.compile(r"[A-Za-z0-9]+").fullmatch
 _function_name = re.compile(r"[A-Za-z][A-Za-z_]*").fullmatch
@@ -58,8 +59,8 @@ class _ExpressionParser:
         """Number of levels of nesting that are open."""
 
     def expression(self, lowest: int = 0) -> Node:
-        """Parse an operand and the operators after it whose precedence is at least `lowest`. Raises
-        `InvalidExpression`."""
+        """Parse an operand and the operators after it whose precedence is at least `lowest` (0 to
+        4; a higher one binds tighter). Raises `InvalidExpression`."""
         self._enter_level()
         start = self._token.start
         node = self._parse_operand()
@@ -79,14 +80,15 @@ class _ExpressionParser:
             self._reject("expected an operator or the end")
 
     def _operator_precedence(self) -> int:
-        """Return the next operator's precedence; -1 if the next token is no operator."""
+        """Return the precedence of the infix operator that comes next; -1 if the next token is
+        none."""
         operator = self._token.text
         if operator == "NOT":
             operator = f"NOT {self._tokens[self._at + 1].text}"
         return _PRECEDENCE.get(operator, -1)
 
     def _parse_step(self) -> InfixStep:
-        """Parse the next operator and its right operands."""
+        """Parse the next infix operator and its right operands."""
         level = self._operator_precedence()
         operator = self._next_token().text
         if operator == "NOT":
@@ -178,7 +180,7 @@ class _ExpressionParser:
         return token
 
     def _expect(self, symbol: str) -> None:
-        """Move past this symbol, or raise `InvalidExpression`."""
+        """Move past the next token if it is this symbol, else raise `InvalidExpression`."""
         if self._token.text != symbol:
             self._reject(f"expected {symbol!r}")
         self._next_token()

@@ -282,8 +282,7 @@ def encode(text: str) -> str:
 
 
 def decode(value: bytes) -> str:
-    """Decode an attribute's value, unquoted and percent-decoded (CE-H6). Raises
-    `UnicodeDecodeError`.
+    """Decode an attribute's value from a header value (CE-H6). Raises `UnicodeDecodeError`.
 
     A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
     """

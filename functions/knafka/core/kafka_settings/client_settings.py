@@ -27,7 +27,8 @@ _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _check_of_number(minimum: int, maximum: int) -> _Check:
-    """Return a check that accepts only whole numbers from `minimum` to `maximum`."""
+    """Return a check that accepts only whole numbers from `minimum` to `maximum`, and returns them
+    without leading zeros."""
 
     def check(text: str) -> str:
         """Return the number without leading zeros. Raises ValueError, which says what is
@@ -75,6 +76,7 @@ CONSUMER: Final[Mapping[str, _Check]] = {
     "max.partition.fetch.bytes": _check_of_number(1_024, 16_777_216),
     **_CONNECTIONS,
 }
+"""Settings that may be declared for consumers, with the check of each value."""
 PRODUCER: Final[Mapping[str, _Check]] = {
     "compression.type": _one_of("none", "gzip", "snappy", "lz4", "zstd"),
     "compression.level": _check_of_number(-1, 12),
@@ -82,7 +84,9 @@ PRODUCER: Final[Mapping[str, _Check]] = {
     "batch.size": _check_of_number(1_024, 1_000_000),
     **_CONNECTIONS,
 }
+"""Settings that may be declared for producers, with the check of each value."""
 SIDES: Final[Mapping[str, Mapping[str, _Check]]] = {"consumer": CONSUMER, "producer": PRODUCER}
+"""The settings that may be declared, by the kind of client."""
 
 _OFFSETS: Final = (
     "Knafka commits what was delivered, and nothing else: an event could be lost or passed over"
@@ -122,8 +126,8 @@ _LIBRDKAFKA: Final[Mapping[str, str]] = {
 
 
 def check_setting(side: str, name: str, value: str, path: str) -> str:
-    """Check a setting; return its value in normal form. Raises `InvalidDocument` with `path`.
-    `side` is one of `SIDES`."""
+    """Check a declared setting of Kafka's name `name`; return its value in normal form. `side`:
+    `consumer` or `producer`. Raises `InvalidDocument` with `path`, that of the declaration."""
     if (reason := REFUSED.get(name)) is not None:
         raise InvalidDocument(path, f"can't be set: {reason}")
     allowed = SIDES[side]

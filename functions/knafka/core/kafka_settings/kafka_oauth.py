@@ -55,8 +55,8 @@ _REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's OAUTHBEARER settings, without protocol and TLS; for AWS, with our own
-    settings `MSK_REGION` and `MSK_ROLE_ARN`. Raises `InvalidDocument`."""
+    """Return librdkafka's OAUTHBEARER settings for the Secret's keys, without protocol and TLS; for
+    AWS, with our own settings `MSK_REGION` and `MSK_ROLE_ARN`. Raises `InvalidDocument`."""
     if _token_provider(secret) is not None:
         return _msk_settings(secret)
     configuration = {
@@ -77,8 +77,8 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the OAUTHBEARER settings of a Java client, without protocol and TLS; those for AWS
-    need AWS's library on the class path. Raises `InvalidDocument`."""
+    """Return a Java client's OAUTHBEARER settings for the Secret's keys, without protocol and TLS;
+    those for AWS need AWS's library on the class path. Raises `InvalidDocument`."""
     if (provider := _token_provider(secret)) is not None:
         role = _msk_settings(secret).get(MSK_ROLE_ARN)
         options = {} if role is None else {"awsRoleArn": role}
@@ -121,7 +121,7 @@ def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
 
 
 def quote_for_jaas(text: str) -> str:
-    """Quote a string for Java's login configuration."""
+    """Quote a string for Java's login configuration (JAAS): in double quotes, with escapes."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 

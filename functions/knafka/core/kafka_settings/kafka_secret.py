@@ -28,8 +28,8 @@ _OTHER_KEY_FORMAT: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIV
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the security part of librdkafka's configuration: protocol, login and certificates.
-    Raises `InvalidDocument`."""
+    """Return the security part of librdkafka's configuration for the Secret's keys: protocol, login
+    and certificates. Raises `InvalidDocument`."""
     secret = _with_current_keys(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol.lower()}

@@ -46,6 +46,7 @@ class Backtest:
         self._router = Router(sensor, count_error)
         self._rules = {rule.name: rule for rule in sensor.rules()}
         self._held: dict[str, Held] = {}
+        """The events that triggers hold, by key; without keys that hold none."""
         self._seen = Seen(sensor.dedupe_millis)
         self._timers = Timers()
         """When time alone changes the events held at a key."""
@@ -92,10 +93,10 @@ class Backtest:
                 waited = max(event.at for event in firing.events) + rule.within
                 yield Fired(key, waited, firing)
 
-    def _hold(self, key: str, held: Held) -> None:
+    def _hold(self, key: str, held_now: Held) -> None:
         """Hold these events, and no others, at a key, and set its timer."""
-        self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held))
-        if held:
-            self._held[key] = held
+        self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held_now))
+        if held_now:
+            self._held[key] = held_now
         else:
             self._held.pop(key, None)

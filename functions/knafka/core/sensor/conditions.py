@@ -98,7 +98,9 @@ def all_of(names: Sequence[str]) -> TriggerCondition:
 
 
 def parse(text: str) -> TriggerCondition:
-    """Parse a condition. Raises `InvalidExpression`."""
+    """Parse a condition by the grammar above. Raises `InvalidExpression`, also for a condition that
+    wants no event, that wants and negates the same dependency, or that negates more than
+    dependencies joined to the rest by `&&`."""
     if len(text) > MAX_CONDITION_LENGTH:
         raise InvalidExpression(
             f"a condition has {MAX_CONDITION_LENGTH} characters at most", MAX_CONDITION_LENGTH
@@ -154,7 +156,8 @@ def _is_simple(node: Node) -> bool:
 
 
 def _holds(node: Node, counts: Mapping[str, int]) -> bool:
-    """Whether the node is fulfilled by these numbers of events, by dependency."""
+    """Whether the node, of wanted events only, is fulfilled by these numbers of events by
+    dependency."""
     match node:
         case Wanted(name, count):
             return counts.get(name, 0) >= count

@@ -230,7 +230,7 @@ class SensorContract(Conditions):
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:
-        """Return a process's slot (`DrainRequest.slot`) from its transactional id; None: it has
-        none, or belongs to another Sensor."""
+        """Return a process's slot (`DrainRequest.slot`) from its consumer's client id, which is its
+        transactional id; None: it has none, or belongs to another Sensor."""
         name = client_id.removeprefix(f"{self.group}-")
         return int(name) if name != client_id and name.isdecimal() and len(name) < 10 else None

@@ -56,9 +56,9 @@ def of_record(
     now: float,
     trigger: str | None = None,
 ) -> Draft:
-    """Return the dead letter of the record at `place` (topic, partition, offset), for a reason and
-    its text. `trigger`: the only trigger for which it failed. `now`: seconds since the Unix
-    epoch."""
+    """Return the dead letter of the record `draft` at `place` (topic, partition, offset).
+    `failure`: the reason, and a text that explains it. `trigger`: the only trigger for which it
+    failed. `now`: seconds since the Unix epoch."""
     headers, value = draft.headers, draft.value
     reason, failure_text = failure
     extensions = () if trigger is None else ((records.TRIGGER, trigger),)
@@ -87,7 +87,8 @@ def of_events(
     now: float,
 ) -> Draft:
     """Return the dead letter that names events held at `key` (`records.key_of`) in a partition of
-    the trigger topic; there is at least one event. `now`: seconds since the Unix epoch."""
+    the trigger topic; there is at least one event. `failure`: the reason, and a text that explains
+    it. `now`: seconds since the Unix epoch."""
     trigger, correlation = records.trigger_of(key), records.correlation_of(key)
     last = max(event.offset for event in events)
     attributes = {
@@ -115,7 +116,8 @@ def of_events(
 
 
 def cut(letter: Draft) -> Draft:
-    """Return a dead letter without its data, for a topic that refuses it as too large."""
+    """Return a dead letter without its data (`core.dead_letter.stub_of`), for a topic that refuses
+    it as too large."""
     # A foreign record's headers may have no values.
     return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
 

@@ -60,6 +60,8 @@ class InOrder(Generic[T]):
         again."""
         self._taken_below = 0 if already_taken is None else already_taken.read
         self._taken_place = BEFORE_ALL if already_taken is None else already_taken.last
+        """Records below the offset `_taken_below` were taken already, if their places are not after
+        `_taken_place`."""
         self._last = self._taken_place
         """The latest place that was taken, or up to which absence was decided (`mark_decided`)."""
         self._read_place = BEFORE_ALL
@@ -75,7 +77,8 @@ class InOrder(Generic[T]):
         return len(self._waiting)
 
     def add(self, offset: int, place: Place, until: int, record: T, size: int = 0) -> None:
-        """Add a record of `size` bytes that was read; `place` is its event's.
+        """Add a record that was read at this offset of the trigger topic, and has `size` bytes;
+        `place` is its event's.
 
         `until` (ms), as the record says: every event before this time precedes this record in the
         partition, except events that its writer appended together with it and that come after it in

@@ -69,7 +69,8 @@ def correlation_of(key: str) -> str | None:
 
 
 def identity_of(attributes: Attributes) -> str:
-    """Return an event's identity: its source (which has no spaces), a space, and its id."""
+    """Return what identifies an event with these attributes: its source (which has no spaces), a
+    space, and its id."""
     return f"{attributes['source']} {attributes['id']}"
 
 
@@ -144,9 +145,10 @@ def action(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
     """Return headers and value of the record that announces a firing: a CloudEvent whose data is a
-    JSON array of the firing's events. `identity` becomes the event's id; it is the same each time
-    this firing is written, so that a subscriber can recognise duplicates. `trace` becomes its
-    header `traceparent`, unless it is empty."""
+    JSON array of the firing's events. `source` becomes its source; `key`: trigger and correlation
+    key (`key_of`); `identity` becomes the event's id; it is the same each time this firing is
+    written, so that a subscriber can recognise duplicates. `trace` becomes its header
+    `traceparent`, unless it is empty."""
     correlation = correlation_of(key)
     attributes = {
         "specversion": "1.0",

@@ -49,7 +49,10 @@ class Router:
         """`count_error` is called for each filter and correlation that ends with an error."""
         rules = sensor.rules()
         self._has_dedupe = sensor.dedupe is not None
+        """Whether duplicates are recognised: then no event fires at once, as its mark must be
+        held."""
         self._wanted: list[tuple[str, Predicate, tuple[_DependentTrigger, ...]]] = []
+        """For each dependency its name, its filter, and the triggers that it concerns."""
         for dependency in sensor.dependencies:
             dependents = tuple(
                 _DependentTrigger(

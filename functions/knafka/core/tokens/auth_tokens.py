@@ -114,8 +114,9 @@ def split(token: bytes) -> SplitToken:
 
 
 def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
-    """Return the subject and times that these claims state, valid only if the signature is. Raises
-    `InvalidToken`; `now` is in seconds since the Unix epoch."""
+    """Return the subject and times that these claims state; they are true only if the signature is
+    valid, too. Raises `InvalidToken` if the token is another issuer's, for another audience, or not
+    valid at `now`, in seconds since the Unix epoch."""
     try:
         claim_set = _CLAIMS.decode(claims)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

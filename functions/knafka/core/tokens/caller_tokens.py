@@ -48,7 +48,8 @@ _PURPOSE: Final = b"knafka caller token\n"
 
 
 def token_of(key: bytes, url: str) -> str:
-    """Return the token with which this installation's operator calls the function at `url`."""
+    """Return the token with which this installation's operator calls the function at `url`; `key`
+    is the installation's secret."""
     digest = hmac.digest(key, _PURPOSE + url.encode(), "sha256")
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -92,7 +93,8 @@ class Callers:
 
     @classmethod
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
-        """Parse comma-separated verifiers in hexadecimal. Raises `InvalidDocument`."""
+        """Parse comma-separated verifiers in hexadecimal; an empty text means that everybody is
+        answered. Raises `InvalidDocument` that names `variable`, the one that had the text."""
         verifiers = [digest.strip() for digest in text.split(",") if digest.strip()]
         if len(verifiers) > MAX_VERIFIERS or not all(map(_match_verifier, verifiers)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"

@@ -99,8 +99,12 @@ class SinkToken:
         life."""
         self._jitter = jitter
         self._value = b""
+        """The token; empty: none was issued yet."""
         self._until = self._renew_at = self._next_request_at = -math.inf
+        """Times: from the first on the token isn't sent any more, from the second on another is
+        due, and before the third no request is made."""
         self._failures = 0
+        """Failed requests for a token in a row."""
         self._is_refused = False
         """Whether the destination has refused the token, which wasn't renewed since."""
         self._refusals_count_from = -math.inf
@@ -111,11 +115,12 @@ class SinkToken:
         return f"SinkToken(until={self._until!r})"
 
     def current(self, now: float) -> bytes | None:
-        """Return the token while it is valid; None: there is none to send."""
+        """Return the token if it may be sent at the time `now`; None: there is none, or it is about
+        to expire."""
         return self._value if now < self._until else None
 
     def is_due(self, now: float) -> bool:
-        """Whether another token is to be requested now."""
+        """Whether another token is to be requested at the time `now`."""
         return now >= self._renew_at and now >= self._next_request_at
 
     def store_issued(self, token: IssuedToken, asked_at: float) -> bool:
@@ -139,8 +144,9 @@ class SinkToken:
         self._next_request_at = failed_at + wait
 
     def note_refusal(self, refused_token: bytes, refused_at: float) -> bool:
-        """Note that the destination answered 401 to a request with this token. Returns whether a
-        request with another token may end differently; False: the answer stands."""
+        """Note that the destination answered 401 to a request with `refused_token`. Returns True if
+        another token is there or is requested now, so that the request should be sent again with
+        it; False: the answer stands, as the token was renewed shortly before."""
         if refused_token != self._value or self._is_refused:
             return True  # another token is there already, or will be requested
         if refused_at < self._refusals_count_from:
