@@ -36,8 +36,8 @@ class Authorization:
     compiled once."""
 
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
-        """`mode` decides if there are no policies; `namespace` is that of the Broker or
-        KafkaChannel."""
+        """`policies`: those that apply; `mode` decides if there are none. `namespace` is that of
+        the Broker or KafkaChannel."""
         self._policies = [
             (policy.subjects, _require_all([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies

@@ -1,13 +1,13 @@
 """What the metadata of all commits have in common: of which topic the offset is.
 
 A commit outlives its topic if a reader commits once more before it notices that the topic was
-deleted and created again. Then the offset says nothing of the new topic's records. So the metadata
-begin with a mark, the first characters of Kafka's id of the topic:
+deleted and created again. Then the offset has no meaning for the new topic's records. So the
+metadata begin with a mark, the first characters of Kafka's id of the topic:
 
     "@" + 11 characters of the id + ":" + metadata of `progress` or `sensor.records`, or nothing
 
-A commit without a mark is trusted: of other tools, of rewinds, and of readers that don't know the
-id yet.
+A commit without a mark is trusted: other tools make such commits, rewinds do, and readers that
+don't know the id yet.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def mark(metadata: str, topic: str) -> str:
 
 
 def unmark(metadata: str) -> tuple[str, str]:
-    """Return the topic that the metadata are marked with, and the metadata without the mark; an
-    empty topic if they have none."""
+    """Return the mark at the beginning of the metadata (the topic's `short_id`), and the metadata
+    without it; an empty mark if they have none."""
     if (found := _MARK.match(metadata)) is None:
         return "", metadata
     return found[1], metadata[found.end() :]

@@ -41,7 +41,7 @@ OMITTED: Final = f"{ATTRIBUTE_PREFIX}omitted"
 """Attribute of a stub: what was too large for the topic, `data` or `data,attributes`."""
 
 ATTEMPT_LOG: Final = f"{ATTRIBUTE_PREFIX}attemptlog"
-"""Attribute: the last attempts at the subscriber, see `attempt_log`."""
+"""Attribute: the last attempts at the subscriber, as `TIME RESULT` and comma-separated."""
 REPLY_ATTEMPTS: Final = f"{ATTRIBUTE_PREFIX}replyattempts"
 """Attribute: failed attempts to store or send the reply, if there are any."""
 LOGGED_ATTEMPTS: Final = 10

@@ -225,8 +225,8 @@ def digest(model: Model) -> str:
 
 @contextlib.contextmanager
 def explain_faults() -> Iterator[None]:
-    """Wrap a program's outermost call, to report documents of its own making that don't fit their
-    models.
+    """Wrap a program's outermost call, to report a document that the program itself made and that
+    doesn't fit its model.
 
     Raises `InvalidDocument` instead of pydantic's error, which ends with a link to its manual.
     """

@@ -57,8 +57,8 @@ def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
 
 
 def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate:
-    """Compile one declared filter into a predicate (KN-TRG-10); `count_error` as in
-    `compile_trigger`."""
+    """Compile one declared filter into a predicate (KN-TRG-10). `count_error` is called for each
+    evaluation of a CESQL expression that ends with an error."""
     match spec:
         case Exact(exact=declared_values):
             return _compile_attributes(declared_values, str.__eq__)

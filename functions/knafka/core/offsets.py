@@ -60,7 +60,7 @@ class OffsetTracker(Generic[T]):
 
     def skip(self, offset: int) -> None:
         """Note a record that was read and needs no tracking, as it is settled already. Raises
-        ValueError as `track` does."""
+        ValueError if its offset isn't above all earlier ones."""
         if self._next is not None and offset < self._next:
             raise ValueError(f"offset {offset} was read after {self._next - 1}")
         self._next = offset + 1

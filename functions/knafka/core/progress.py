@@ -106,7 +106,8 @@ def policy_of(egress: Egress) -> int:
 
 def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     """Return the metadata for a commit of the offset `position`, and whether all of `progress` had
-    room in it. `policy`: see `policy_of`."""
+    room in it. `policy`: the checksum of the retry policy (`policy_of`), by which the reader sees
+    whether it is still the same."""
     if not progress.settled and not progress.deliveries:
         return "", True
     # Times are encoded as differences to the earliest one, which takes fewer bytes.
@@ -157,8 +158,9 @@ def settled_ahead(position: int, metadata: str) -> int:
 
 
 def _decode(position: int, metadata: str, policy: int) -> Progress:
-    """Decode metadata as `decode` does. Raises ValueError, IndexError or `binascii.Error` if it is
-    broken."""
+    """Decode the metadata of a commit of the offset `position`; empty progress if it isn't ours.
+    `policy`: today's checksum (`policy_of`). Raises ValueError, IndexError or `binascii.Error` if
+    it is broken."""
     if not metadata.startswith(PROGRESS_PREFIX):
         return Progress()
     body = base64.b64decode(metadata[len(PROGRESS_PREFIX) :], validate=True)

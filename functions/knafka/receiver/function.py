@@ -292,8 +292,8 @@ class ReceiverFunction:
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the receiver answers requests: once every Kafka has answered or is known
-        to be unreachable. Before that, return what it waits for, too (UX-3)."""
+        """Return True once the receiver is ready: every Kafka has answered or is known to be
+        unreachable. Before that, return False and what it waits for (UX-3)."""
         unready_answer = self.ingest.waiting
         return (
             (True, "ready")

@@ -116,8 +116,9 @@ def ingest_metrics(
 def _stored_record_counts(
     writers: Sequence[LogWriter],
 ) -> Iterator[tuple[str, str, Mapping[int, int]]]:
-    """For each writer and topic, yield the client's name, the topic, and the number of stored
-    records by partition. A writer that several Brokers share is yielded once."""
+    """For each writer and topic, yield the client's name (that which librdkafka gives by default),
+    the topic, and the number of stored records by partition. A writer that several Brokers share is
+    yielded once."""
     for number, writer in enumerate(writers, 1):
         topics: dict[str, dict[int, int]] = {}
         for (topic, partition), count in writer.stored.items():

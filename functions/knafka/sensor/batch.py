@@ -262,7 +262,8 @@ class Batch:
             self._outputs.append(Output(self._sensor.changelog_topic, record_key, None, [], number))
 
     def fire(self, key: str, firing: Firing, place: str, own_key: bytes | None = None) -> None:
-        """Add the action of a firing. Raises `TooLarge`.
+        """Add the action of a firing: the record that announces it to the trigger's subscriber.
+        Raises `TooLarge`.
 
         `place`: text that says where its last event was read, and makes the action's id the same
         each time; `own_key`: the event's record key, if the condition wants one event only.
@@ -285,7 +286,12 @@ class Batch:
 
     def _action_key(self, key: str, own_key: bytes | None) -> bytes | None:
         """Return an action's record key: actions with the same key are delivered one after another,
-        those without one in any order. `key` and `own_key` as in `fire`."""
+        those without one in any order.
+
+        `key`: the trigger and its correlation key; `own_key`: the record key of the event that
+        fired it, if the condition wants one event only. A correlation counts before the event's own
+        key.
+        """
         if records.correlation_of(key) is not None:
             return key.encode()
         if own_key is not None:

@@ -347,8 +347,8 @@ class BusPartitions:
         self._note_stalls(now, needed_until)
 
     def _note_reached_ends(self, now: int) -> None:
-        """Set `ended_at` to the time of the latest request whose ends are all reached: the one that
-        waits for that, or the one of `now`."""
+        """Set `ended_at` to the time of the latest request whose ends are all reached: an earlier
+        one, which waits for that, or the last one, of `now`."""
         requests = [(now, self._ends)]
         if self._unreached_ends is not None:
             requests.insert(0, self._unreached_ends)

@@ -154,7 +154,7 @@ class SensorSide(LeasedSide):
         totals = self._total_counts()
         yield Metric(
             "knafka_sensor_events_total",
-            "Events of the bus, and how often a trigger has one, by what became of them",
+            "Events of the bus, and events sent to triggers (once for each trigger), by outcome",
             [
                 ({**labels, "outcome": "read"}, totals.read),
                 ({**labels, "outcome": "matched"}, totals.matched),
@@ -164,12 +164,12 @@ class SensorSide(LeasedSide):
         )
         yield Metric(
             "knafka_sensor_dead_letters_total",
-            "Dead letters by reason: of records, of firings, and of what was let go of",
+            "Dead letters by reason: of records, of firings, and of dropped held events",
             [({**labels, "reason": why}, count) for why, count in totals.dead_letters.items()],
         )
         yield Metric(
             "knafka_sensor_let_go_total",
-            "Triggers, or their correlation keys, whose events were let go of as too much was held",
+            "Triggers, or their correlation keys, whose events were dropped as too much was held",
             [({**labels, "trigger": name}, count) for name, count in totals.let_go.items()],
         )
         yield Metric(
@@ -189,7 +189,7 @@ class SensorSide(LeasedSide):
         )
         yield Metric(
             "knafka_sensor_transactions_total",
-            "Transactions by what became of them",
+            "Transactions by outcome",
             [
                 ({**labels, "outcome": "committed"}, totals.transactions),
                 ({**labels, "outcome": "aborted"}, totals.aborted),

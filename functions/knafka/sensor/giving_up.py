@@ -73,5 +73,5 @@ def dead_letter_held(number: int, key: str, error: Exception, batch: Batch) -> N
     """Drop the events held at a key, because handling them raised `error`, and name them in a dead
     letter. `key`: the trigger and its correlation key (`records.key_of`); `number`: the key's
     partition of the trigger topic."""
-    log.error("what is held of %.200s can't be gone on with", key, exc_info=error)
+    log.error("the events held for %.200s can't be handled, and are dropped", key, exc_info=error)
     batch.drop_held(number, key, letters.failure_of(error))

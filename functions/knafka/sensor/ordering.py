@@ -166,9 +166,9 @@ class Ordering:
         now: int,
         first_at: int,
     ) -> int:
-        """Take in records that were read by `now`, the first at `first_at`, and the ends of
-        partitions that were reached. Returns how many events of the trigger topic were next in
-        order and so applied."""
+        """Take in the records of one read, of which the first came at `first_at` and the last by
+        `now`, and the ends of partitions that it has `reached`. Returns how many events of the
+        trigger topic were next in order and so applied."""
         bus, count, known = self._sensor.topic, 0, self._watermark.known
         for index, record in enumerate(new_records):
             if record.topic() == bus:

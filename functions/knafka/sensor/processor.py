@@ -276,7 +276,7 @@ class Processor:
             if partition.topic == self._sensor.trigger_topic:
                 self._state.forget(partition.number)
 
-    # What is let go of
+    # What is dropped
 
     def _make_room(self, batch: Batch) -> None:
         """If more events are held than allowed, drop the oldest ones, and name them in dead

@@ -262,7 +262,7 @@ class State:
         try:
             expires, due = rules.expires(rule, held), rules.due(rule, held)
         except Exception:  # a bug, which must not end the Sensor: the key gets no timers
-            log.exception("when what is held of %.200s changes by itself isn't known", key)
+            log.exception("the timers of the events held for %.200s can't be set", key)
             expires = due = None
         partition.timers.set(key, expires)
         partition.due.set(key, due)

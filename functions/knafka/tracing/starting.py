@@ -30,7 +30,7 @@ EXPORTER_LOGS: Final = (
 
 
 class Exporter(Protocol):
-    """Sends finished spans to where they are collected; see `exporter`."""
+    """Sends finished spans to the collector that the environment names."""
 
     def export(self, span: Span) -> None:
         """Queue a finished span; never waits."""

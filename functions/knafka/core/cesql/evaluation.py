@@ -70,7 +70,8 @@ def compile_node(node: Node) -> Evaluate:
 
 
 def compile_test(node: Node) -> Test:
-    """Compile a syntax node as `compile_node` does, with its value cast to a Boolean."""
+    """Compile a syntax node into a function that returns its value for an event's attributes, cast
+    to a Boolean, or raises `Failed`."""
     evaluate = compile_node(node)
     if type_of(node) is bool:
         return cast(Test, evaluate)

@@ -180,7 +180,8 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
     document = document.strip(WHITESPACE)
     names = len("".join(chain.from_iterable(objects)))
     values = len(b"".join(chain.from_iterable(map(dict.values, objects))))
-    # As in `split`, with two brackets, and a comma before each object but the first.
+    # Each member takes four characters besides name and value, each object two braces and a comma
+    # (but the first), and there are two brackets: a longer document has something else, too.
     if len(document) == names + values + 4 * sum(map(len, objects)) + 2 * len(objects) + 1:
         return objects
     return objects if document == b"[%b]" % b", ".join(map(_as_python_json, objects)) else None

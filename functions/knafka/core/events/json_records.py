@@ -266,6 +266,7 @@ def _layout_of(members: tuple[str, ...]) -> _Layout | None:
         itemgetter(*indexes),
         quotes=b'""' * len(names),
         data_index=data_index,
+        # A member has two quotes, a colon, and a comma or brace; and there is one more brace.
         compact_size=len("".join(members)) + 4 * len(members) + 1,
         spaced=f"{{{spaced}}}".encode(),
     )

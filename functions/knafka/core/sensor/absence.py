@@ -99,7 +99,7 @@ def expire(
     condition: TriggerCondition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
     """Return the events still held, and the firings of rounds whose wait is over, once every event
-    before `until` (ms) was read. `within` (ms) as in `decide`."""
+    before `until` (ms) was read. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)
     firings = tuple(Firing(round_.events) for round_ in decision.rounds if round_.until < until)
     remaining = AbsenceDecision(
@@ -112,8 +112,8 @@ def expire(
 
 
 def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return when (ms) the first round fires unless it is cancelled; None if no round waits.
-    `within` (ms) as in `decide`."""
+    """Return when (ms since the Unix epoch) the first round fires unless it is cancelled; None if
+    no round waits. `within` (ms): how long a round waits."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
@@ -121,8 +121,8 @@ def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
 
 
 def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return the first time (ms) at which `expire` would change something; None: never. `within`
-    (ms) as in `decide`."""
+    """Return the first time (ms since the Unix epoch) at which `expire` would fire a round or drop
+    an event; None: never. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)
     times = [round_.until for round_ in decision.rounds]
     times += [event.at + within for event in decision.partial]

@@ -118,7 +118,8 @@ class SensorTrigger(Model):
         )
 
     def condition(self, dependencies: Iterable[str]) -> TriggerCondition:
-        """Return the parsed condition; `dependencies` as in `rule`. Raises `InvalidExpression`."""
+        """Return the parsed condition; one that isn't declared wants an event of each of the
+        `dependencies`. Raises `InvalidExpression`."""
         if not self.conditions.strip():
             return conditions.all_of(list(dependencies))
         return conditions.parse(self.conditions)
