@@ -45,9 +45,8 @@ class Entries(Protocol[E_co]):
     shared dispatcher implement it."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:
-        """Return the entry that a record declares; None if it doesn't concern this process. Raises
-        any exception for a record that can't be used.
-        """
+        """Return the entry that a record with this key and value declares; None if it doesn't
+        concern this process. Raises any exception for a record that can't be used."""
         ...
 
     def concerns(self, value: bytes) -> bool:

@@ -184,8 +184,8 @@ def trust_bundles(environment: Environment) -> Path | None:
 
 
 def statistics_interval(environment: Environment) -> float:
-    """Return the seconds between two reports of librdkafka's statistics; 0: none. Raises
-    `InvalidDocument`."""
+    """Return the seconds between two reports of librdkafka's statistics, 15 by default; 0: there
+    are no reports. Raises `InvalidDocument`."""
     text = environment.get(STATISTICS_INTERVAL, "15").strip()
     if not text.isdecimal() or len(text) > 5 or int(text) > 86_400:
         problem = f"invalid value: {text:.80}: want whole seconds, 0 to 86400"

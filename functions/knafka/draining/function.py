@@ -212,8 +212,9 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
-        """Answer a request for a drain with a stream of progress, or refuse it with a status and a
-        reason. `bearer`: the caller's token, for renewals."""
+        """Answer a request for a drain with a stream of progress. Refuse it with a reason and 400
+        if it is invalid, 412 if it is for another process, 409 if another request is under way, or
+        503 if the process can't drain now. `bearer`: the caller's token, for renewals."""
         try:
             parsed_request = await _read_request(receive)
         except InvalidDocument as error:

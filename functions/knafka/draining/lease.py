@@ -131,7 +131,8 @@ class DrainLease(Generic[P]):
 
     async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
         """Begin a request: start a drain unless one is running; if that one is being stopped, wait
-        for its end first. Returns the drain, and the task that returns its last progress."""
+        for its end first. A renewal under way is cancelled, unless this request is part of it.
+        Returns the drain, and the task that returns its last progress."""
         self.is_attached = True
         self._request = request
         if not request.renewal:
@@ -213,7 +214,8 @@ class DrainLease(Generic[P]):
             self._begin_again_later()
 
     def _restart(self) -> None:
-        """Start a drain, unless one is running."""
+        """Start the planned drain, unless one is running or the process ends; called by the
+        timer."""
         self._timer = None
         if self._running is None and not self._ending:
             self._begin_drain()
@@ -231,7 +233,8 @@ class DrainLease(Generic[P]):
             self._timer = self._loop.call_later(RENEWAL_PATIENCE, self._begin_renewal)
 
     def _begin_renewal(self) -> None:
-        """Start to renew the lease, unless that isn't needed any more."""
+        """Start to renew the lease, unless the drain has ended or a request is under way; called by
+        the timer."""
         self._timer = None
         if self._running is not None and not self.is_attached and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())

@@ -13,7 +13,7 @@ from knafka.profiling.format import Frame, Profile, ValueType
 
 
 def thread_profile() -> Profile:
-    """Return a profile with the number of threads at each stack."""
+    """Return a profile with the number of threads at each stack, without the calling thread."""
     stacks = Counter(
         tuple(
             Frame(frame.f_code.co_qualname, frame.f_code.co_filename, line)
@@ -33,7 +33,8 @@ def thread_profile() -> Profile:
 
 
 def describe_threads_and_tasks(loop: asyncio.AbstractEventLoop | None) -> str:
-    """Return the stacks of all threads as text, and where each task of the event loop waits."""
+    """Return as text the stacks of all threads but the calling one, and where each task of the
+    event loop waits. `loop`: None: there are no tasks to show."""
     threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

@@ -92,8 +92,9 @@ class TokenVerifier:
         return self._verify(token, audience, now)
 
     def _verify(self, token: bytes, audience: str, now: float) -> str:
-        """Verify a token that isn't among the new cached ones, and cache it among them, making
-        these the old ones first if they are too many; returns its subject."""
+        """Verify a token that isn't among the new cached ones, and cache it among them; returns its
+        subject. If the new ones are too many (half of `MAX_SENDER_TOKENS`), they become the old
+        ones first, and the old ones are removed."""
         verified = self._old_tokens.get((audience, token))
         if verified is None or now >= verified.until:
             verified = self._check_token(token, audience, now)

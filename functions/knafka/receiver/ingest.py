@@ -249,7 +249,8 @@ class IngestHandler:
     ) -> None:
         """Answer a POST with a batch (CE-H11): all of its events are checked before any is stored,
         and the answer is sent when Kafka has answered for each. Each event must fulfil
-        `matches_policy`; None: the sender may send any."""
+        `matches_policy`; None: the sender may send any. Every event counts as answered, and an
+        empty batch as one."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:

@@ -481,7 +481,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._responses.regulate_reading()
 
     def _forget_body(self) -> None:
-        """Drop the body and release its share of the shared memory."""
+        """Drop the body, and count its bytes no more among those being received."""
         self._shared.receiving_bytes -= self._received_bytes
         self._received_bytes = self._body_bytes = 0
         self._body = []

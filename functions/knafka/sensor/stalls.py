@@ -24,7 +24,7 @@ class Stalls:
     """Tracks how long partitions haven't been read on while events wait for them."""
 
     def __init__(self, topic: str) -> None:
-        """Begin without stalled partitions; `topic` is the bus's."""
+        """Begin without stalled partitions; `topic` is that of the bus, for log lines."""
         self._topic = topic
         self._waiting_since: dict[int, tuple[int | None, int]] = {}
         """For each partition that is waited for, the time (ms) up to which it was read, and since

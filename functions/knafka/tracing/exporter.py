@@ -40,7 +40,7 @@ class OpenTelemetryExporter:
         self._processor = BatchSpanProcessor(self._exporter)
 
     def export(self, span: spans.Span) -> None:
-        """Queue a finished span."""
+        """Queue a finished span; never waits, as a full queue drops its oldest spans."""
         self._processor.on_end(
             ReadableSpan(
                 name=span.name,

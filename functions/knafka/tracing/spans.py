@@ -59,7 +59,7 @@ class Tracer:
         now: Callable[[], int],
         random_bits: Callable[[int], int],
     ) -> None:
-        """Store the clock, the random source and the functions that sample and export."""
+        """`sampler` decides which traces are recorded; the class describes the other arguments."""
         self.now = now
         self._samples = sampler.samples
         self._export = export

@@ -180,8 +180,9 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
     document = document.strip(WHITESPACE)
     names = len("".join(chain.from_iterable(objects)))
     values = len(b"".join(chain.from_iterable(map(dict.values, objects))))
-    # Each member takes four characters besides name and value, each object two braces and a comma
-    # (but the first), and there are two brackets: a longer document has something else, too.
+    # Each member has two quotes, a colon and a comma or brace; each object one more brace, and (but
+    # the first) a comma before it; and there are two brackets. A longer document has whitespace,
+    # escaped names or repeated members.
     if len(document) == names + values + 4 * sum(map(len, objects)) + 2 * len(objects) + 1:
         return objects
     return objects if document == b"[%b]" % b", ".join(map(_as_python_json, objects)) else None

@@ -107,8 +107,9 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
 
 
 def records_of(document: bytes, added_headers: RecordHeaders, limit: int) -> list[Draft] | None:
-    """Return the records of all events of a batch. Return None if it has more than `limit` events,
-    or if `json_format` must read it because an event isn't plain enough."""
+    """Return the records of all events of a batch, each with the `added_headers`. None: it has more
+    than `limit` events, or `json_format` must read it, because a value of an event needs decoding
+    or a check that isn't made here."""
     objects = json_format.split_batch(document, limit)
     if objects is None:
         return None

@@ -139,8 +139,8 @@ def _order_key(
 
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
-    """Add a wanted event to `partial`; if there are as many of its dependency as the condition
-    wants, it replaces the oldest of them (BUS-S3)."""
+    """Add a wanted event to `partial`, which is in the order of time. If there are as many events
+    of its dependency as the condition wants, it replaces the oldest of them (BUS-S3)."""
     same_dependency = [
         partial_event for partial_event in partial if partial_event.dependency == event.dependency
     ]

@@ -25,7 +25,8 @@ class Reset:
     milliseconds since the Unix epoch."""
 
     def __init__(self, cron: str, timezone: str = "UTC") -> None:
-        """Parse the cron expression. Raises `InvalidDocument`."""
+        """Parse the cron expression, and look the time zone up by its name, such as Europe/Berlin.
+        Raises `InvalidDocument`."""
         try:
             self._zone = ZoneInfo(timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -46,9 +47,9 @@ class Reset:
         # Cache of the last result: events are mostly in order, so the next result is mostly the
         # same.
         self._last: int | None = None
-        """The last reset at or before those times; None: there is none."""
+        """The last reset at or before the times from `_from` to `_until`; None: there is none."""
         self._next: int | None = None
-        """The first reset after them; None: there is none."""
+        """The first reset after these times; None: there is none."""
         self._from = self._until = 0
         """The results hold for times (ms) from `_from` on and before `_until`."""
 

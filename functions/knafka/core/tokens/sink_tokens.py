@@ -124,8 +124,8 @@ class SinkToken:
         return now >= self._renew_at and now >= self._next_request_at
 
     def store_issued(self, token: IssuedToken, asked_at: float) -> bool:
-        """Store a newly issued token, which was requested at the time `asked_at`. If it can't be
-        used, note the request as failed and return False."""
+        """Store a newly issued token, which was requested at the time `asked_at`, and return True.
+        If it can't be used, note the request as failed and return False."""
         if not token.is_usable:
             self.note_failure(asked_at)
             return False
