@@ -122,7 +122,8 @@ def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
 
 
 def _has_cesql(spec: Filter) -> bool:
-    """Whether a filter contains a CESQL expression; its errors are counted."""
+    """Whether a filter contains a CESQL expression: its evaluation may count an error, so no part
+    after it may decide before."""
     match spec:
         case CESQL():
             return True

@@ -254,7 +254,9 @@ class DrainLease(Generic[P]):
 
     async def _renew(self) -> None:
         """Send requests for a drain to this dispatcher's Service, one after the other, until the
-        drain is over; another caller's request cancels this."""
+        drain is over; another caller's request cancels this. None is sent for `HANDOVER_SECONDS`
+        after partitions went to another dispatcher. If the Service drains something else by now,
+        the drain is stopped."""
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
             if drain.shrunk_at is not None:  # somebody has started another dispatcher

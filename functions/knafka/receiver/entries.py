@@ -16,9 +16,9 @@ class IngressEntries:
         self._path = path
 
     def entry_of(self, key: str, value: bytes) -> Ingress | None:
-        """Parse a contract record, whose key is an Ingress's path; returns the Ingress, or None if
-        this receiver serves only another path. Raises `InvalidDocument`, also for settings that its
-        producer can't have."""
+        """Parse a contract record: `key` is an Ingress's path, `value` the Ingress as JSON. Returns
+        the Ingress, or None if this receiver serves only another path. Raises `InvalidDocument`,
+        also for a producer setting that isn't allowed."""
         if self._path is not None and key != self._path:
             return None
         ingress = parse_json(Ingress, value.decode())

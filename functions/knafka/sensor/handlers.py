@@ -107,8 +107,8 @@ class Handlers:
         """Send the next event of the bus to each of its triggers through the trigger topic, or let
         a trigger fire at once (BUS-12); what follows is added to the batch.
 
-        `until`: time (ms since the Unix epoch) before which every event of the bus had been read
-        when this one was sent (`TriggerTopicRecord`); None: not known.
+        `until`: time (ms since the Unix epoch) before which every event of the bus was read; it
+        goes into the record (`TriggerTopicRecord.until`). None: not known.
         """
         record, place = arrival.record, arrival.place
         batch.begin(record)

@@ -268,7 +268,8 @@ class Ordering:
             self._bus.note_committed_time(number, routed.until)
 
     def go_back(self) -> None:
-        """Go back to the committed offsets: everything after them is read again."""
+        """Go back to the committed offsets, as the transaction was aborted: everything after them
+        is read again."""
         self._bus.go_back(self._positions)
         self._watermark.forget()  # it was valid for the old positions only
         for number, committed_taken in self._taken.items():

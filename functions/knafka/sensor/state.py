@@ -161,7 +161,8 @@ class State:
                     partition.since.set(key, held[0].at)
 
     def holding(self) -> Holding:
-        """Report the events that each trigger holds; visits all held events."""
+        """Return a report of the events that each trigger holds in each partition; visits all held
+        events."""
         reports: list[Waiting] = []
         for number, partition in self._partitions.items():
             keys: Counter[str] = Counter()
@@ -185,7 +186,8 @@ class State:
         return Holding(partitions=tuple(self._partitions), triggers=tuple(reports))
 
     def keep(self, number: int, key: str, held: Held) -> None:
-        """Hold these events, and no others, at a key, and set its timers."""
+        """Hold these events, and no others, at a key, and set its timers; at the key of a mark,
+        hold the mark."""
         partition = self._partitions[number]
         if duplicates.is_mark(key):
             partition.marks.pop(key, None)

@@ -37,7 +37,7 @@ def as_string(value: Value) -> str:
 
 def as_integer(value: Value) -> int:
     """Cast a value to an integer. Raises `Failed` (cast) for a string that isn't a decimal 32-bit
-    integer."""
+    integer, and `Exhausted`, as reading a long string counts as effort."""
     if not isinstance(value, str):
         return int(value)
     if len(value) > FREE_LENGTH:

@@ -359,7 +359,8 @@ def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str])
 
 
 def _from_base64(encoded: object) -> bytes:
-    """Decode the value of `data_base64`. Raises ValueError."""
+    """Decode the parsed value of `data_base64`. Raises ValueError if it isn't a string of
+    base64."""
     if type(encoded) is not str:
         raise ValueError("base64 data are not a string")
     try:

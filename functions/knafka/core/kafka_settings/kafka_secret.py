@@ -108,7 +108,8 @@ def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
-    """Return this key's Boolean in the Secret; False if it is missing. Raises `InvalidDocument`."""
+    """Return this key's Boolean in the Secret; False if it is missing. Raises `InvalidDocument` for
+    a value other than true and false."""
     value = secret.get(key) or "false"
     if value.lower() not in ("true", "false"):
         raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")

@@ -142,8 +142,9 @@ def _without_duplicate(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEve
 
 
 def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
-    """Return the events after the last reset before the newest of them (BUS-S5); in a backlog, also
-    those whose wait ended before that reset without having fired."""
+    """Return the events that count: those after the last reset that came before the newest event
+    (BUS-S5). In a backlog also those of waits for absence that had ended before that reset and
+    haven't fired yet."""
     if not rule.resets:
         return events
     since = _last_reset(rule, max(event.at for event in events))
