@@ -197,14 +197,14 @@ def _compile_attributes(
 
 
 def _compile_all(predicates: tuple[Predicate, ...]) -> Predicate:
-    """Compile the conjunction of predicates."""
+    """Compile the conjunction of predicates: an event passes if it passes all of them."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: all(passes(event) for passes in predicates)
 
 
 def _compile_any(predicates: tuple[Predicate, ...]) -> Predicate:
-    """Compile the disjunction of predicates."""
+    """Compile the disjunction of predicates: an event passes if it passes any of them."""
     if len(predicates) == 1:
         return predicates[0]
     return lambda event: any(passes(event) for passes in predicates)

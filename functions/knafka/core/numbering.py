@@ -50,5 +50,5 @@ class Numbering:
 
 
 def partition_of(number: int) -> int:
-    """Return Kafka's own partition number."""
+    """Return Kafka's own number of the partition that a `Numbering` gave this number."""
     return number % STRIDE

@@ -241,7 +241,7 @@ class DrainLease(Generic[P]):
             self._renewing.add_done_callback(self._on_renewal_ended)
 
     def _end_renewal(self) -> None:
-        """Cancel the renewal under way."""
+        """Cancel the renewal under way, if there is one."""
         if self._renewing is not None:
             self._renewing.cancel()
 
@@ -275,7 +275,7 @@ class DrainLease(Generic[P]):
                 await asyncio.sleep(RENEWAL_RETRY_INTERVAL)
 
     def _cancel_timer(self) -> None:
-        """Cancel the planned restart or renewal."""
+        """Cancel the planned restart or renewal, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -166,7 +166,7 @@ def plain_text(body: bytes, content_type: bytes) -> Answer:
 
 
 def document(text: str) -> Answer:
-    """Return 200 with a JSON body."""
+    """Return 200 with `text`, which is JSON, as the body."""
     return Answer(HTTPStatus.OK, text, content_type=b"application/json")
 
 

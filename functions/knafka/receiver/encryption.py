@@ -35,7 +35,8 @@ class EncryptedOnly:
     """Refuses requests that came unencrypted; passes the others to the next check."""
 
     def __init__(self, next_check: RequestCheck | None) -> None:
-        """`next_check`: None if everybody may send."""
+        """`next_check`: the check of the sender, for encrypted requests; None if everybody may
+        send."""
         self._next_check = next_check
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:

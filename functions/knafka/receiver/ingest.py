@@ -152,7 +152,8 @@ class IngestHandler:
     def handle(
         self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
-        """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
+        """Answer one whole request for this address (`address.address_of`): `respond` is called
+        exactly once, now or later; nothing is raised."""
         route = self.find_route(address)
         if route is None and address == METRICS_PATH and method in (b"GET", b"HEAD"):
             if self._observers.scrapers.accept(bearer_of(headers)):

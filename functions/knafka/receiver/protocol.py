@@ -160,7 +160,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(answers.CROWDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release all that the connection holds."""
+        """Release all that the connection holds, as it has ended; `exc` says why and isn't used."""
         self._closing = True
         self._responses.close()
         self._forget_body()

@@ -151,7 +151,8 @@ class Batch:
             raise TooLarge(f"{output.topic} takes no record of {size} bytes: raise {LIMIT} there")
 
     def _append(self, output: Output) -> None:
-        """Add an output. Raises `TooLarge`."""
+        """Add an output of the present cause. Raises `TooLarge` if it is known to be too large for
+        its topic."""
         if self._refused:
             self._check_size(output)
         self._outputs.append(output)
@@ -250,7 +251,7 @@ class Batch:
         self._cause_of_added[record_id] = len(self._causes) - 1
 
     def _held_record(self, number: int, key: str, event: HeldEvent) -> Output:
-        """Return the changelog record that holds an event."""
+        """Return the changelog record that holds this event at a key."""
         headers = records.headers_of(event, self._sensor.generation)
         record_key = records.changelog_key(key, event.offset)
         return Output(self._sensor.changelog_topic, record_key, event.document, headers, number)

@@ -123,7 +123,7 @@ class BusPartitions:
         self._routed_ahead.clear()
 
     def _drop(self, own_queue: Queue) -> None:
-        """Empty a partition's queue."""
+        """Empty a partition's queue, and subtract it from the counts of all queues."""
         self.queued -= len(own_queue.queue)
         self.queued_bytes -= own_queue.bytes
         own_queue.queue.clear()

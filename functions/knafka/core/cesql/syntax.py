@@ -13,16 +13,22 @@ from knafka.core.cesql.types import Value
 
 @dataclass(frozen=True, slots=True)
 class Literal:
+    """A value that is written in the expression."""
+
     value: Value
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
+    """The value of the attribute of this name, in lower case."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exists:
+    """Whether the event has the attribute of this name (`EXISTS name`)."""
+
     name: str
 
 

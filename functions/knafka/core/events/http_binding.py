@@ -229,8 +229,8 @@ def located_request_of(
     offset: int,
     mode: Literal["json", "binary", "batch"] | None = None,
 ) -> tuple[bytes, bytes]:
-    """Return the request as `request_of` does, with attributes for the record's partition and
-    offset, as upstream's Kafka Broker and channel add them.
+    """Return header lines and body of an event's request (`mode`: see `request_of`), with its
+    record's partition and offset as attributes, as upstream's Kafka Broker and channel add them.
 
     They replace the event's own attributes of these names. In a JSON document they are inserted
     before the members, which stay as they are. A batch gets none, as its events have no records of

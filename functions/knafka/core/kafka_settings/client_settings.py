@@ -154,5 +154,5 @@ def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict
 
 
 def for_librdkafka(settings: Settings) -> dict[str, str]:
-    """Return the settings under librdkafka's names."""
+    """Return these checked settings under librdkafka's names, of which some differ from Java's."""
     return {_LIBRDKAFKA.get(name, name): value for name, value in settings.items()}

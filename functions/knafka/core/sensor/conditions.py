@@ -215,14 +215,14 @@ class _ConditionParser:
         return tree
 
     def _parse_alternatives(self) -> Node:
-        """Parse terms joined by `||`."""
+        """Parse one or more conjunctions joined by `||`; a single one is returned as it is."""
         parts = [self._parse_conjunction()]
         while self._skip_if("||"):
             parts.append(self._parse_conjunction())
         return _joined(AnyOf, _flatten(AnyOf, parts))
 
     def _parse_conjunction(self) -> Node:
-        """Parse terms joined by `&&`."""
+        """Parse one or more terms joined by `&&`; a single one is returned as it is."""
         parts = [self._parse_term()]
         while self._skip_if("&&"):
             parts.append(self._parse_term())

@@ -103,7 +103,7 @@ class Callers:
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> Callers:
-        """Return the callers with these tokens."""
+        """Return the callers that show one of these tokens."""
         return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
     def accept(self, bearer: str) -> bool:
