@@ -72,8 +72,9 @@ class Selection:
 def select(
     attributes: AttributesFilter, filters: tuple[Filter, ...], count_error: CountError
 ) -> Selection | None:
-    """Compile a Trigger's filter for the index; None: it matches every event. The arguments are
-    those of `compile_trigger`."""
+    """Compile a Trigger's filter for the index; None: it matches every event. `attributes`, the
+    older form, counts only without `filters`. `count_error` is called for each evaluation of a
+    CESQL expression that ends with an error."""
     if not filters and not attributes.attributes:
         return None
     if filters:

@@ -86,7 +86,8 @@ def distinct_broker_topic(namespace: str, broker: str) -> str:
 
 
 def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
-    """Whether this Broker can have this topic as its own."""
+    """Whether this Broker can have this topic as its own: its name is the usual one, or that with a
+    digest."""
     return topic in (broker_topic(namespace, broker), distinct_broker_topic(namespace, broker))
 
 
@@ -96,7 +97,8 @@ def distinct_trigger_group(namespace: str, trigger: str) -> str:
 
 
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
-    """Whether this Trigger can have this consumer group."""
+    """Whether this Trigger can have this consumer group: its name is the usual one, or that with a
+    digest."""
     return group in (trigger_group(namespace, trigger), distinct_trigger_group(namespace, trigger))
 
 
@@ -145,8 +147,8 @@ def child(parent: str, suffix: str) -> str:
 
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
-    """Return the durable dead-letter topic of a Trigger; different arguments never give the same
-    name."""
+    """Return the topic in which a Trigger's dead letters are stored; different arguments never give
+    the same name."""
     return _distinct_name(DEAD_LETTERS, namespace, broker, trigger)
 
 
@@ -177,7 +179,8 @@ def contract_topic(namespace: str, broker: str) -> str:
 
 
 def shard_group(namespace: str, broker: str, number: int) -> str:
-    """Return the name of one of a Broker's shards, and of the consumer group of its pods."""
+    """Return the name of a Broker's shard with this number, and of the consumer group of its
+    pods."""
     return _distinct_name(SHARDS, namespace, broker, str(number))
 
 
@@ -202,7 +205,8 @@ def distinct_sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -
 
 
 def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, purpose: str) -> bool:
-    """Whether this Sensor can have this topic as its own."""
+    """Whether this Sensor can have this topic as its own, for this purpose: its name is the usual
+    one, or that with a digest."""
     owner = namespace, bus, sensor, purpose
     return topic in (sensor_topic(*owner), distinct_sensor_topic(*owner))
 
@@ -218,7 +222,8 @@ def distinct_sensor_group(namespace: str, sensor: str) -> str:
 
 
 def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
-    """Whether this Sensor can have this consumer group."""
+    """Whether this Sensor can have this consumer group: its name is the usual one, or that with a
+    digest."""
     return group in (sensor_group(namespace, sensor), distinct_sensor_group(namespace, sensor))
 
 

@@ -144,7 +144,8 @@ def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
 
 def decode(position: int, metadata: str, policy: int) -> Progress:
     """Decode the metadata that was committed with the offset `position`; empty progress if it isn't
-    ours or is broken. `policy`: that of today (`policy_of`), for `Progress.same_policy`."""
+    ours or is broken. `policy`: the checksum of the present policy (`policy_of`), which sets
+    `Progress.same_policy`."""
     try:
         return _decode(position, metadata, policy)
     except (ValueError, IndexError, binascii.Error):

@@ -39,8 +39,9 @@ class LeasedSide:
             self._lease.drain_from_start()
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until it is over; see
-        `streaming.stream`."""
+        """Answer a request for a drain with lines of progress until it is over. `caller` ends with
+        True if the caller asks for a stop, with False if it disconnects; if it is cancelled,
+        another request takes its place."""
         await stream(self._lease, request, caller, send)
 
     def detach(self) -> None:

@@ -89,8 +89,8 @@ class LogWriter(Protocol):
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        """Take one record; `reported` is called later. Raises `LogFull`, or `LogError` if the
-        record is too large.
+        """Take one record for the topic; `reported` is called later. Raises `LogFull`, or
+        `LogError` if the record is too large.
 
         Records with equal keys go to one partition (CE-K9), records without a key to any.
         """

@@ -53,8 +53,8 @@ class BrokerRoute:
         previous_route: BrokerRoute | None = None,
         verifier: TokenVerifier | None = None,
     ) -> None:
-        """`previous_route`: the route that this one replaces and whose counts it continues.
-        `verifier`: verifies senders' tokens if the Broker has an audience."""
+        """`writer` appends the events. `previous_route`: the route that this one replaces and whose
+        counts it continues. `verifier`: verifies senders' tokens if the Broker has an audience."""
         self.ingress = ingress
         self.writer = writer
         self.append: Append = writer.append

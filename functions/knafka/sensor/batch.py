@@ -176,8 +176,8 @@ class Batch:
         failure: tuple[Reason, str],
         trigger: str | None,
     ) -> None:
-        """Add the dead letter of the record at `place` (topic, partition, offset), for this reason
-        and its text. `trigger`: the only trigger for which it failed; None: all."""
+        """Add the dead letter of the record at `place` (topic, partition, offset), for the reason
+        and text in `failure`. `trigger`: the only trigger for which it failed; None: all."""
         now = self._now / 1000
         letter = letters.of_record(self._sensor, place, record, failure, now, trigger)
         self.add_dead_letter(letter, failure[0])
@@ -216,8 +216,9 @@ class Batch:
                 yield number, key, held
 
     def match(self, key: str, event: HeldEvent, until: int | None) -> None:
-        """Send an event to a trigger through the trigger topic (BUS-13). `until` as in
-        `TriggerTopicRecord`; None: not known."""
+        """Send an event to the trigger in `key` through the trigger topic (BUS-13). `until`: time
+        (ms) before which every event of the bus was read, which goes into the record; None: not
+        known."""
         until_or_never = records.NEVER if until is None else until
         headers = records.headers_of(event, self._sensor.generation, until_or_never)
         topic = self._sensor.trigger_topic

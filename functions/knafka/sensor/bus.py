@@ -132,8 +132,8 @@ class BusPartitions:
     # Records that were read
 
     def read(self, record: Record, time: int, now: int) -> tuple[int, bool]:
-        """Note that a record with the time `time` was read. Returns the time before which no record
-        of its partition is missing, and whether others of its partition are queued."""
+        """Note that a record with this time was read at `now`. Returns the time before which no
+        record of its partition is missing, and whether others of its partition are queued."""
         own_queue = self._queues[record.partition()]
         own_queue.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME

@@ -148,8 +148,9 @@ class Expiry:
     def _apply(
         self, number: int, key: str, change: Callable[[Rule, Held], RuleStep], batch: Batch
     ) -> bool:
-        """Change the events that one key holds by `change`, and fire what follows. Returns False if
-        `change` raised an error: then the events are dead-lettered."""
+        """Change the events that one key holds by `change`, and fire what follows. `number`: the
+        key's partition of the trigger topic. Returns False if `change` raised an error: then the
+        events are dead-lettered."""
         partition = Partition(self._topic, number)
         batch.begin((partition, key))
         batch.positions.setdefault(partition, self._ordering.position(partition))

@@ -77,8 +77,8 @@ class SensorSide(LeasedSide):
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
-        """Create the lease of the Sensor's drains; `open_log` opens the log of a drain's
-        processor."""
+        """Create the lease of the Sensor's drains; `open_log` opens the log of a drain's processor.
+        `tracer`: None if no spans are made."""
         self._tracer = tracer
         self._sensor = sensor
         self._digest = digest(sensor)

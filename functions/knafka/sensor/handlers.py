@@ -80,7 +80,8 @@ class Handlers:
     def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
         """Take in a record of the bus: queue its event, or handle it at once if no trigger will
         hold it and no other event of its partition is queued. A record without a valid event is
-        dead-lettered. `now` and `read_at`, when it was read: ms since the Unix epoch."""
+        dead-lettered. `read_at`: when it was read; `now`: the present, which replaces a later time
+        of the record; both in ms since the Unix epoch."""
         bus, time = self._bus, taken_at(record.timestamp(), now)
         since, others_wait = bus.read(record, time, read_at)
         headers: RecordHeaders | None = None
@@ -218,7 +219,7 @@ class Handlers:
 
     def _check_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
         """Whether the trigger had the same event within the declared time; if not, the event's mark
-        is held from now on."""
+        is held from now on. `number`: the partition of the trigger topic."""
         assert self._dedupe is not None
         mark = duplicates.key_of(trigger, event)
         marked = batch.held(number, mark)

@@ -41,8 +41,8 @@ class SpanContext(NamedTuple):
 
 
 def decode(value: bytes | None) -> SpanContext | None:
-    """Parse the value of a `traceparent`; None if there is none, or W3C's rules call it invalid.
-    Versions after 00 may have further fields, which are ignored."""
+    """Parse the value of a `traceparent`. Returns None if `value` is None, or if it is invalid by
+    W3C's rules. Versions after 00 may have further fields, which are ignored."""
     if value is None or (match := _parts(value)) is None:
         return None
     version, trace, span, flags, further_fields = match.groups()

@@ -98,7 +98,8 @@ def _counter_attribute(
 
 
 def _event_attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
-    """Return an attribute of the event in a record, in either content mode; None: it has none."""
+    """Return the attribute `name` of the event in a record, in either content mode; None: it has
+    none, or the record holds no valid event."""
     if _is_structured(headers):
         try:
             return read(headers, value).attributes.get(name)

@@ -312,8 +312,8 @@ def _array_elements(text: str) -> Iterator[str]:
 
 
 def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]:
-    """Read one of the `expected_marks`; return it, and the position after it and the whitespace
-    around it. Raises ValueError."""
+    """Read the punctuation mark at `position`, with whitespace around it; return the mark, and the
+    position after that. Raises ValueError unless it is one of the `expected_marks`."""
     match = _PUNCTUATION(text, position)
     if match is None or match[1] not in expected_marks:
         raise ValueError(f"want {' or '.join(expected_marks)} at character {position}")

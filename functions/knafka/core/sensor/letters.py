@@ -149,8 +149,9 @@ def _failure_of_letter(
     now: float,
     extensions: Sequence[tuple[str, str]] = (),
 ) -> Failure:
-    """Return the failure of a Sensor's dead letter. No attempt was made, so both times are `now`,
-    in seconds since the Unix epoch."""
+    """Return the failure of a Sensor's dead letter: its reason, the text that explains it, and
+    attributes to add (`extensions`). No attempt was made, so both times are `now`, in seconds since
+    the Unix epoch."""
     return Failure(
         destination=f"sensor:{sensor.name}.{sensor.namespace}",
         reason=reason,

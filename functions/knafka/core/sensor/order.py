@@ -91,8 +91,9 @@ class InOrder(Generic[T]):
         self._read_place = max(self._read_place, min(Place(until), place))
 
     def take_if_next(self, offset: int, place: Place, until: int) -> bool:
-        """Take a record that was just read, instead of adding it, if it is next in order; returns
-        whether it was taken. The arguments are those of `add`."""
+        """Take a record that was just read, if it is next in order, so that it needs no `add`;
+        returns whether it was taken. `offset`: the record's; `place`: its event's; `until` (ms):
+        every event before this time precedes the record."""
         if self._waiting or place < self._last or offset < self._taken_below:
             return False
         if until > place.at:  # the record itself says that nothing before it is missing

@@ -80,8 +80,9 @@ def source_of(namespace: str, sensor: str) -> str:
 
 
 def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
-    """Return the headers of an event's record: in the trigger topic if `until` is given (see
-    `TriggerTopicRecord.until`), else in the changelog."""
+    """Return the headers of an event's record: in the trigger topic if `until` is given
+    (`TriggerTopicRecord.until`), else in the changelog. `generation`: that of the Sensor in this
+    process."""
     origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
         (_DEPENDENCY, event.dependency.encode()),
