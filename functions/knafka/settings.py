@@ -144,8 +144,8 @@ def profiling(environment: Environment) -> bool:
 
 
 def local_addresses(environment: Environment) -> bool:
-    """Whether destinations may be loopback, link-local or a cloud's metadata. Raises
-    `InvalidDocument`."""
+    """Whether destinations may be loopback, link-local or a cloud's metadata; by default not.
+    Raises `InvalidDocument` for an unknown value."""
     value = environment.get(LOCAL_ADDRESSES, "refused").strip().lower()
     if value not in ("allowed", "refused"):
         problem = f"invalid value: {value:.80}: want allowed or refused"

@@ -61,7 +61,7 @@ class Authorization:
         return lambda event: any(passes(event) for passes in sender_predicates)
 
     def _default_verdict(self, subject: str) -> bool:
-        """Whether this sender may send where no policy applies."""
+        """Whether this sender may send where no policy applies, as the mode says."""
         allowed_by_mode: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,

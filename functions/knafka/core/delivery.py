@@ -122,7 +122,8 @@ def is_delivered(status: int) -> bool:
 
 
 def _is_retriable(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed after this outcome."""
+    """Whether another attempt may succeed after this outcome: not if it is permanent or the reply
+    was malformed, else as its status says; without a status it may."""
     if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status

@@ -164,7 +164,8 @@ class _Bucket(Generic[T]):
         return len(self.decided) + len(self.tried) + len(self.once)
 
     def add(self, entry: _Entry[T]) -> None:
-        """Add an entry to the part of the bucket that it belongs to."""
+        """Add an entry: to `once` if it has several keys, else to `decided` if its key decides,
+        else to `tried`."""
         if len(entry.keys) > 1:
             self.once[entry] = None
         elif entry.selection.is_decided_by_key:

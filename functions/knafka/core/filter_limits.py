@@ -90,7 +90,8 @@ def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
 
 
 def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
-    """Return the filters nested in this one; None: its dialect nests none."""
+    """Return the filters that are nested in a filter of this dialect with this value; None: the
+    dialect nests none."""
     match dialect:
         case "all" | "any":
             return _list(value)

@@ -40,7 +40,8 @@ class EncryptedOnly:
         self._next_check = next_check
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        """Return 403 for an unencrypted request, else the result of the next check."""
+        """Return 403 for an unencrypted request, else the result of the next check; None without
+        one, as everybody may send."""
         schemes = [
             value.strip().lower()
             for name, value in headers

@@ -141,7 +141,7 @@ class ReceiverFunction:
         self._tasks.append(asyncio.create_task(keys.follow()))
 
     def _serve(self, ingresses: Sequence[Ingress], observers: ReceiverObservers) -> None:
-        """Serve the Ingresses that the environment declares."""
+        """Serve the Ingresses that the environment declares, with one writer for each Kafka."""
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
                 configuration = {

@@ -261,7 +261,8 @@ class Ordering:
                 batch.taken[number] = ordered.taken(next_offset)
 
     def note_batch_committed(self, batch: Batch) -> None:
-        """Note that the batch was committed, with its offsets."""
+        """Note that the batch was committed: its offsets and metadata are the committed ones
+        now."""
         self._positions.update(batch.positions)
         self._taken.update(batch.taken)
         for number, routed in batch.routed.items():

@@ -58,7 +58,8 @@ class OpenTelemetryExporter:
         )
 
     def close(self, timeout: float) -> None:
-        """Send the queued spans within `timeout` seconds; blocks meanwhile."""
+        """Send the queued spans within `timeout` seconds; blocks meanwhile, and later ones are
+        lost."""
         # If nobody listens, the processor itself would give up only after 30 s.
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()

@@ -54,8 +54,8 @@ class TracingSettings:
 
 
 def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
-    """Return the settings of tracing in an environment. Never raises: see
-    `TracingSettings.problems`."""
+    """Return the settings of tracing in an environment. Raises nothing: an invalid value is
+    described in `TracingSettings.problems`, and tracing is off or the default is taken."""
     variables = {name: value.strip() for name, value in environment.items() if value.strip()}
     if variables.get(DISABLED, "").lower() == "true":
         return TracingSettings()

@@ -64,7 +64,8 @@ def negate(x: int) -> int:
 
 
 def divide(x: int, y: int) -> int:
-    """Return the quotient, rounded towards zero. Raises `Failed` (math)."""
+    """Return the quotient, rounded towards zero. Raises `Failed` (math) if `y` is 0, or if the
+    quotient doesn't fit into 32 bits."""
     if y == 0:
         raise Failed("math", f"division of {x} by zero")
     quotient = abs(x) // abs(y)

@@ -298,7 +298,8 @@ def _object_members(text: str) -> Iterator[tuple[str, object, str]]:
 
 
 def _array_elements(text: str) -> Iterator[str]:
-    """Yield the elements of a JSON array, as they are written. Raises ValueError."""
+    """Yield the elements of a JSON array, as they are written. Raises ValueError if the text is no
+    JSON array."""
     mark, position = _read_mark(text, 0, "[")
     if text.startswith("]", position):
         mark, position = _read_mark(text, position, "]")

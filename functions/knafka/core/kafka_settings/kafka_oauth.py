@@ -171,7 +171,8 @@ def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _token_endpoint(secret: Mapping[str, str]) -> str:
-    """Return the token endpoint in the Secret. Raises `InvalidDocument`."""
+    """Return the URL of the token endpoint in the Secret. Raises `InvalidDocument` if it is missing
+    or no such URL."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
         java_key = next((key for key in JAVA_ONLY if secret.get(key)), None)
         java_hint = (
@@ -197,7 +198,8 @@ def _token_endpoint(secret: Mapping[str, str]) -> str:
 
 
 def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the SASL extensions in the Secret. Raises `InvalidDocument`."""
+    """Return the SASL extensions in the Secret, value by name; empty if it has none. Raises
+    `InvalidDocument` if they aren't written as NAME=VALUE, comma-separated."""
     extensions: dict[str, str] = {}
     for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
         name, _, value = extension.partition("=")

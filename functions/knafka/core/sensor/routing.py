@@ -46,7 +46,8 @@ class Router:
     """Finds the routes of each event of the bus; its filters are compiled once."""
 
     def __init__(self, sensor: Conditions, count_error: CountError) -> None:
-        """`count_error` is called for each filter and correlation that ends with an error."""
+        """`sensor`: its dependencies and triggers. `count_error` is called for each evaluation of a
+        filter or correlation that ends with an error."""
         rules = sensor.rules()
         self._has_dedupe = sensor.dedupe is not None
         """Whether duplicates are recognised: then no event fires at once, as its mark must be
