@@ -205,7 +205,7 @@ def event_types(environment: Environment) -> bool:
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:
     """Return the Ingresses that the environment declares. Raises `InvalidDocument` that names the
-    variable and the broken field."""
+    variable and the broken field, or the path that several of them have."""
     text = _required_variable(environment, INGRESSES)
     try:
         parsed = parse_ingresses(text)

@@ -80,14 +80,17 @@ CesqlText: TypeAlias = Annotated[str, AfterValidator(_check_cesql)]
 
 class Exact(Model):
     exact: AttributeValues
+    """Values that the event's attributes of these names must have."""
 
 
 class Prefix(Model):
     prefix: AttributeValues
+    """Texts with which the event's attributes of these names must begin."""
 
 
 class Suffix(Model):
     suffix: AttributeValues
+    """Texts with which the event's attributes of these names must end."""
 
 
 def _check_not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
@@ -108,6 +111,7 @@ class Any_(Model):
 
 class Not(Model):
     not_: Filter = Field(alias="not")
+    """The filter that the event must not match."""
 
 
 class CESQL(Model):
@@ -193,7 +197,9 @@ class AttributesFilter(Model):
 
 class BackoffPolicy(StrEnum):
     LINEAR = "linear"
+    """The wait before the n-th retry is n times the delay."""
     EXPONENTIAL = "exponential"
+    """The wait before the first retry is the delay, and is doubled for each further one."""
 
 
 class Delivery(Model):
@@ -210,8 +216,7 @@ class Delivery(Model):
     retry_after_max: Annotated[Duration, Field(ge=0)] | None = None
     """Seconds; None or 0: a subscriber's Retry-After is ignored (KN-DLV-04)."""
     format: Literal["json", "binary"] | None = None
-    """Content mode of requests, structured (`json`) or binary; None: the record's own
-    (KN-DLV-05)."""
+    """Content mode of requests (`json`: structured); None: the record's own (KN-DLV-05)."""
 
 
 class Order(StrEnum):
@@ -319,8 +324,7 @@ class Ingress(Model):
     """Content mode of its events in the topic, whatever mode they came in."""
     kafka: Kafka
     max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
-    """Most bytes of body and attributes together; a larger event is answered with 413
-    (KN-DP-12)."""
+    """Most bytes of body and attributes; a larger event is answered with 413 (KN-DP-12)."""
     max_batch_bytes: Annotated[int, Field(gt=0)] | None = None
     """Largest batch of records that Kafka takes for this topic (max.message.bytes); None: Kafka's
     default, which is more than a writer puts into one batch."""
@@ -392,8 +396,7 @@ class Egress(Model):
     no destination has one, or the account doesn't exist yet."""
     subscriber: Sink
     reply_topic: str | None = None
-    """Topic of a Trigger's replies if it isn't `topic`: a replay's replies go to the Broker all the
-    same."""
+    """Topic of a Trigger's replies if it isn't `topic`: in a replay, the Broker's topic."""
     reply: Sink | None = None
     """Destination of a Subscription's replies; None: they are discarded (KN-SUB-02)."""
     dead_letter_sink: Sink | None = None
@@ -418,14 +421,12 @@ class Egress(Model):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All topics that it reads; a topic's index is a part of its partitions' numbers
-        (`numbering`)."""
+        """All topics that it reads; their order determines partition numbers (`numbering`)."""
         return (self.topic, *self.more_topics)
 
     @property
     def broker_dead_letter_topic(self) -> str | None:
-        """Topic of its Broker's dead letters, for records without an event; None: the Trigger's own
-        is used."""
+        """Topic of dead letters of records without an event; None: the Trigger's own topic."""
         if not self.shares_topic:
             return None
         return names.broker_dead_letter_topic(self.namespace, self.name_of_broker)
@@ -479,6 +480,5 @@ class SharedEgress(Model):
 
 
 def parse_ingresses(text: str) -> Sequence[Ingress]:
-    """Parse a receiver's contract: a JSON array of `Ingress`, one per Broker that it serves. Raises
-    `InvalidDocument`."""
+    """Parse a receiver's contract, a JSON array of `Ingress`. Raises `InvalidDocument`."""
     return parse_json_array(Ingress, text)

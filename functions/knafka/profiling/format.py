@@ -65,9 +65,12 @@ class _Encoder:
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {"": 0}
-        """Numbers of the strings, in the order of their places in the profile's table."""
+        """Numbers of the strings, which are their places in the profile's table; 0 is the empty
+        one."""
         self._functions: dict[tuple[str, str], int] = {}
+        """Numbers of the functions, by name and file."""
         self._locations: dict[Frame, int] = {}
+        """Numbers of the lines of functions that stacks have."""
 
     def encode_profile(self, profile: Profile) -> bytes:
         """Encode a whole profile: the message `Profile`."""

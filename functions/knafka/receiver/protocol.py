@@ -203,7 +203,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
 
     def _receive_counting(self, data: bytes) -> None:
-        """Parse received bytes of a request that isn't whole or too long, count what is held of it
+        """Parse received bytes of a request that isn't whole or is long, count what is held of it
         then, and check the limits.
 
         Most requests arrive whole in one read below the limit of headers; these are not counted.

@@ -163,7 +163,7 @@ class BusPartitions:
         return own_queue.queue[0].place.offset if own_queue.queue else own_queue.next
 
     def routed(self, number: int) -> int | None:
-        """Return the time before which everything of an own partition was routed; None: that isn't
+        """Return the time before which all of this process's partition was routed; None: that isn't
         known."""
         own_queue = self._queues[number]
         return own_queue.queue[0].since if own_queue.queue else self._read_until(number)

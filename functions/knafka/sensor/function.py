@@ -106,7 +106,7 @@ class SensorSide(LeasedSide):
         return self._drain
 
     def _open_processor(self, slot: int | None) -> Processor:
-        """Open the processor of a drain with this slot; None: it has none."""
+        """Open the processor of a drain with this slot (`DrainRequest.slot`); None: it has none."""
         # A process that was killed leaves its transaction open; the next one in its slot ends it.
         # Without a slot no process reuses the name, and Kafka ends the transaction by its timeout.
         name = uuid.uuid4().hex[:12] if slot is None else str(slot)
