@@ -184,7 +184,8 @@ class DrainingFunction:
         return self._side is not None and self._side.is_attached
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request (ASGI): `POST /drain`, the probes, or `GET /metrics`."""
+        """Answer one HTTP request as an ASGI application: `POST /drain`, the probes, or `GET
+        /metrics`; any other with 404."""
         method, path = scope["method"], scope["path"]
         if path == contract.PATH:
             if method != "POST":

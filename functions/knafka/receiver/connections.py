@@ -47,7 +47,8 @@ class Connections:
     """The open connections of one server, and the bytes that they are receiving together."""
 
     def __init__(self, ingest: IngestHandler, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin without connections, and start the timer that closes silent ones."""
+        """Begin without connections, and start the timer on `loop` that closes silent ones.
+        `ingest` answers their requests."""
         self.ingest = ingest
         self.loop = loop
         self.receiving_bytes = 0

@@ -61,8 +61,8 @@ class _PathTypes:
 
     def __init__(self) -> None:
         self.known: set[int] = set()
-        """Hashes of the pairs of type and source. If two pairs have the same hash, the second one
-        gets no EventType."""
+        """Hashes of the pairs of type and source that were listed, or never will be. If two pairs
+        have the same hash, the second one gets no EventType."""
         self.new: list[_NewType] = []
         """The pairs that are listed now, those first that come next into an answer."""
 

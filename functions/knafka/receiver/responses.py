@@ -40,7 +40,8 @@ class Slot:
         """Whether the answer is sent before the request is whole."""
 
     def __call__(self, answer: Answer) -> None:
-        """Store the answer, and write it if all earlier requests are answered."""
+        """Store the answer, and write it (and further answers that waited for it) if all earlier
+        requests are answered."""
         self.answer = answer
         if self._queue.slots[0] is self:
             self._queue.flush()

@@ -85,8 +85,10 @@ class SensorSide(LeasedSide):
         """Digest of the Sensor, by which requests name it."""
         self._open_log = open_log
         self._slot: int | None = None
-        """Slot of the request under way."""
+        """Slot of the request under way (`DrainRequest.slot`); None: it has none, or there is no
+        request."""
         self._drain: SensorDrain | None = None
+        """The last drain; None: there was none."""
         self._before = SensorCounts()
         """Counts of the earlier drains."""
         self._subscriber = HttpSubscriber(limit=1)

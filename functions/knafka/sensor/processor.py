@@ -269,7 +269,8 @@ class Processor:
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)
 
     def on_revoked(self, partitions: Collection[Partition]) -> None:
-        """Forget partitions that belong to another process."""
+        """Forget partitions that belong to another process from now on, with the events held for
+        them."""
         self._moved.update(partitions)
         for partition in partitions:
             self._ordering.on_revoked(partition)

@@ -56,7 +56,7 @@ class Stalls:
         for number in stalled - self.partitions:
             log.warning(
                 "partition %d of %s has not been read on for %d s and is waited for no longer:"
-                " what comes of it may come too late for its order",
+                " its further events may come too late for their order",
                 *(number, self._topic, STALLED_PARTITION_TIMEOUT // 1000),
             )
         self.partitions = frozenset(stalled)

@@ -99,8 +99,8 @@ def all_of(names: Sequence[str]) -> TriggerCondition:
 
 def parse(text: str) -> TriggerCondition:
     """Parse a condition by the grammar above. Raises `InvalidExpression`, also for a condition that
-    wants no event, that wants and negates the same dependency, or that negates more than
-    dependencies joined to the rest by `&&`."""
+    wants no event, that wants and negates the same dependency, or in which a `!a` isn't joined to
+    all the rest by `&&`."""
     if len(text) > MAX_CONDITION_LENGTH:
         raise InvalidExpression(
             f"a condition has {MAX_CONDITION_LENGTH} characters at most", MAX_CONDITION_LENGTH
