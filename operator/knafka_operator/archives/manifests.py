@@ -97,10 +97,9 @@ def job_manifest(
     address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """Return the Job of run number `run`, for the archive itself or for `operation`. `secret` is
-    the name and version of Kafka's Secret. With `report` the run writes a report, and announces it
-    at `address`, the Broker's.
-    """
+    """Return the Job of run number `run`, for the archive itself or for `operation`. It reads dead
+    letters as consumer group `group`; `secret` is the name and version of Kafka's Secret (None:
+    none). With `report` the run writes a report, and announces it at `address`, the Broker's."""
     spec, metadata = archive.spec, archive.metadata
     options = _common_options(archive, group, bootstrap_servers, secret)
     labels = _job_labels(archive)

@@ -50,9 +50,11 @@ class _OperationRecord:
     key: Key
     archive: Identity
     turn: Turn
+    """The operation's place in the order in which an archive runs its operations."""
     at_rest: bool = False
     """Whether the operation had no Job when Jobs were last read."""
     requeue_after: float = deciding.RECHECK_SECONDS
+    """Seconds until the next reconciliation, by the last decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     api_version = KNAFKA
     left = "its Job may be there still"
+    """For users: what may still exist if a deletion was given up."""
 
     cluster: Cluster
     effects: Effects

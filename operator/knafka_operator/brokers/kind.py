@@ -196,8 +196,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic in a Broker's status if it is the Broker's own and nobody's yet; returns
-        the Broker's record."""
+        """Claim the topic that a Broker's status names, if the naming rules give it that name and
+        no other object has claimed it; returns the Broker's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._is_own(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:

@@ -297,7 +297,7 @@ def _write_entry(
     steps: AddressableSteps,
 ) -> None:
     """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry.
-    `recorded` is the annotation that names the receiver."""
+    `recorded` is the annotation that names the receiver; the status gets it first."""
     receiver, ingress = entry.receiver, entry.ingress
     await_receivers = AwaitReceivers(receiver.service, receiver.contract.name, ingress.path)
     with steps.conditions.step(CONTRACT_UPDATED):

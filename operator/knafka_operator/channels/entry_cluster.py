@@ -34,7 +34,7 @@ MISSING_ENTRY_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Channel and UID of an entry that exists or existed."""
+    """Where an entry is or was in the cluster: its channel, and its UID in `spec.subscribers`."""
 
     channel: Identity
     uid: str
@@ -50,7 +50,9 @@ class _AnnotationBatch:
     """Annotations of one channel's status that are to be written together."""
 
     values: dict[str, str | None] = field(default_factory=dict)
+    """The annotations' new values by key; None removes an annotation."""
     writing: asyncio.Task[None] | None = None
+    """The task that writes them, which all their callers await; None: it hasn't begun."""
 
 
 class ClusterWithEntries:
@@ -62,6 +64,8 @@ class ClusterWithEntries:
         handling: Handling,
         now: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
+        """`handling` says which controller reconciles Subscriptions; `now` returns the time in
+        seconds, by a clock that only goes forward."""
         self.handling = handling
         self._inner = inner
         self._now = now
@@ -74,17 +78,21 @@ class ClusterWithEntries:
         self._names: dict[Identity, dict[str, Identity]] = {}
         """The Subscription's name for each entry of a channel, by UID."""
         self._places: dict[Identity, EntryPlace] = {}
+        """The entry that each Subscription's name shows, also one that is missing for a while."""
         self._missing: dict[tuple[Identity, str], float] = {}
         """Since when a promised entry has been missing from its channel."""
         self._leaving: dict[tuple[Identity, str], Identity] = {}
         """The previous name of a renamed entry, under which it may still be delivered."""
         self._batches: dict[Identity, _AnnotationBatch] = {}
+        """Annotations of each channel that aren't being written yet."""
         self._writing: dict[Identity, asyncio.Lock] = {}
+        """For each channel: held while a batch is written, so that batches are written in order."""
 
     # Changes. Each method returns the Subscriptions that may have changed.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
-        """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
+        """Record that a channel has changed or, with `gone`, was deleted; returns the Subscriptions
+        whose document may differ now."""
         identity = Identity.of(channel)
         previous = self._channels.pop(identity, None)
         previous_entries = self._read.pop(identity, _NO_ENTRIES)
@@ -106,7 +114,8 @@ class ClusterWithEntries:
         return changed
 
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
-        """Note a stored Subscription's change; returns the changed Subscriptions."""
+        """Record that a stored Subscription has changed or, with `gone`, was deleted; returns the
+        Subscriptions whose document may differ now."""
         identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
         previous = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:

@@ -226,8 +226,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
-        returns the channel's record."""
+        """Claim the topic that a channel's status names, if the naming rules give it that name and
+        no other object has claimed it; returns the channel's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = topic is not None and self._is_own(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:

@@ -53,6 +53,7 @@ class Annotate:
 
     step: Step
     annotations: Mapping[str, str]
+    """New values by key."""
     at_once: bool = True
     """False: the annotations may be written together with the rest of the status."""
 
@@ -96,7 +97,7 @@ class Delete:
     owned: bool = False
     """Whether only objects that the reconciled object owns are deleted."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Annotations of the status once they are deleted."""
+    """Annotations that the status has once the objects are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,8 @@ class CommitOffsets:
     group: str
     topic: str
     start: Start = "latest"
+    """Where delivery begins: `earliest`, `latest` (the present end), or a time in milliseconds
+    since 1970."""
 
 
 # At receivers, which follow a contract's topic.
@@ -222,7 +225,8 @@ class AwaitReceivers:
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceivers:
-    """Remove a channel from these receivers; `stays` names the one that serves it."""
+    """Remove a channel's entry from the receivers `names`; `stays` is the name of the one that
+    serves it, which keeps the entry."""
 
     step: ClassVar = Step.LEAVE_RECEIVERS
     names: tuple[str, ...]
@@ -246,6 +250,7 @@ class WriteContract:
 
     step: ClassVar = Step.WRITE_CONTRACT
     group: str
+    """The Trigger's consumer group, the key of the record."""
     shared: SharedEgress
 
 
@@ -256,6 +261,7 @@ class ApplyShard:
 
     step: ClassVar = Step.APPLY_SHARD
     number: int
+    """The shard's number, unique among its Broker's."""
     manifest: Manifest
 
 
@@ -265,6 +271,7 @@ class AwaitShard:
 
     step: ClassVar = Step.AWAIT_SHARD
     shard: str
+    """The name by which the scaler knows the shard (`Shard.group`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 class Step(Enum):
     """The purpose of an effect, and its place in an order. Docstrings describe the state after the
-    step."""
+    step; a step without one does what the effect class of the same name says (`effects`)."""
 
     # Steps of Brokers and KafkaChannels.
     STOP_RECEIVER = auto()

@@ -62,8 +62,11 @@ class _DeadLetterTopic:
     starts: Positions | None = None
     """The topic's start offsets; None: the topic doesn't exist, as far as is known."""
     ends: Positions = field(default_factory=dict)
+    """End offsets of the topic's partitions; empty: the topic doesn't exist, as far as is known."""
     waiting: WaitingDeadLetters | None = None
+    """The topic's dead letters at the last count; None: not counted yet."""
     judgement: topics.JudgedTopic | None = None
+    """Whether Knafka may alter the topic's retention; None: the topic wasn't described yet."""
     judged_inputs: object = None
     """The `inputs` of `judgement`; None: the topic is to be described."""
     written: float = -math.inf
@@ -100,6 +103,7 @@ class DeadLetterMonitor:
     """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     _turn: int = 0
+    """Number of the round, by which missing topics are checked in turn."""
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
         """Return the waiting dead letters of a Trigger; None if it never had one, or isn't checked

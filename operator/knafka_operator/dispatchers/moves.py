@@ -48,6 +48,8 @@ class Moves:
     _histories: dict[Identity, History] = field(default_factory=dict)
     """Histories of delivered `auto` Triggers only."""
     _made: deque[tuple[float, Move]] = field(default_factory=deque)
+    """The moves of the last `MOVES_PERIOD` seconds, each with its time by the event loop's
+    clock."""
 
     async def move_triggers(self) -> None:
         """Sample the activity of each `auto` Trigger, and start the moves that are due."""

@@ -54,7 +54,8 @@ class Shards:
     enqueue: Callable[[Key], None]
 
     async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """Load and return the contract of a Broker that has its topic; None: it has no shared
+        """Read the contract topic of a Broker that has its topic, unless memory matches it, and
+        return it; None: no contract can be written in its Kafka, so that there are no shared
         dispatchers.
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
@@ -68,8 +69,8 @@ class Shards:
         return contract
 
     def contract_at(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
-        """Return the contract of a Broker in this Kafka, not necessarily loaded; raises `NotReady`
-        if the Broker is being deleted."""
+        """Return the contract of a Broker in this Kafka; its records may not have been read yet.
+        Raises `NotReady` if the Broker is being deleted."""
         return self.ensure_contract(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
@@ -84,7 +85,8 @@ class Shards:
     def ensure_contract(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
-        """Return a Broker's contract in one Kafka, created if needed; not necessarily loaded."""
+        """Return a Broker's contract in one Kafka, created in memory if needed; its records may not
+        have been read yet."""
         contract = record.contracts.get(kafka.bootstrap_servers)
         if contract is None:
             own_identity = Identity(broker.namespace, self.states.family.own_name(broker.name))
@@ -105,7 +107,8 @@ class Shards:
         return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Reserve a Trigger's place in its shard, and free one that it has left."""
+        """Count a Trigger among the members of the shard that delivers it; or, if no shard does, no
+        longer count it, unless the contract still has its record."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
@@ -239,8 +242,8 @@ class Shards:
         await delete_service(self.cluster, name, broker, namespace)
 
     async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
-        """Delete the consumer group of a shard's processes; raises `LogError` while it has
-        members."""
+        """Delete the consumer group by which the processes of shard `number` read the Broker's
+        `topic`; raises `LogError` while it has members."""
         shard = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 

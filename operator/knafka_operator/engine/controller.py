@@ -85,7 +85,8 @@ class Controller:
         post: Post,
         pace: RetryPace = RetryPace(),  # frozen
     ) -> None:
-        """`kinds` are reconcilers by the name of their kind; `post` posts Kubernetes Events."""
+        """`kinds` are reconcilers by the name of their kind; `write_failure` reports a bug in an
+        object's status; `post` posts Kubernetes Events."""
         self.kinds = kinds
         self._queue = queue
         self._write_failure = write_failure
@@ -165,7 +166,8 @@ class Controller:
         return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
     async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
-        """Delete what was made for an object, then remove its finalizer."""
+        """Delete what was made for an object, then remove its finalizer; returns when to try again
+        if the deletion has failed. Raises `ClusterError`."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
             if not await self._deletions.try_delete(
                 key, document, kind.delete(document), kind.left

@@ -64,11 +64,10 @@ def account_name(trigger: Resource) -> str:
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """Return the service account that a Trigger sends as; `document` is the stored Trigger. Raises
-    `NotReady` for a channel's entry that doesn't name the account of the stored Subscription with
-    its UID: otherwise anyone who may write a channel could have any account's tokens sent to an
-    address of their own.
-    """
+    """Return the service account that a Trigger sends as; `document` is the stored Trigger. For a
+    channel's entry it is that of the stored Subscription with the entry's UID; raises `NotReady` if
+    the entry names another one: otherwise anyone who may write a channel could have any account's
+    tokens sent to an address of their own."""
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
         return name

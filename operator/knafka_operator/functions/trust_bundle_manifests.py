@@ -34,6 +34,7 @@ class Bundle:
     """The authorities of all ConfigMaps together."""
 
     pem: str = ""
+    """The certificates of all authorities, one below the other; empty: there are none."""
     problems: Mapping[str, str] = field(default_factory=dict)
     """The problem of each ConfigMap that isn't used completely, by its name."""
 

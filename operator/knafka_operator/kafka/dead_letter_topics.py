@@ -152,7 +152,8 @@ class JudgedTopic:
 def judge_topic(
     desired: TopicSettings, existing: TopicDescription, claim: Ownership | None, oldest_age: float
 ) -> JudgedTopic:
-    """Decide whether Knafka may alter the retention of an existing topic.
+    """Decide whether Knafka may alter the retention of the topic `existing`, and how, so that it
+    gets the settings `desired`.
 
     It may if the topic has the retention that Knafka gave it by `claim`, the claim in the Trigger's
     status; a topic without a claim must look as a dispatcher creates it, with unlimited retention.
