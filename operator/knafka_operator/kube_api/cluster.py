@@ -67,9 +67,9 @@ class WatchSelection:
     api_version: str
     kind: str
     labels: str = ""
-    """A label selector of one term: `key`, `!key` or `key=value`."""
+    """A label selector of one term: `key`, `!key` or `key=value`; empty: none."""
     fields: str = ""
-    """A field selector."""
+    """A field selector; empty: none."""
     metadata_only: bool = False
     """Whether only metadata is watched, without spec, data and status."""
 
@@ -364,13 +364,13 @@ class ApiCluster:
             raise ClusterError(f"can't {action}: {error}") from error
 
 
-def _selection_options(selection: WatchSelection, as_: str) -> dict[str, Any]:
-    """Return the request options for a selection; `as_` is the metadata-only form to ask for, of
-    one object or a list."""
+def _selection_options(selection: WatchSelection, answer_kind: str) -> dict[str, Any]:
+    """Return the request options for a selection. `answer_kind` is what to ask for if only metadata
+    is selected: one object, or a list."""
     return {
         "label_selector": selection.labels or None,
         "field_selector": selection.fields or None,
-        "header_params": {"Accept": f"application/json;as={as_}{_METADATA_FORM}"}
+        "header_params": {"Accept": f"application/json;as={answer_kind}{_METADATA_FORM}"}
         if selection.metadata_only
         else {},
     }

@@ -56,8 +56,11 @@ class Election:
         """`me` is this replica's identity, which no other running process has."""
         self._me = me
         self._stored: Lease | None = None
+        """The Lease as last observed; None: there is none."""
         self._changed = 0.0
+        """When the stored Lease was last seen to change."""
         self._until: float | None = None
+        """Until when this replica leads; None: it doesn't."""
 
     @property
     def stored(self) -> Lease | None:
@@ -100,7 +103,9 @@ class Election:
         return None if stored is None or stored.holder != self._me else replace(stored, holder="")
 
     def on_written(self, stored: Lease, sent: float, now: float) -> None:
-        """Record that the Lease sent at `sent` was stored."""
+        """Record that the Lease that was sent at `sent` was stored as `stored`, by `now`. This
+        replica leads for `RENEW_WITHIN` seconds from `sent`, not from the answer: other replicas
+        may have seen the Lease since then."""
         self.observe(stored, now)
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 

@@ -21,6 +21,7 @@ class Topic:
     partitions: int
     replication: int
     config: Mapping[str, str] = field(default_factory=dict)
+    """Its settings in Kafka, such as `retention.ms`."""
     external: bool = False
     """Whether somebody else made the topic. It is used, but never created, changed or deleted, and
     its partitions and replicas aren't known here."""
