@@ -98,8 +98,8 @@ class ReceiverRecord:
         return self.read >= self.written.get(path, self.contract.position)
 
     def was_read(self, path: str, document: Document) -> bool:
-        """Whether the status in `document` records that every replica has read this entry, as an
-        earlier operator noted; replicas that started later read all entries."""
+        """Whether the status in `document` records that every replica has read the entry at `path`,
+        as an earlier operator noted; replicas that started later read all entries."""
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
@@ -236,9 +236,9 @@ class Receivers:
 
     async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
         """Wait until every replica has read the last write of `path`. Raises `NotReady` after
-        `CONTRACT_READ_TIMEOUT`, `LogError` and `ClusterError`.
+        `CONTRACT_READ_TIMEOUT` seconds, `LogError` and `ClusterError`.
 
-        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
+        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL` seconds.
         """
         desired_position = record.written.get(path, record.contract.position)
         try:

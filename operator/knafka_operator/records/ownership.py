@@ -54,8 +54,9 @@ class TopicOwnership:
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
-        """Claim the topic in a Broker's status, even if another Broker has claimed it (`taken`), if
-        Kafka's id proves that it is this Broker's. Raises `LogError`."""
+        """Claim the topic in a Broker's status although another Broker has claimed it, if Kafka's
+        id of the topic is the one in this status. `taken` are the topics that others have claimed;
+        does nothing for a topic that isn't among them. Raises `LogError`."""
         topic = topic_in_status(document)
         if topic is None or topic not in taken:
             return
@@ -88,8 +89,9 @@ class GroupOwnership:
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Claim the group in a Trigger's status, even if another Trigger has claimed it (`taken`),
-        if the group has offsets on the topic of this Trigger's Broker."""
+        """Claim the consumer group in a Trigger's status although another Trigger has claimed it,
+        if the group has offsets on the topic of this Trigger's Broker. `taken` are the groups that
+        others have claimed."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -103,7 +105,8 @@ class GroupOwnership:
     async def find_foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
         """Return the group name that the installation's template gives to a new Trigger, if a group
         of that name exists without offsets on the Broker's topic: it belongs to an application and
-        must not be deleted. Empty with upstream's template, whose names only Triggers have."""
+        must not be deleted. Empty with upstream's template, whose names only Triggers have, and if
+        Kafka doesn't answer: the effect that creates the group then reports the error."""
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()

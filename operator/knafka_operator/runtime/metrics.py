@@ -106,7 +106,8 @@ def _readiness_metrics(operator: Operator) -> Iterator[Metric]:
 def _trigger_metrics(
     scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
 ) -> Iterator[Metric]:
-    """Yield the metrics about lag, drains and events of scaled Triggers."""
+    """Yield the metrics about lag, drains and events of scaled Triggers, which are given as their
+    labels and status."""
     yield Metric(
         "knafka_trigger_lag",
         "Records that the Trigger's group has not committed",
@@ -134,7 +135,7 @@ def _dead_letter_metrics(
     operator: Operator, scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]]
 ) -> Iterator[Metric]:
     """Yield metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
-    reports."""
+    reports. `scaled` has labels and status of each scaled Trigger."""
     now = time.time()
     waiting = [
         (egress_labels(delivery.egress), waiting_dead_letters)

@@ -53,7 +53,9 @@ class FollowedNaming:
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
+        """Set when the ConfigMap may have changed; wakes `follow`."""
         self._problems: Mapping[NameKind, str] = {}
+        """The problem of each invalid template, so that it is posted as an Event only once."""
 
     async def start(self) -> None:
         """Load the recorded templates, and put the declared ones in force, when a term begins.
@@ -83,7 +85,8 @@ class FollowedNaming:
         self._changed.set()
 
     async def follow(self, post: Post) -> None:
-        """Apply each change of the ConfigMap, until cancelled."""
+        """Apply each change of the ConfigMap, until cancelled; `post` posts Kubernetes Events.
+        Errors are logged."""
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -233,10 +233,14 @@ class Webhooks:
         serves: asyncio.Event,
         registration: Registration | None,
     ) -> None:
+        """Start `run_kopf` in a thread; it serves webhooks until the event that it gets is set.
+        `serves` is set once they are served; `registration` registers them at the API server, None:
+        there are none."""
         self._stop = threading.Event()
         self._serves = serves
         self._registration = registration
         self._registered = registration is None
+        """Whether all webhooks are registered."""
         self._thread = threading.Thread(
             target=run_kopf, args=(self._stop,), name="webhooks", daemon=True
         )

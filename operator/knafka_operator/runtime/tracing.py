@@ -62,7 +62,9 @@ class FollowedTracing:
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
+        """Set when one of the ConfigMaps may have changed; wakes `follow`."""
         self._problem = ""
+        """The problem of the ConfigMaps, posted as an Event only once; empty: there is none."""
 
     async def start(self) -> None:
         """Put the tracing settings of the ConfigMaps in force for all functions at once, when a

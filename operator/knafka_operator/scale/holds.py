@@ -155,6 +155,7 @@ class Holds(Generic[Line]):
         self._on_over = on_over
         self._slots = slots
         self._open: dict[Hold, asyncio.Event] = {}
+        """Holds that aren't ending, with the event that stops each."""
         self._ending: set[Hold] = set()
         self._without_request: set[Hold] = set()
         """Holds whose last request ended or broke off before its drain ended."""

@@ -74,13 +74,13 @@ class Drains(Protocol):
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        """Request a drain of all Triggers of a shard from its dispatcher, as `hold` does."""
+        """Request a drain of all Triggers of a shard; `stop` and errors as of `hold`."""
         ...
 
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from a process of a Sensor, as `hold` does from a dispatcher."""
+        """Request a drain from a process of a Sensor; `stop` and errors as of `hold`."""
         ...
 
 
@@ -96,7 +96,9 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` returns Unix time in seconds, with which Sensors' timeouts are compared."""
+        """`budget` is the seconds of one drain, `request_budgets` those of its first request and of
+        each further one. `now` returns Unix time in seconds, with which Sensors' timeouts are
+        compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -266,8 +268,7 @@ class Scaler:
     def prewarm(self, topic: str, limit: int) -> None:
         """Open drains for a topic's Triggers that have none, before an announced event is in Kafka;
         only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
-        same time as the receiver, not after it.
-        """
+        same time as the receiver, not after it."""
         topic_check = self._topic_checks.get(topic)
         idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in topic_check.triggers.values() if topic_check else ():
@@ -349,7 +350,8 @@ class Scaler:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
-        """Wait until the group is empty, or log a warning after `LEAVE_TIMEOUT`."""
+        """Wait until the consumer group is empty, or log a warning after `LEAVE_TIMEOUT`
+        seconds."""
         loop, obstacle = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
@@ -384,8 +386,8 @@ class Scaler:
             lambda: self._check_soon(topics_key(trigger.egress)),
             request_budgets=self._request_budgets,
         )
-        # When its group was last joined isn't known. Taken as now, so that a start of the operator
-        # doesn't have all groups joined; most Triggers have events before the next join is due.
+        # When a drain last joined the group isn't known. Assume now: otherwise all groups would be
+        # joined when the operator starts.
         trigger.note_joined()
         return trigger
 
@@ -454,7 +456,7 @@ class Scaler:
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
         """Remove a Trigger from its shard; end the request of an empty shard, unless the Trigger
-        `stays` and is added again."""
+        `stays`: the caller adds it again."""
         if trigger.shard is None:
             return
         shard = self._shards[trigger.shard.shard.group]

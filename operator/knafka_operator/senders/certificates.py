@@ -73,7 +73,7 @@ def https_of_secret(
 
 
 def _invalid_secret(where: str, problem: str) -> NotReady:
-    """Return the error for a Secret that can't be used for TLS."""
+    """Return the error for a Secret that can't be used for TLS; `where` names the Secret."""
     return NotReady("TLSSecretInvalid", f"{where}: {problem}: want it as cert-manager writes it")
 
 

@@ -47,7 +47,8 @@ def applied_policies(
 
 
 def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
-    """Return the condition `EventPoliciesReady`, with upstream's reasons."""
+    """Return the condition `EventPoliciesReady`, with upstream's reasons. `mode` is the
+    authorization mode, which decides who may send where no policy applies."""
     if not applied:
         message = f'Default authz mode is "{mode}"'
         return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)

@@ -49,7 +49,8 @@ def actions_for_trigger(
     """Return the topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady`
     if it may not deliver them.
 
-    `sensor` is the Sensor that the Trigger's annotation names; None: it doesn't exist.
+    `sensor` is the Sensor that the Trigger's annotation names (None: it doesn't exist), `broker`
+    the state of the Trigger's Broker; `enabled`: whether the installation serves Sensors.
     """
     if not enabled:
         raise NotReady("SensorsDisabled", "KNAFKA_SENSORS is not enabled: Sensors don't run here")

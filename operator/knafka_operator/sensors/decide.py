@@ -80,6 +80,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
 
     sensor: Sensor | InvalidDocument
     broker: BrokerState[K] | None = None
+    """The state of the Sensor's Broker or channel; None: it has no topic yet."""
     stored_broker: Mapping[str, Any] | None = None
     """The Broker's document, read only if it has no topic; None: it doesn't exist."""
     ours: bool = True
