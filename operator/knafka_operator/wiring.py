@@ -69,7 +69,7 @@ class OperatorClients:
     open_writer: Callable[[Mapping[str, Any]], LogWriter]
     """Returns a writer, for contracts."""
     drains: Drains | None = None
-    """None: drains over HTTP."""
+    """Opens drains on dispatchers; None: over HTTP."""
     probe: Callable[[str], Awaitable[None]] = probe
     """Requests an address; raises `NotReady` if it doesn't answer."""
     wake: Callable[[str], Awaitable[None]] = wake
@@ -172,7 +172,8 @@ class DeliveryParts:
 
 
 def bearers_of(settings: Settings, name: str, namespace: str) -> Sequence[str]:
-    """Return the tokens that a function accepts from the operator."""
+    """Return the tokens that the function `name` of a namespace accepts from the operator, the
+    newest key's first."""
     return settings.tokens.bearers(services.service_url(name, namespace, settings))
 
 
@@ -190,10 +191,10 @@ class OperatorParts(Neighbours):
         beside: Self | None = None,
     ) -> None:
         """Create the parts and start the periodic tasks. `activity` has the limits between busy and
-        quiet `auto` Triggers.
+        quiet `auto` Triggers; every `move_interval` seconds it is checked which of them move.
 
         An operator with `beside`, the operator of Brokers, reconciles KafkaChannels and
-        Subscriptions, and shares its queue and connections.
+        Subscriptions, and shares its queue and connections; None: it is the operator of Brokers.
         """
         self.settings = settings
         self._clients = clients

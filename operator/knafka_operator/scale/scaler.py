@@ -96,9 +96,8 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is the seconds of one drain, `request_budgets` those of its first request and of
-        each further one. `now` returns Unix time in seconds, with which Sensors' timeouts are
-        compared."""
+        """`budget` is the seconds of one drain, `request_budgets` those of its first and of each
+        other request; `now` returns Unix time (seconds), with which timeouts are compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -350,8 +349,7 @@ class Scaler:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
-        """Wait until the consumer group is empty, or log a warning after `LEAVE_TIMEOUT`
-        seconds."""
+        """Wait until the group is empty, at most `LEAVE_TIMEOUT` seconds; then log a warning."""
         loop, obstacle = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:

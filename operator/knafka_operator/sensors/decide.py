@@ -70,6 +70,7 @@ class WatchedSensor(NamedTuple):
     """A Sensor's contract and autoscaling, for the scaler."""
 
     sensor: contract.SensorContract
+    """The contract of the Sensor's function."""
     autoscaling: Autoscaling
 
 
@@ -149,6 +150,7 @@ class _SensorSteps(Generic[K]):
         self.settings = settings
         self.conditions = ConditionSet(types)
         self.needed = Needed(observed.failed)
+        """The effects that must run before the decision can go on."""
         self.annotations = observed.annotations
         """Annotations of the new status."""
 

@@ -222,8 +222,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Make the scaler scale a Sensor by this contract, in place of the previous one; returns
-        once the previous drains have ended."""
+        """Have the scaler scale a Sensor by the contract and autoscaling in `watched`, instead of
+        the previous ones; returns once the previous drains have ended."""
         sensor, autoscaling = watched
         kafka, previous = record.kafka, record.scaled
         assert kafka is not None
@@ -375,7 +375,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Effects.
 
     def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
-        """Return the Kafka of the Sensor's bus; None: not known."""
+        """Return the Kafka of the Sensor's bus; None: it isn't known yet."""
         return record.kafka
 
     async def start_delivery(

@@ -38,8 +38,7 @@ SENSOR_PAUSED: Final = Condition(
 
 def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
     """Return the autoscaling that a Sensor's annotations declare, which are the same as a
-    Trigger's. Raises `InvalidDocument`.
-    """
+    Trigger's; `maxima` are the installation's. Raises `InvalidDocument`."""
     return Autoscaling.from_annotations(
         sensor.metadata.annotations, DEFAULT_SENSOR_AUTOSCALING, maxima
     )
@@ -48,7 +47,8 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
 def sensor_delivering_condition(
     declared: Autoscaling, scaled: ScalingStatus | None
 ) -> Condition | None:
-    """Return the condition `Delivering`: whether the Sensor handles events. None: not known yet."""
+    """Return the condition `Delivering`: whether the Sensor handles events. `declared` is its
+    autoscaling, `scaled` the scaler's status of it (None: it isn't scaled). None: not known yet."""
     if declared.paused:
         return SENSOR_PAUSED
     return None if scaled is None or scaled.paused else delivering_condition(scaled)

@@ -41,7 +41,7 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """Return `status.waiting` as text for users, a line for each trigger and key."""
+    """Return `shown`, a status's `waiting`, as text for users, a line for each trigger and key."""
     lines = []
     for trigger_status in shown:
         for oldest in trigger_status["oldest"]:

@@ -52,7 +52,7 @@ class SinkRecord:
     is_ready: bool | None = None
     """Whether the sink is Ready; None: it has not been reconciled yet."""
     claims: set[tuple[str, str]] = field(default_factory=set)
-    """Servers and name of the topics that are its own."""
+    """Kafka servers and names of the topics that this sink has reserved."""
 
 
 @dataclass(eq=False)
@@ -61,6 +61,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
 
     api_version = SINKS_VERSION
     left = "Kafka still has its topic, which nobody will delete"
+    """For users: what may still exist if a deletion was given up."""
 
     settings: Settings
     cluster: Cluster

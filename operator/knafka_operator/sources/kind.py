@@ -43,12 +43,13 @@ class KafkaSources(Triggers):
 
     source_observer: SourceObserver = field(kw_only=True)
     left: str = "Kafka still has its consumer group, which nobody will delete"
+    """For users: what may still exist if a deletion was given up."""
 
     # Changes of objects, and operations on one object.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record a change as `Kind.on_change` does; also request that the group's offsets are read
-        again."""
+        """Record a change as `Kind.on_change` does; also forget the group's offsets in memory, so
+        that they are read again."""
         changed_keys = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if changed_keys and record is not None and record.watched is not None:

@@ -154,8 +154,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def run_effects(
         self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
     ) -> Observed:
-        """Run the effects, and return the observation marked as `acted`, so that the next decision
-        asks for no effects."""
+        """Run the effects, and return the observation marked as `acted`: the next decision is then
+        only about the status, and asks for no effects."""
         return replace(await super().run_effects(effects, observed, record), acted=True)
 
     def status_of(
@@ -300,7 +300,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def suspend(self, identity: Identity) -> None:
         """Stop the delivery of a Trigger that doesn't exist, delete its functions and mark its
-        record as gone; its group stays, as the Trigger may come back. Raises as `stop_delivery`."""
+        record as gone; its group stays, as the Trigger may come back. Raises `LogError`,
+        `ClusterError`, and `NotReady` while a shard still has it."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
@@ -348,7 +349,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start the decided delivery; raises `NotReady` if the Broker is being deleted."""
+        """Start the delivery `watched`; returns the scaler's status once the previous drains have
+        ended. `replaces`: pods of the previous delivery may still drain by themselves. Raises
+        `NotReady` if the Broker is being deleted."""
         identity, broker = Identity.of(document), broker_of(document)
         if self.states.broker_state(broker) is None:
             family = self.states.family
@@ -359,7 +362,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
-        """Run the effect `StopDelivery`: see `stop_delivery`."""
+        """Run the effect `StopDelivery`: withdraw the Trigger from its shard and stop scaling it;
+        returns once its drains have ended. Raises `LogError` and `NotReady`."""
         await self.stop_delivery(Identity.of(document))
 
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:

@@ -52,6 +52,7 @@ class Publishing:
     _publishing: set[str] = field(default_factory=set)
     """Namespaces where a status is being written."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The writes of statuses under way."""
 
     async def publish_lags(self) -> None:
         """Write the scaler's view into the status of each Trigger whose status is outdated."""

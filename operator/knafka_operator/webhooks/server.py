@@ -39,7 +39,7 @@ Pem = dict[str, str]
 
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
     """Return the webhooks' certificate from its Secret; create it if there is none or if it expires
-    soon."""
+    within `RENEW_BEFORE` of `now`. Raises `ClusterError`."""
     stored = await cluster.get(CORE, "Secret", namespace, WEBHOOK_SECRET)
     if stored is not None:
         pem = dict(decode_secret(stored))
@@ -108,7 +108,7 @@ class ServiceServer:
     URL."""
 
     def __init__(self, namespace: str, pem: Pem, serves: Callable[[], object]) -> None:
-        """`serves` is called once requests are answered."""
+        """`pem` has the certificate and its key; `serves` is called once requests are answered."""
         self._namespace = namespace
         self._pem = pem
         self._serves = serves
