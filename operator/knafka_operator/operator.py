@@ -73,7 +73,8 @@ class Operator(OperatorParts):
         return Resuming(self.cluster, self._kafkas, self._shards, self.settings)
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
-        """Record whether another implementation serves a Broker; thread-safe."""
+        """Record whether another implementation serves a Broker that exists or, with `gone`, was
+        deleted; thread-safe."""
         if gone or self.brokers.is_ours(broker):
             self.states.foreign_brokers.discard(Identity.of(broker))
         else:
@@ -273,8 +274,8 @@ class Operator(OperatorParts):
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update the EventPolicies that have changed, and enqueue the owners of receivers in their
-        namespaces."""
+        """Update the EventPolicies that have `changed` or are `gone`, and enqueue the owners of
+        receivers in their namespaces."""
         namespaces = self.states.policies.update(changed, gone)
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 

@@ -106,7 +106,8 @@ class SharedParts:
         self.trust_bundles = TrustBundleCopies(settings, cluster)
 
     def states_of(self, family: Family, settings: Settings) -> States:
-        """Return the states of a family; all families share addresses, policies and roll-outs."""
+        """Return the states of a family; all families share functions' addresses, policies and
+        roll-outs."""
         if family is BROKERS:
             return self._broker_states
         states = States(family, self.rolls, settings.naming)
@@ -264,7 +265,7 @@ class OperatorParts(Neighbours):
         self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
 
     def _new_delivery(self, states: States) -> DeliveryParts:
-        """Create the parts of a kind that delivers events."""
+        """Create the parts of a kind that delivers events, whose records are in `states`."""
         return DeliveryParts(
             self.settings, self.cluster, states, self._receivers, self._shared, self._clients
         )

@@ -318,7 +318,7 @@ def _find_due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
     """Return whether a run is due, whether it includes a report, and the seconds until that may
-    change."""
+    change; `status` is the archive's."""
     rules, seconds = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
     is_many = waiting >= rules.number

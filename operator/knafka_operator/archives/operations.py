@@ -86,8 +86,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Changes of objects.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record a change as `Kind.on_change` does; also returns the key of the operation's
-        archive."""
+        """Record that an operation has changed or, with `gone`, was deleted; returns the keys to
+        reconcile: the operation's, unless only its status has changed, and its archive's."""
         keys, archive = super().on_change(document, gone=gone), archive_of(document)
         return [*keys, (ARCHIVE, *archive)] if archive.name else keys
 
@@ -118,7 +118,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return record.key
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
-        """Whether the operation has finished."""
+        """Whether this status says that the operation has finished, so that it needs no
+        finalizer."""
         return deciding.is_finished(status)
 
     def event_to_post(self, document: Document, new_status: Mapping[str, Any]) -> EventNews | None:

@@ -459,8 +459,8 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, by which the Broker's Triggers are reconciled. It stays as it is
-    if the Broker's topic or connection was not found."""
+    """Update the record's state, by which the Broker's Triggers are reconciled, with its new
+    `conditions`. It stays if the Broker's topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

@@ -267,7 +267,9 @@ class ClusterWithEntries:
     # As a Cluster.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object as `Cluster.get` does; a Subscription may come from an entry."""
+        """Return an object, None if it doesn't exist; a Subscription may stand for a channel's
+        entry. Raises `ClusterError`, also for a Subscription of which it isn't known yet who
+        handles it, or that is still delivered under another name."""
         stored = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -296,7 +298,8 @@ class ClusterWithEntries:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return objects as `Cluster.list` does; Subscriptions include entries."""
+        """Return all objects of a kind with these labels, in one namespace or in all; Subscriptions
+        include those that stand for entries. Raises `ClusterError`."""
         stored = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -314,8 +317,8 @@ class ClusterWithEntries:
         ]
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Write a status as `Cluster.write_status` does; an entry's goes to its channel's
-        annotations."""
+        """Merge `status` into the stored status of an object. Of the status of an entry, only the
+        annotations promised to it are stored, in its channel's status. Raises `ClusterError`."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return
@@ -336,8 +339,8 @@ class ClusterWithEntries:
         await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
-        """Write annotations of a channel's status, merged with concurrent writes into one
-        request."""
+        """Write annotations (None removes one) of a channel's status, merged with concurrent writes
+        into one request. Raises `ClusterError`."""
         batch = self._batches.setdefault(channel, _AnnotationBatch())
         batch.values.update(values)
         if batch.writing is None:
@@ -357,15 +360,16 @@ class ClusterWithEntries:
             self._writing.pop(channel, None)
 
     async def create(self, manifest: Document) -> bool:
-        """Create an object as `Cluster.create` does."""
+        """Create an object; returns False if one of its name exists already. Raises
+        `ClusterError`."""
         return await self._inner.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
-        """Apply a manifest as `Cluster.apply` does."""
+        """Apply a manifest; returns the stored object. Raises `ClusterError`."""
         return await self._inner.apply(manifest)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object as `Cluster.delete` does."""
+        """Delete a stored object, if it exists. Raises `ClusterError`."""
         await self._inner.delete(api_version, kind, namespace, name)
 
 

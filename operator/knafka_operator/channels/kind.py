@@ -443,8 +443,8 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, from which the channel's Subscriptions are reconciled. It stays as
-    it is if the channel's topic or connection was not found."""
+    """Update the record's state, from which the channel's Subscriptions are reconciled, with its
+    new `conditions`. It stays if the topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

@@ -241,8 +241,8 @@ def loop_condition(
 
 
 def scaling_annotations(scaled: ScalingStatus | None) -> dict[str, str | None]:
-    """Return the annotations with the scaler's view of a Trigger; None as a value removes an
-    annotation."""
+    """Return the annotations with the scaler's view of a Trigger, `scaled` (None: it isn't scaled);
+    None as a value removes an annotation."""
     if scaled is None:
         return dict.fromkeys((LAG, REPLICAS, SCALING))
     return {

@@ -257,8 +257,9 @@ class DeadLetterMonitor:
         description: TopicDescription,
         claim: topics.Ownership | None,
     ) -> None:
-        """Judge a topic, and alter its retention if Knafka owns it. `claim` is the one in the
-        Trigger's status."""
+        """Judge a topic by its `description` in Kafka, and alter its retention to the one in
+        `settings` if Knafka owns it. `claim` is the one in the Trigger's status; None: there is
+        none."""
         assert topic.waiting is not None
         owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
         age = topic.waiting.oldest_age(self.clock())

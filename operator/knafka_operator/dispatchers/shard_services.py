@@ -155,7 +155,8 @@ class Shards:
             await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Apply a shard's Service; raises `NotReady` while it isn't Ready.
+        """Apply the Service of shard `number` of the Broker `identity`; raises `NotReady` while it
+        isn't Ready.
 
         The Service is applied once for all its Triggers; later only the Broker's reconciliation
         applies it again.
@@ -257,7 +258,8 @@ class Shards:
                 await self._delete_service(broker, number)
 
     async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
-        """Remove the records of Triggers that were deleted without our finalizer."""
+        """Remove from the contract the records of Triggers that were deleted without our finalizer.
+        Raises `LogError`, `NotReady` and `ClusterError`."""
         for group, shared in list(contract.records.items()):
             identity = Identity(shared.egress.namespace, shared.egress.trigger)
             if identity not in self.states.triggers:
@@ -270,7 +272,7 @@ class Shards:
                     await contract.withdraw(group)
 
     async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
-        """Add the shards whose Services an earlier operator has applied to the record; lists them
+        """Add to the record the shards whose Services an earlier operator has applied; lists them
         only at the first call. Raises `ClusterError`."""
         if record.shards_listed:
             return

@@ -37,7 +37,8 @@ RESYNC_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPace:
-    """How soon failed work is repeated."""
+    """How soon failed work is repeated. The defaults are a cluster's; the local mode repeats
+    sooner."""
 
     not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
     """Seconds until an object that isn't Ready is reconciled again."""

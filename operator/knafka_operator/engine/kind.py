@@ -268,7 +268,8 @@ class Reconciler(Generic[S, D, R]):
         return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
     def conditions(self, observed: S, decided: ConditionSet) -> list[dict[str, Any]]:
-        """Return the list `status.conditions`, with transition times and summary."""
+        """Return the list `status.conditions`: the `decided` ones and their summary, with
+        transition times."""
         return decided.merge_into(
             self.stored_status(observed).get("conditions") or (), self.timestamp()
         )

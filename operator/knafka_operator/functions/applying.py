@@ -280,8 +280,8 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Raise `NotReady` while pods of a Revision other than `revision` run: they go on delivering,
-    though they get no more requests.
+    """Raise `NotReady` while pods of this Service run whose Revision isn't `revision`, the Ready
+    one: they go on delivering, though they get no more requests.
 
     A terminating pod runs on for half a minute or more, as Knative waits for late requests.
     """

@@ -170,8 +170,8 @@ def channels_receiver_pods_service(
 def _pods_service(
     name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of a Kubernetes Service for receiver pods whose `BROKER_LABEL` is
-    `receiver`."""
+    """Return the manifest of a Kubernetes Service `name`, with this metadata, for one port of the
+    receiver pods whose `BROKER_LABEL` is `receiver`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -248,8 +248,8 @@ _PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationsca
 
 
 def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
-    """Return the min-scale that a Broker's annotations declare for its receiver; 0 if it is no
-    number, which Knative refuses."""
+    """Return the min-scale that a Broker's annotations declare for its receiver, `default` if they
+    declare none; 0 if it is no number, which Knative refuses."""
     text = annotations.get(MIN_SCALE, str(default)).strip()
     return int(text) if text.isdecimal() else 0
 

@@ -133,7 +133,7 @@ def account_effects(
 
 def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
     """Return the effect that deletes a Trigger's accounts and rights once OIDC is off; objects that
-    the Trigger doesn't own stay."""
+    the Trigger doesn't own stay. `name` is the account that it has sent as."""
     family, identity = family_of(document["kind"]), Identity.of(document)
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
     objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]

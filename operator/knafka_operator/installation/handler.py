@@ -31,7 +31,7 @@ class Handler(StrEnum):
 
 
 def parse_handler(text: str, path: str) -> Handler:
-    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument`."""
+    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument` with this path."""
     try:
         return Handler(text)
     except ValueError:

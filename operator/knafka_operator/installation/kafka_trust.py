@@ -50,7 +50,8 @@ class KafkaTrust:
     """Patterns of ARNs: roles that the operator may assume for such a token."""
 
     def check(self, servers: str, secret: Mapping[str, str] | None) -> None:
-        """Refuse a user's Secret that exceeds these limits; raises `InvalidDocument`."""
+        """Refuse a user's Secret for these Kafka servers if it exceeds these limits; `secret` None:
+        none is used, which is allowed. Raises `InvalidDocument`."""
         if secret is None:
             return
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:

@@ -107,7 +107,7 @@ class ContractTopic(Generic[T]):
                 self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
-        """Write an entry, or with None remove it; returns when the record is durable.
+        """Write the entry of this key, or with None remove it; returns when the record is durable.
 
         Raises `LogError`; then the record may be written or not, and the topic is read again.
         """

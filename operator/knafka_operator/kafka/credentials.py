@@ -123,7 +123,8 @@ def merge_configuration(
 
 
 def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
-    """Refuse a Secret that the Broker's pods may not have; raises `NotReady`.
+    """Refuse the Secret of a Broker's merged configuration if the Broker's pods may not have it;
+    raises `NotReady`.
 
     Call it before the Secret is read: a refused Secret must not be sent to any server.
     """

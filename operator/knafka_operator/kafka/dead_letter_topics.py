@@ -92,10 +92,10 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
 def dead_letter_topic_settings(
     config: Mapping[str, str], replication: int, max_event_bytes: int, retention: float | None
 ) -> TopicSettings:
-    """Return the settings of a new dead-letter topic: those of the Broker's topic (`config`), but
-    without compaction or a limit of size, and with the time of the append as timestamp. A record
-    may have `max_event_bytes` bytes, the size of the largest event, plus the bytes that describe
-    its failure. It keeps records for `retention` seconds; None: for ever."""
+    """Return the settings of a new dead-letter topic: those of the Broker's topic (`config`,
+    `replication`), but without compaction or a limit of size, and with the time of the append as
+    timestamp. A record may have `max_event_bytes` bytes, the size of the largest event, plus the
+    bytes that describe its failure. It keeps records for `retention` seconds; None: for ever."""
     max_message_bytes = str(min(max_event_bytes + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if retention is None else {RETENTION_MS: str(round(retention * 1000))}
     return TopicSettings(

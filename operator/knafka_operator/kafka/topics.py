@@ -155,8 +155,9 @@ def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
     """Whether a topic was created for an object, and so may be deleted with it: if `known_id`, the
-    id in the object's status, is the topic's, or is empty and the topic isn't `used` (it has no
-    records). Never if it is `claimed`: another object's status names it, too."""
+    id in the object's status, is that of the `existing` topic (None: there is none), or is empty
+    and the topic isn't `used` (it has no records). Never if it is `claimed`: another object's
+    status names it, too."""
     if existing is None or known_id is None or claimed:
         return False
     return known_id == existing.id or (not known_id and not used)
@@ -184,8 +185,8 @@ def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) 
 
 
 def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
-    """Return the differences between a topic and its declaration, a sentence each; empty for an
-    external topic."""
+    """Return the differences between the `existing` topic and its declaration, a sentence each;
+    empty for an external topic."""
     if desired_topic.external:
         return ()
     counts = (

@@ -82,7 +82,8 @@ class Election:
         return now >= self._changed + stored.duration
 
     def seconds_to_retry(self, now: float) -> float:
-        """Return the seconds until a replica that doesn't lead reads the Lease again."""
+        """Return the seconds, from `now`, until a replica that doesn't lead reads the Lease
+        again."""
         if self._stored is None:
             return CLAIM_CHECK_INTERVAL
         expires = self._changed + self._stored.duration - now
@@ -110,7 +111,7 @@ class Election:
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 
     def leads(self, now: float) -> bool:
-        """Whether this replica may act. One that no longer leads must restart."""
+        """Whether this replica may act at `now`. One that no longer leads must restart."""
         until = self._until  # read once: another thread may set it to None
         return until is not None and now < until
 

@@ -80,7 +80,8 @@ class Listener(Protocol):
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """Handle objects that were created or changed, and last versions of those `gone`."""
+        """Handle objects of a selection that were created or `changed`, and the last versions of
+        those that are `gone`."""
         ...
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:

@@ -67,8 +67,8 @@ UNLIMITED_MAXIMA: Final = Maxima(
 
 
 def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:
-    """Raise `InvalidDocument` if the declared value exceeds the installation's maximum; `setting`
-    is the variable that sets it."""
+    """Raise `InvalidDocument` with this path if the declared value exceeds the installation's
+    maximum; `setting` is the variable that sets it."""
     if declared > maximum:
         seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(

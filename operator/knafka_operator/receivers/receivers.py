@@ -138,8 +138,8 @@ class Receivers:
     async def ensure_receiver(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
-        """Return the record of a receiver, created if needed, and load its contract; raises
-        `LogError`."""
+        """Return the record of the receiver with this Knative Service, created if needed, and read
+        its contract `topic` unless memory matches it; raises `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
             contract = self.contracts[key] = ContractTopic(

@@ -182,8 +182,8 @@ class SensorOwnership:
         return not record.group_is_proved
 
     async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
-        """Whether the group in a Sensor's status is its own, and may be deleted; raises
-        `LogError`."""
+        """Whether `group`, the one in a Sensor's status, is its own, and may be deleted; if its
+        name doesn't tell, `kafka` is asked. Raises `LogError`."""
         if group != _usual_group(record):
             return True  # no other owner is possible: the name ends in the Sensor's digest
         if self.is_claimed(record, group):
@@ -197,8 +197,9 @@ class SensorOwnership:
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Return the existing topics that the Sensor's status names without an id, and that have
-        records or are also named by another Sensor's status. Raises `LogError`."""
+        """Return those of `topics`, existing ones by name, that the `annotations` of the Sensor's
+        status name without an id, and that have records or are also named by another Sensor's
+        status. Empty if `topics` is an error. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         topics_without_id = [

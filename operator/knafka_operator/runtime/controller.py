@@ -239,7 +239,7 @@ class ClusterController(Controller):
             self._all_synced.set()
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Report new and deleted receiver pods to the operator, and reconcile the objects that have
+        """Report new and deleted receiver pods to the operator, and enqueue the objects that have
         read the Service of an ending or deleted pod."""
         for pod in changed:
             metadata = pod["metadata"]

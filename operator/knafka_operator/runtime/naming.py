@@ -170,7 +170,8 @@ def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
 
 
 def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
-    """Refuse a new template if `MAX_KNOWN` are recorded already. Raises `InvalidDocument`."""
+    """Refuse a template that isn't known yet if `MAX_KNOWN` of its kind are recorded already.
+    Raises `InvalidDocument`."""
     known = naming.known(kind)
     if template not in known and len(known) >= MAX_KNOWN:
         raise InvalidDocument(

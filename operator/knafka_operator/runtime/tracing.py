@@ -89,7 +89,8 @@ class FollowedTracing:
         self._changed.set()
 
     async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
-        """Roll out each change, until cancelled."""
+        """Roll out each change of the ConfigMaps, until cancelled: `enqueue` makes an owner due,
+        `post` posts Kubernetes Events. Errors are logged."""
         while True:
             await self._changed.wait()
             self._changed.clear()

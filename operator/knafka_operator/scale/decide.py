@@ -154,8 +154,8 @@ def decide_scale(
 
 
 def keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """Return a scale of one drain instead of none (`scale`), so that Kafka keeps the group's
-    offsets."""
+    """Return a scale of one drain (none without `partitions`) instead of none (`scale`), so that
+    Kafka keeps the group's offsets."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 

@@ -179,7 +179,8 @@ class HttpDrains:
 
 
 async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """Return the next line; None at the end. Raises `DrainRefused` for a line that is too long."""
+    """Return the next line; None at the end. Raises `DrainRefused` for a line of more than `limit`
+    bytes; `url` is named in the error."""
     try:
         return await anext(lines, None)
     except (ValueError, LineTooLong) as error:

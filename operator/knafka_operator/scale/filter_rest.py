@@ -60,7 +60,8 @@ class FilterRest:
         return max(0.0, self._until - now)
 
     def on_begin(self, lag: int, now: float) -> None:
-        """Record that the first drain has begun, or continues with another request, at this lag."""
+        """Record that the first drain has begun, or continues with another request, at this lag
+        (records)."""
         if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._checked_at = now

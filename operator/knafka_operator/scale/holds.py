@@ -120,7 +120,7 @@ class Unit(Protocol[Reported]):
         ...
 
     def on_line(self, hold: Hold, line: Reported) -> None:
-        """Handle a line of progress."""
+        """Handle a line of progress that the drain of this request reports."""
         ...
 
     def on_close(self, hold: Hold) -> None:
@@ -227,7 +227,8 @@ class Holds(Generic[Line]):
             self._on_over()
 
     async def _drain(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> Ended:
-        """Hold one drain until it ends or its budget is spent; raises only if cancelled."""
+        """Hold one drain by consecutive requests until it ends, `stop` is set or its budget is
+        spent; returns how the last request ended. Raises only if cancelled."""
         loop = asyncio.get_running_loop()
         over_at = loop.time() + self._budget
 

@@ -222,7 +222,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Have the scaler scale a Sensor by the contract and autoscaling in `watched`, instead of
+        """Make the scaler scale a Sensor by the contract and autoscaling in `watched`, instead of
         the previous ones; returns once the previous drains have ended."""
         sensor, autoscaling = watched
         kafka, previous = record.kafka, record.scaled
@@ -381,7 +381,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start to scale the Sensor; returns the scaler's status of it, None if it isn't known."""
+        """Start to scale the Sensor by `watched`; returns its scaling status, None: unknown."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 

@@ -101,8 +101,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
-        """Reserve a topic name on a Kafka for this sink, unless another sink has reserved it; no
-        other sink then creates a topic of that name."""
+        """Reserve a topic name on these Kafka servers for this sink, unless another sink has
+        reserved it; no other sink then creates a topic of that name."""
         if self.owners.setdefault((servers, topic), record.uid) == record.uid:
             record.claims.add((servers, topic))
 

@@ -131,7 +131,8 @@ class KafkaSources(Triggers):
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start the decided delivery; returns the scaler's status."""
+        """Start the delivery `watched`; returns the scaler's status once the previous drains have
+        ended. `replaces`: pods of the previous delivery may still drain by themselves."""
         self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(Identity.of(document), watched)
         return self.scaling_status(Identity.of(document))

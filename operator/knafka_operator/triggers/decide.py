@@ -196,8 +196,8 @@ def _resolve_subscriber(steps: _TriggerSteps[K]) -> tuple[Sink | None, Sink | No
 def _resolve_dead_letter_sink(
     trigger: Trigger, broker: BrokerState[K], subscriber: Sink | None, steps: _TriggerSteps[K]
 ) -> Sink | None:
-    """Decide `DeadLetterSinkResolved`, and warn of events that come back. Returns the sink; None:
-    none is declared, or it has no address."""
+    """Decide `DeadLetterSinkResolved`, and warn if one of the Trigger's destinations leads back to
+    its Broker. Returns the sink; None: none is declared, or it has no address."""
     declared = egresses.dead_letter_destination(trigger, broker.broker)
     resolved = None
     with steps.conditions.step(DEAD_LETTER_SINK_RESOLVED):

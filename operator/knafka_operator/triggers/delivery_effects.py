@@ -141,8 +141,8 @@ def _own_dispatcher_effects(
     *,
     takes_over: bool,
 ) -> Iterator[Effect]:
-    """Yield the effects by which the Trigger's own dispatcher delivers: they apply its Service
-    unless the Trigger is paused, and start the delivery.
+    """Yield the effects by which the Trigger's own dispatcher delivers as `watched` says: they
+    apply its Service unless the Trigger is paused, and start the delivery.
 
     `running` is the delivery that goes on until then; None: there is none. `takes_over`: that is by
     a shard, which must end it once the Service is awake.

@@ -253,7 +253,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
-        """Start a delivery; returns once the previous drains have ended."""
+        """Start the delivery `watched` of a Trigger; returns once the previous drains have
+        ended."""
         record = self.states.triggers.get(identity)
         if record is None:
             return  # the Trigger was deleted meanwhile

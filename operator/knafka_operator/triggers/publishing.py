@@ -99,8 +99,8 @@ class Publishing:
         return desired if is_stale else None
 
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
-        """Write annotations to a Trigger's status; after an error, which is logged, the next round
-        tries again."""
+        """Write annotations (None removes one) to a Trigger's status; after an error, which is
+        logged, the next round tries again."""
         record = self.states.triggers[identity]
         self._publishing.add(identity.namespace)
         try:

@@ -61,8 +61,8 @@ async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) ->
 
 
 def make_certificate(host: str, now: datetime) -> Pem:
-    """Create a certificate for `host`, and the authority that signs it; the authority's key isn't
-    kept."""
+    """Create a certificate for `host` that is valid for `VALID_FOR` from `now`, and the authority
+    that signs it; the authority's key isn't kept."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
