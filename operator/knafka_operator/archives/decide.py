@@ -241,7 +241,7 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
             if isinstance(observed.waiting, KnafkaError):
                 raise observed.waiting
             if observed.waiting is None:
-                raise NotReady("Waiting", "what waits isn't known yet", transient=True)
+                raise NotReady("Waiting", "dead letters aren't counted yet", transient=True)
             steps.status |= _waiting_status(observed.waiting, observed.status, now)
     _set_succeeded_condition(conditions, observed)
 

@@ -71,10 +71,10 @@ DELIVERY_PAUSED: Final = Condition(
 LOOP_FREE: Final = "LoopFree"
 
 _LOOP_MESSAGES: Final = {
-    "SubscriberLeadsBack": "every event that it gets comes back to it, without an end",
+    "SubscriberLeadsBack": "every event that it delivers comes back to it, without an end",
     "ReplyLeadsBack": "every reply comes back to it",
-    "DeadLetterSinkLeadsBack": f"what fails comes back to it, {MAX_HOPS} times at most, and is kept"
-    " in the dead-letter topic then; without a sink it is kept there at once",
+    "DeadLetterSinkLeadsBack": f"an event that fails comes back to it up to {MAX_HOPS} times before"
+    " the dead-letter topic keeps it; without a sink the topic keeps it at once",
 }
 """By reason of `LoopFree`: what follows from the loop."""
 
@@ -275,7 +275,7 @@ def delivering_condition(scaled: ScalingStatus) -> Condition:
         partitions = ", ".join(map(str, sorted(map(partition_of, scaled.beyond_end))))
         return delivering_warning(
             "CommittedBeyondEnd",
-            f"partitions {partitions} of the topic end before what was committed, as it was made "
-            "anew or has lost its end: they are read from where it was cut, or from their start",
+            f"the offsets committed in partitions {partitions} are beyond the topic's end: it was "
+            "recreated, or has lost its last records; they are read from the cut, or the start",
         )
     return Condition(DELIVERING, Status.TRUE, severity=Severity.WARNING)

@@ -292,9 +292,7 @@ async def check_old_pods_gone(
         if _function_runs(pod)
     } - {revision}
     if old_revisions:
-        message = (
-            f"pods of the Revision before it still deliver: {', '.join(sorted(old_revisions))}"
-        )
+        message = f"pods of the previous Revision still deliver: {', '.join(sorted(old_revisions))}"
         raise NotReady("OldRevisionDelivers", message, transient=True)
 
 

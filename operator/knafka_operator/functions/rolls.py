@@ -118,7 +118,7 @@ def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most
         for stuck_service in stuck
         if stuck_service.namespace == service.namespace
     )
-    subject = f"Knative Service {service.name} runs as Knafka was installed before"
+    subject = f"Knative Service {service.name} still has the previous image or settings"
     if stuck_neighbours:
         reason = "RollStuck"
         why = (

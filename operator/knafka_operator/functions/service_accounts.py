@@ -48,7 +48,10 @@ _RBAC_GROUP: Final = RBAC.partition("/")[0]
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
 """The condition while OIDC is off, like upstream's."""
 ACCOUNT_WAITS: Final = Condition(
-    OIDC_IDENTITY_CREATED, Status.UNKNOWN, "Waiting", "it is created once there is where to send"
+    OIDC_IDENTITY_CREATED,
+    Status.UNKNOWN,
+    "Waiting",
+    "it is created once its destinations are known",
 )
 
 

@@ -279,7 +279,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         if not await self.kafka.scaler.wait_until_applied(shard, position, APPLIED_TIMEOUT):
             raise NotReady(
                 "ShardBehind",
-                "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
+                "a shared dispatcher hasn't confirmed yet that it delivers as declared now: "
                 f"offset {position} of topic {self.topic}",
                 transient=True,
             )

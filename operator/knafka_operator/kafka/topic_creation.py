@@ -78,7 +78,7 @@ async def find_topic_to_delete(
     if may_delete_topic(description, known_id, used=had_records, claimed=claimed):
         return description
     if description is not None:
-        log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
+        log.warning("topic %s is not deleted: it isn't known to be the deleted object's", name)
     return None
 
 

@@ -226,13 +226,13 @@ def _scaling_metrics(
     ]
     yield Metric(
         "knafka_trigger_lag_known",
-        "Whether the last question for the lag was answered: without it the decision before holds",
+        "Whether the last request for the lag was answered; if not, the last decision stays",
         [(labels, int(scaling_counts.lag_known)) for labels, scaling_counts in counts],
         "gauge",
     )
     yield Metric(
         "knafka_trigger_decisions_total",
-        "Decisions about how many drains a Trigger needs, by what they went by",
+        "Decisions about how many drains a Trigger needs, by their reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, scaling_counts in counts
@@ -277,7 +277,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
         )
     yield Metric(
         "knafka_shard_wakes_total",
-        "Times that its drain was opened, by the decision",
+        "Times that its drain was opened, by the decision's reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, shard in shard_rows
@@ -349,5 +349,5 @@ class MetricsServer:
 
 def _leader_metric(leads: bool) -> Metric:
     """Return the metric that tells whether this replica leads."""
-    help_text = "Whether this replica is the one that acts"
+    help_text = "Whether this replica is the leader, which alone acts"
     return Metric("knafka_operator_leader", help_text, [({}, int(leads))], "gauge")

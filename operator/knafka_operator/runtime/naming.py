@@ -176,7 +176,7 @@ def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
     if template not in known and len(known) >= MAX_KNOWN:
         raise InvalidDocument(
             f"data.{kind.value}",
-            f"{MAX_KNOWN} templates were in force already, which are remembered: keep one of them",
+            f"{MAX_KNOWN} templates have been in force, and no more are recorded: keep one of them",
         )
 
 

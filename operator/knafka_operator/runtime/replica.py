@@ -132,7 +132,9 @@ async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
     try:
         namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
     except NotAllowed as error:
-        log.warning("channels can't be told apart from those of other clusters: %s", error)
+        log.warning(
+            "channels of other clusters at the same Kafka can't be distinguished: %s", error
+        )
         namespace_document = None
     return "" if namespace_document is None else str(namespace_document["metadata"]["uid"])
 

@@ -80,7 +80,7 @@ def dead_letters_condition(scaled: ScalingStatus | None) -> Condition | None:
     if Reason.STATE_FULL.value in counts_by_reason:
         reason = "StateFull"
         message += (
-            "; it holds as much as it may and let go of its oldest events: declare a window"
+            "; it held as much as it may, and dropped its oldest events: declare a window"
             f" (within), or raise {MAX_HELD_KEYS_ANNOTATION} or {MAX_HELD_BYTES_ANNOTATION}"
         )
     return Condition(DEAD_LETTERS_TYPE, Status.FALSE, reason, message, Severity.WARNING)

@@ -132,7 +132,7 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
         translated.set_true(OFFSETS)
     else:
         deployed = translated.by_type()[DEPLOYED]
-        message = "waits for what Deployed says"
+        message = "the condition Deployed says what it waits for"
         translated.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", message))
     return translated
 

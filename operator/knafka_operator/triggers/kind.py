@@ -218,7 +218,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             if stored is not None:
                 kafka = await self.brokers.connect_without_config(stored)
             if await self.own.is_claimed(identity, group):
-                log.warning("group %s is left: another status names it, too", group)
+                log.warning("group %s is not deleted: another status names it, too", group)
             elif kafka is not None:
                 await kafka.topics.delete_group(group)
             elif stored is not None:
