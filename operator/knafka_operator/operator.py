@@ -252,7 +252,8 @@ class Operator(OperatorParts):
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
-        """Enqueue an object if more than its status has changed; returns whether it has."""
+        """Enqueue an object if more than its status has changed, or if it is `gone`; returns
+        whether it was."""
         key, current = (
             (document["kind"], *Identity.of(document)),
             None if gone else without_status(document),

@@ -167,9 +167,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.drop(document)
 
     async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
-        """Remove a Broker's entry from the contract topic in its status, once its receiver is gone.
-        Delete the topic with its last entry, unless it is that of the installation's Secret.
-        Raises `LogError`."""
+        """Remove a Broker's entry from `topic`, the contract topic in its status, once its receiver
+        is gone. Delete the topic with its last entry, unless it is that of the installation's
+        Secret. Raises `LogError`."""
         namespace = broker.metadata.namespace
         if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody else wrote this name into the status: don't read that topic

@@ -102,8 +102,9 @@ def refused_endpoint(why: str) -> InvalidDocument:
 
 
 def parse_patterns(text: str, name: str) -> tuple[str, ...]:
-    """Return the patterns that a variable lists, separated by commas or white space; raises
-    `InvalidDocument` with the variable's name."""
+    """Return the patterns that a variable lists, separated by commas or white space. `name` is the
+    variable, `AWS_SERVERS` or `AWS_ROLES`, and decides their form; raises `InvalidDocument` with
+    it."""
     is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
     patterns = tuple(text.replace(",", " ").split())
     for pattern in patterns:

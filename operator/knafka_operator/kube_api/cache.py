@@ -208,9 +208,9 @@ class CachedCluster:
 
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
-        """In this context, track the objects that are read; their changes are reported to
-        `changed` with `key`, from the read on until a later context of `key` ends without having
-        read them."""
+        """In this context, track the objects that are read: when one changes later, `changed` is
+        called with `key`. A context that ends without an error replaces what earlier ones of `key`
+        have read."""
         reads = _Reads(key)
         token = self._tracked.set(reads)
         try:

@@ -200,7 +200,8 @@ def service_owners(states: States) -> list[Owner]:
 
 
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
-    """Return the Triggers in a Broker's shards, whose reconciliation applies the shards."""
+    """Return the Triggers in a Broker's shards, whose reconciliation applies the shards; none for
+    any other owner."""
     kind, namespace, name = owner
     triggers: list[Owner] = []
     for states in (

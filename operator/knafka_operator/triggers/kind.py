@@ -197,9 +197,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise observed_after.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete a Trigger's functions and consumer group; its dead letters stay.
+        """Delete a Trigger's functions and consumer group; its dead letters stay. The group stays,
+        too, if another status names it, or if both its Kafka and its Broker are unknown.
 
-        Raises `LogError` while drains go on, `NotReady` while its Kafka isn't known.
+        Raises `LogError` while drains go on, `NotReady` while only its Kafka isn't known.
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
