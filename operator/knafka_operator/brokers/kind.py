@@ -402,7 +402,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
 
     async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
         """Add the Broker's entry in its receiver's contract (docs/decisions/0024), and whether
-        every replica has read it. Raises `ClusterError`."""
+        every replica has read it; nothing after a `LogError`. Raises `ClusterError`."""
         assert isinstance(observed.broker, Broker)
         assert isinstance(observed.connection, BrokerConnection)
         contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)

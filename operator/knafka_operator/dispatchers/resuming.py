@@ -130,11 +130,11 @@ class Resuming:
                     broker, triggers, own_services, shards
                 )
         except TimeoutError:
-            log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
+            log.warning("Broker %s is resumed when it is reconciled: Kafka doesn't answer", name)
         except KnafkaError as error:
-            log.warning("Broker %s is left to reconciling: %s", name, error)
+            log.warning("Broker %s is resumed when it is reconciled: %s", name, error)
         except Exception:  # whatever it is, the others are resumed
-            log.exception("Broker %s is left to reconciling", name)
+            log.exception("Broker %s is resumed when it is reconciled", name)
         return []
 
     async def _find_delivered_with_shards(
@@ -219,7 +219,7 @@ class Resuming:
                     return  # a KafkaSource's Service doesn't show its credentials
                 await self._connect_kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
-            log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
+            log.info("%s is resumed when it is reconciled: %s", service["metadata"]["name"], error)
         except Exception:  # any error: continue with the other Services
             log.exception("Service %s", service["metadata"]["name"])
 
@@ -232,9 +232,9 @@ class Resuming:
         try:
             return await self._find_delivered_by_service(trigger, service)
         except KnafkaError as error:
-            log.warning("Trigger %s is left to reconciling: %s", name, error)
+            log.warning("Trigger %s is resumed when it is reconciled: %s", name, error)
         except Exception:  # whatever it is, the others are resumed
-            log.exception("Trigger %s is left to reconciling", name)
+            log.exception("Trigger %s is resumed when it is reconciled", name)
         return None
 
     async def _find_delivered_by_service(

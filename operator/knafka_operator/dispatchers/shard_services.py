@@ -135,9 +135,10 @@ class Shards:
                 await contract.withdraw(group)
 
     async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
-        """Create a Broker's contract topic, after its name was written to the Broker's status.
+        """Write the name of a Broker's contract topic into the Broker's status, then create the
+        topic: an operator that starts after a crash in between knows that the topic may exist.
 
-        So an operator that starts after a crash in between knows that the topic may exist.
+        Does nothing if the topic exists. Raises `LogError`, `NotReady` and `ClusterError`.
         """
         record, contract = self._record(broker), await self.load_contract(broker)
         assert contract is not None

@@ -194,7 +194,7 @@ class Controller:
             return document
         marked = await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
         # Only metadata has changed, as the write was conditional on the version read. Keep what the
-        # kind has added to the stored object, such as a channel's promise to a Subscription.
+        # kind has added to the stored object: annotations that a channel keeps for a Subscription.
         return None if marked is None else {**document, "metadata": marked["metadata"]}
 
     async def _remove_finalizers(self, kind: Kind, document: Document, *orphaned: str) -> None:

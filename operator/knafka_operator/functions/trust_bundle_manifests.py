@@ -91,5 +91,6 @@ def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
 
 
 def is_bundle(document: Mapping[str, Any]) -> bool:
-    """Whether a ConfigMap has Knative's label; its metadata is enough."""
+    """Whether a ConfigMap, of which the metadata is enough, has Knative's label of trust
+    bundles."""
     return (document["metadata"].get("labels") or {}).get(TRUST_BUNDLE_LABEL) == "true"

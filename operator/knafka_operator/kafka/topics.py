@@ -212,8 +212,8 @@ def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
 def topic_annotations(
     topic: Topic, existing: TopicDescription, defaults: Defaults
 ) -> Mapping[str, str]:
-    """Return the annotations of a Broker's status that record its topic (KN-BRK-19); `defaults` has
-    the servers of its Kafka."""
+    """Return the annotations of a Broker's status that record its topic (KN-BRK-19): `topic`, which
+    exists as `existing`, at the Kafka servers of `defaults`."""
     return {
         TOPIC_STATUS: topic.name,
         desired.PARTITIONS_KEY: str(existing.partitions),

@@ -303,8 +303,8 @@ async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
         log.warning("topic %s was not compacted, and is from here on", contract.topic)
     except LogError as error:
         log.error(
-            "topic %s is not compacted: what Brokers and channels are served will be gone after "
-            "its retention: set its cleanup.policy to compact (%s)",
+            "topic %s is not compacted: after its retention receivers that start will serve no "
+            "Broker or channel: set its cleanup.policy to compact (%s)",
             *(contract.topic, error),
         )
 

@@ -199,7 +199,7 @@ def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
     )
     yield Metric(
         "knafka_sensor_wakes_total",
-        "Times that drains were opened where none was held, by the decision",
+        "Times that drains were opened where none was held, by the reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, _, wakes in sensor_rows
@@ -241,7 +241,7 @@ def _scaling_metrics(
     )
     yield Metric(
         "knafka_trigger_wakes_total",
-        "Times that drains were opened where none was held, by the decision",
+        "Times that drains were opened where none was held, by the reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, scaling_counts in counts

@@ -273,13 +273,14 @@ class Holds(Generic[Line]):
         *,
         may_fail: bool = False,
     ) -> Ended:
-        """Hold one request for at most `budget` seconds; returns how its drain ended (`BUDGET`: it
-        may go on). Raises only if cancelled. With `may_fail` a failure isn't reported."""
-        needless = len(self._open) > self._unit.floor
+        """Hold one request of `ask` for at most `budget` seconds; returns how its drain ended
+        (`BUDGET`: it may go on). Raises only if cancelled. With `may_fail` a failure isn't
+        reported."""
+        may_end_idle = len(self._open) > self._unit.floor
         request = DrainRequest(
             # A drain that min-scale requires doesn't end when idle, since another would have to
             # begin.
-            idle=self._unit.cooldown if needless else self._budget,
+            idle=self._unit.cooldown if may_end_idle else self._budget,
             budget=budget,
             slot=None if self._slots is None else self._slots.slot_of(hold),
         )

@@ -306,8 +306,9 @@ def _desired_delivery(
 def _sensor_action_fields(
     trigger: Trigger, broker: BrokerState[K], actions: SensorActions
 ) -> dict[str, Any]:
-    """Return the fields in which the Egress of a Sensor's actions differs. The actions are in an
-    internal topic, whose positions mean nothing to subscribers."""
+    """Return the fields in which the Egress of a Sensor's actions differs: it filters by the
+    Sensor's trigger, and replies still go to the Broker's topic. The actions are in an internal
+    topic, whose positions mean nothing to subscribers."""
     fields: dict[str, Any] = {
         "filters": actions.filters,
         "batch": trigger.metadata.annotations.get(PAYLOAD) == BATCH_PAYLOAD,
