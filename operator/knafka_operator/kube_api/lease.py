@@ -41,7 +41,7 @@ class Lease:
     holder: str
     """Identity of the leader; empty: the Lease was released."""
     duration: float
-    """Seconds, as its holder promised."""
+    """Seconds without a change after which other replicas count its holder as dead."""
     transitions: int
     """How often the Lease's holder has changed."""
     version: str

@@ -177,8 +177,7 @@ class Holds(Generic[Line]):
         return self._ending | self._open.keys()
 
     def open(self, cause: Cause, others: Collection[int] = ()) -> None:
-        """Open one more hold for the reason `cause`; `others` are slots of drains without a
-        request."""
+        """Open one more hold, for this cause; `others` are slots of drains without a request."""
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()

@@ -114,7 +114,7 @@ def delivery_effects(
         if promised_group != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
             effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
-        # Otherwise the Trigger was promised every event. If Kafka has no offsets of its group any
+        # Otherwise the Trigger must get every event. If Kafka has no offsets of its group any
         # more (its Broker was recreated, or the group had no member for a week), delivery begins at
         # the start of the topic.
     if place is not None:
