@@ -207,6 +207,7 @@ class OperatorParts(Neighbours):
             cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
         self._beside: list[Self] = []
+        """The operators of other families that share this one's parts."""
         if beside is not None:
             beside._beside.append(self)
         self._shared: SharedParts = (

@@ -79,6 +79,7 @@ class ObservedOperation(ObservedObject):
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
     deleted: bool = False
+    """Whether the effect that deletes the operation has run, successfully or not."""
 
     @property
     def status(self) -> Mapping[str, Any]:

@@ -41,6 +41,7 @@ class UncompactedCounts:
     """Known lags of one archive's consumer group, which is named `group`."""
 
     group: str = ""
+    """The group whose lags these are; empty: none is known."""
     counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
     """By topic: its end offsets when the group's lag was read, and that lag."""
 

@@ -40,8 +40,7 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
 
 def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     """Return the Broker with the default delivery of its namespace and class, unless it declares
-    its own. Raises `InvalidDocument` with the ConfigMap's name.
-    """
+    its own or there is none. Raises `InvalidDocument` with the ConfigMap's name."""
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")

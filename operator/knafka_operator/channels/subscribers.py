@@ -43,6 +43,7 @@ class Subscribers:
     cluster: Cluster
     states: States
     handling: Handling
+    """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
     def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` of a channel, sorted by UID."""

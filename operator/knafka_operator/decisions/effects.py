@@ -83,6 +83,7 @@ class Create:
     step: Step
     manifest: Manifest
     refusal: Refusal | None = None
+    """None: an error fails the reconciliation, and a foreign object is accepted."""
     label: str = ""
     """An existing object is accepted only if it has the manifest's value of this label; empty: any
     object is."""
@@ -197,6 +198,7 @@ class ApplyReceiver:
 
     step: ClassVar = Step.APPLY_RECEIVER
     receiver: Identity
+    """Namespace and name of its Knative Service."""
     contract: Topic
     manifest: Manifest
 
@@ -207,8 +209,10 @@ class WriteIngress:
 
     step: ClassVar = Step.WRITE_INGRESS
     receiver: Identity
+    """Namespace and name of the receiver's Knative Service."""
     contract: Topic
     path: str
+    """The path of the Broker or channel at the receiver, the key of the entry."""
     ingress: Ingress
 
 

@@ -29,8 +29,11 @@ class Problem:
     """One problem of a document, in the three parts of Knative's FieldError."""
 
     message: str
+    """What is wrong, such as `invalid value: x`."""
     details: str
+    """A second line, such as what is wanted; empty: there is none."""
     path: str
+    """The field, such as `spec.delivery.retry`."""
 
 
 def refuse_problems(

@@ -76,6 +76,7 @@ class ActivityState:
 
     activity: Activity
     since: float
+    """Time of the sample with which the activity began."""
 
 
 def judge_activity(

@@ -188,8 +188,8 @@ def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) ->
         raise NotReady(
             "NamespaceMinScale",
             f"min-scale {declared} and the {others} of its namespace's others are more than the "
-            f"{maxima.namespace_min_scale} pods that a namespace may have run always "
-            "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less, here or there",
+            f"{maxima.namespace_min_scale} pods that may always run in a namespace "
+            "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less here, or for the others",
         )
 
 

@@ -97,11 +97,13 @@ class DeadLetterMonitor:
 
     states: States
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
     clock: Callable[[], float] = time.time
     """Seconds since 1970."""
     on_first_dead_letters: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
+    """The dead-letter topic of each delivered Trigger."""
     _turn: int = 0
     """Number of the round, by which missing topics are checked in turn."""
 

@@ -46,6 +46,7 @@ class History:
 
     state: ActivityState
     samples: deque[Sample] = field(default_factory=deque)
+    """In the order of time."""
 
     def add(self, sample: Sample, limits: ActivityLimits = DEFAULT_LIMITS) -> None:
         """Add a sample, and drop those too old to be needed."""

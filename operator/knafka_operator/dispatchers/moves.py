@@ -42,6 +42,7 @@ class Moves:
 
     states: States
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
     limits: ActivityLimits = DEFAULT_LIMITS
     on_move: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that moves, and a sentence with destination and reason."""

@@ -52,6 +52,7 @@ class Shards:
     cluster: Cluster
     states: States
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
 
     async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
         """Read the contract topic of a Broker that has its topic, unless memory matches it, and

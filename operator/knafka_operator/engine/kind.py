@@ -215,6 +215,7 @@ class Reconciler(Generic[S, D, R]):
     cluster: Cluster
     effects: Effects
     now: Callable[[], Any]
+    """The time, by default as RFC 3339; a kind with another type overrides `timestamp`."""
 
     def timestamp(self) -> str:
         """Return the current time, RFC 3339."""
@@ -320,6 +321,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
 
     states: States
     neighbours: Neighbours
+    """The operator, which knows the Triggers and Sensors of these objects."""
     on_deleted: Callable[[Document], None] | None = None
     """Called with each Broker or channel after its topic was deleted."""
 

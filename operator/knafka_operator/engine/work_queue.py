@@ -75,6 +75,7 @@ class _Item:
     is_due: bool = False
     """Whether it is in the queue of its namespace."""
     running: bool = False
+    """Whether it is being reconciled."""
     changed: bool = False
     """Whether the object was enqueued while it was being reconciled."""
     not_before: float = 0.0
@@ -97,11 +98,13 @@ class WorkQueue:
         """`places` is the number of reconciliations that run at a time."""
         self._places = asyncio.Semaphore(places)
         self._items: dict[Key, _Item] = {}
+        """All objects in the queue: due, waiting for their time, or being reconciled."""
         self._due: dict[str, deque[_Item]] = {}
         """Due objects by namespace; namespaces take turns."""
         self._turns: deque[str] = deque()
         """Namespaces with due objects, the one whose turn is next first."""
         self._any_due = asyncio.Event()
+        """Set when an object becomes due."""
 
     def enqueue(self, key: Key) -> None:
         """Make an object due now, and forget its failures."""

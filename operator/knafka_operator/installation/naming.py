@@ -47,6 +47,7 @@ class NamedObject(NamedTuple):
     namespace: str
     name: str
     uid: str = ""
+    """Empty: the object isn't stored yet."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> NamedObject:
@@ -127,9 +128,11 @@ class Naming:
 
     def __init__(self) -> None:
         self._in_force = dict(DEFAULTS)
+        """The template of new names, by kind."""
         self._known: dict[NameKind, tuple[str, ...]] = {
             kind: (template,) for kind, template in DEFAULTS.items()
         }
+        """All templates by which objects may have got their names, by kind."""
 
     def in_force(self, kind: NameKind) -> str:
         """Return the template that names new topics or groups of this kind."""

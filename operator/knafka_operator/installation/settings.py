@@ -120,10 +120,12 @@ class Settings:
 
     namespace: str
     image: str
+    """The functions' image."""
     identity: str = "knafka"
     """Identity of this replica in the Lease. In a pod the pod's name and UID, so that a restarted
     container keeps it; elsewhere it is random."""
     broker_classes: frozenset[str] = BROKER_CLASSES
+    """Classes of the Brokers that Knafka serves."""
     default_class: str = ""
     """The class of a new Broker that declares none; empty: the ConfigMap `broker_defaults` may name
     it."""
@@ -142,6 +144,7 @@ class Settings:
     project_secrets: bool = False
     """Whether Secrets of other namespaces are copied to the Brokers that use them."""
     cluster_domain: str = "cluster.local"
+    """DNS domain of the cluster."""
     pods: FunctionPods = field(default_factory=FunctionPods)
     isolation: Isolation = Isolation.OWN
     """Isolation of Triggers that declare none, and whose Broker declares none."""
@@ -156,6 +159,7 @@ class Settings:
     deletion_timeout: float = 60.0
     """Seconds after which an object's deletion no longer waits for Kafka."""
     webhooks: bool = False
+    """Whether admission webhooks are served."""
     log_level: str = "info"
     profiling: bool = False
     """Whether functions serve profiles; the operator serves none."""

@@ -55,6 +55,7 @@ class _Write(Generic[T]):
     """An entry to be written, and the future that is done once it is durable."""
 
     key: str
+    """A consumer group, or the path of a Broker or channel."""
     entry: T | None
     """None: a tombstone."""
     done: asyncio.Future[None]

@@ -43,7 +43,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Requests that fail; None for kind or name matches any."""
+    """Requests that fail; None for kind or name matches any, for error means a `ClusterError`."""
 
     verb: str
     kind: str | None

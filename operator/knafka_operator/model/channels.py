@@ -145,6 +145,7 @@ class SubscriptionSpec(Declared):
     reply: Destination | None = None
     """None: the subscriber's replies are discarded (KN-SUB-02)."""
     delivery: DeliverySpec = DeliverySpec()
+    """Delivery options; if any is set, none of the channel's applies."""
 
     @model_validator(mode="before")
     @classmethod

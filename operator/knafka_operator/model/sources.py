@@ -99,6 +99,7 @@ class SourceTls(Declared):
     cert: SecretValue = SecretValue()
     key: SecretValue = SecretValue()
     ca_cert: SecretValue = SecretValue()
+    """PEM of the authorities that sign the servers' certificates; not set: the system's."""
 
     @model_validator(mode="after")
     def _check_secret_keys(self) -> Self:
@@ -199,6 +200,7 @@ class KafkaSourceSpec(Declared):
     bootstrap_servers: _Texts
     """`host:port` of the Kafka servers."""
     net: Net = Net()
+    """SASL and TLS of the connection."""
     consumer_group: Annotated[str, AfterValidator(_check_group)] = ""
     """Empty if no webhook has written a default; see `consumer_group_of`."""
     initial_offset: Annotated[Literal["earliest", "latest"], _default_if_empty(DEFAULT_OFFSET)] = (

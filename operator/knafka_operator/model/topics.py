@@ -20,6 +20,7 @@ class Topic:
     name: str
     partitions: int
     replication: int
+    """Number of replicas."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Its settings in Kafka, such as `retention.ms`."""
     external: bool = False

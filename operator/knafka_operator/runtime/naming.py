@@ -129,10 +129,8 @@ class FollowedNaming:
         self._problems = problems
 
     async def _load_recorded(self) -> None:
-        """Read the recorded templates, and put the last current ones in force.
-
-        Raises `ClusterError`.
-        """
+        """Read the templates that earlier operators have recorded: remember all of them, and put
+        those that were last in force in force again. Raises `ClusterError`."""
         namespace = self._settings.namespace
         record = await self._cluster.get(CORE, "ConfigMap", namespace, TEMPLATES_CONFIG_MAP)
         for kind, templates in parse_recorded_templates(record).items():

@@ -48,6 +48,7 @@ class Scale:
     """A scaling decision: the number of drains, and the reason."""
 
     replicas: int
+    """Number of drains."""
     reason: str
     """The reason for users, shown in statuses and by `knafka up`."""
     cause: Cause = field(default=Cause.LAG, compare=False)

@@ -93,6 +93,7 @@ class LagChecks:
         self._waiting: list[LagCheck] = []
         """Checks that have no task yet."""
         self._added = asyncio.Event()
+        """Set when a check is added; wakes `run`."""
 
     def add(self, check: LagCheck) -> None:
         """Add a check, which starts at once if `run` is running."""

@@ -115,6 +115,7 @@ class SharedDrain(Protocol):
     """A shard's drain from the view of one of its Triggers; implemented by `ScaledShard`."""
 
     holds: Holds[Any]
+    """The shard's request, at most one."""
     shard: Shard
     error: str | None
     """The last error of the shard's request; None: there is none."""
@@ -292,6 +293,7 @@ class ScaledSensor(ScaledGroup):
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
     slots: Slots = field(default_factory=Slots)
+    """The slots of its drain requests."""
     due: int | None = None
     """The time of the next firing without an event (ms since the Unix epoch), from the group's
     commit metadata; None: there is none."""

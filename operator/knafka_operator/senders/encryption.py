@@ -55,6 +55,7 @@ class Encryption:
     """Transport encryption, which is one setting for all Brokers and KafkaChannels."""
 
     mode: EncryptionMode = "disabled"
+    """`disabled`: http; `permissive`: https and http; `strict`: only https."""
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:

@@ -33,7 +33,9 @@ class Features:
     """The features of one namespace; an unreadable feature holds its error as the value."""
 
     authentication: Authentication | KnafkaError
+    """How senders are authenticated in the namespace."""
     encryption: Encryption | KnafkaError
+    """Whether senders must use https."""
     event_types: bool
     """Whether EventTypes are created; False if that can't be read."""
 

@@ -59,7 +59,7 @@ def actions_for_trigger(
         raise NotReady(
             "SensorNotOurs",
             f"the annotation {SENSOR_NAME_KEY} is for {trigger['kind']}s that a Sensor of that "
-            "name has made, and this one has not: remove it",
+            "name has made, which this one isn't: remove it",
         )
     kind, bus = broker.broker.kind, sensor.bus
     if (bus.family, bus.identity.name) != (family_of(kind), broker.broker.metadata.name):

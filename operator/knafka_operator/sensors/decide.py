@@ -357,8 +357,8 @@ def _consumer_group(
 ) -> str:
     """Return a Sensor's consumer group: the one in its status, whose `annotations` these are, else
     one of the usual name (BUS-S14), or a distinct one if another owner has that. `foreign`: a group
-    of the usual name may be somebody else's. Raises `NotReady` if it is the one in the status, and
-    so isn't proved to be the Sensor's."""
+    of the usual name isn't proved to be the Sensor's. Raises `NotReady` if that is the one in the
+    status."""
     name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
     if (

@@ -74,6 +74,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     is_taken: Callable[[str], bool]
     """Whether a Broker or KafkaChannel has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
+    """What is kept about each sink, by namespace and name."""
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     """UID of the sink that has created, or will create, a topic, by the topic's Kafka servers and
     name."""

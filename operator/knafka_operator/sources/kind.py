@@ -42,6 +42,7 @@ class KafkaSources(Triggers):
     """Reconciles all KafkaSources, as Triggers."""
 
     source_observer: SourceObserver = field(kw_only=True)
+    """Reads what a source has instead of a Broker."""
     left: str = "Kafka still has its consumer group, which nobody will delete"
     """For users: what may still exist if a deletion was given up."""
 

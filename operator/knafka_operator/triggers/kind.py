@@ -59,6 +59,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     settings: Settings
     cluster: Cluster
     brokers: BrokerReconciler[Any, Any]
+    """The reconciler of the Brokers or channels of these objects."""
     shards: Shards
     states: States
     observer: TriggerObserver
@@ -66,7 +67,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     effects: Effects
     now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
     neighbours: Neighbours = field(init=False)
+    """The operator, which knows the Brokers of these objects."""
 
     def __post_init__(self) -> None:
         self.api_version = self.states.family.trigger_version
