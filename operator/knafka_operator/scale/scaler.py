@@ -139,7 +139,8 @@ class Scaler:
         autoscaling: Autoscaling,
         shard: Shard | None = None,
     ) -> None:
-        """Start to scale a Trigger, or apply changes to it; its counts go on.
+        """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the one
+        that drains it; None: its own dispatcher does.
 
         A changed `egress`, a pause and a `shard` end its own drains. A shard's request goes on
         without a paused or moved Trigger, whose record the caller must have removed, and ends with
@@ -220,10 +221,9 @@ class Scaler:
         await self._ending.wait(id_)
 
     async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
-        """Wait until a shard delivers by every record before `position` of the contract topic.
-
-        Returns True at once if the shard has no open request, and False after `timeout` seconds.
-        """
+        """Wait until a shard delivers by every record before `position` of the contract topic;
+        returns True then, or at once if the shard has no open request, and False after `timeout`
+        seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while (shard := self._shards.get(shard_group)) is not None:
@@ -343,8 +343,8 @@ class Scaler:
     def _await_empty(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
         """Delay new drains until the consumer group is empty, as drains without a request of ours,
         such as one held by another operator, may continue with the old contract. No delay if the
-        group has changed too, or with min-scale, whose old pods the reconciliation awaits.
-        """
+        group is not the `previous` one, or with min-scale, whose old pods the reconciliation
+        awaits."""
         if previous == group and not autoscaling.min_scale:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 

@@ -128,9 +128,9 @@ def annotations_to_record(
     annotations: Mapping[str, str],
     existing_topics: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
-    """Return the annotations to write to the status before topics are created; empty if those in
-    it, `annotations`, are up to date. Raises `TopicRefused` for a topic that somebody else created.
-    """
+    """Return the annotations that name the topics and the consumer `group`, to write to the status
+    before topics are created; empty if those in it, `annotations`, are up to date. Raises
+    `TopicRefused` for a topic that somebody else created."""
     annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for use, topic in topics_by_use.items():
         name, id_ = TOPICS[use]
