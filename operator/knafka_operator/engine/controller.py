@@ -167,8 +167,8 @@ class Controller:
         return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
     async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
-        """Delete what was made for an object, then remove its finalizer; returns when to try again
-        if the deletion has failed. Raises `ClusterError`."""
+        """Delete what was made for an object, then remove its finalizer. Returns `GONE`, or, if the
+        deletion has failed, the seconds until it is tried again. Raises `ClusterError`."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
             if not await self._deletions.try_delete(
                 key, document, kind.delete(document), kind.left
